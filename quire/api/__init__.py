@@ -1,0 +1,1 @@
+"""HTTP endpoints: protocol models, routes, server-sent events, errors."""

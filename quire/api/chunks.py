@@ -1,0 +1,126 @@
+"""Chunks of a streamed chat. Most carry nothing but text and come from a prepared template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from quire.api.identity import fingerprint
+from quire.api.logprobs import LogprobFormatter
+from quire.api.reasoning import ReasoningSplitter
+from quire.api.sse import event
+from quire.engine.wire.stream import Delta
+
+_MARK = "\ue000"  # stands where a template's text goes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHead:
+    """What all chunks of an answer have in common."""
+
+    id: str
+    created: int
+    model: str
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON fields."""
+        return {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": fingerprint(),
+        }
+
+
+class ChatChunkWriter:
+    """Writes one choice: its role first, then its text, its end last."""
+
+    def __init__(
+        self,
+        head: ChunkHead,
+        index: int,
+        *,
+        role: str,
+        echo: str,
+        splitter: ReasoningSplitter | None,
+        include_reasoning: bool,
+        formatter: LogprobFormatter | None,
+        prompt_token_ids: Sequence[int] | None,
+    ) -> None:
+        """A `formatter` writes log-probabilities; with `prompt_token_ids` token ids are told as well."""
+        self._head = head
+        self._index = index
+        self._role = role
+        self._echo = echo
+        self._splitter = splitter
+        self._include_reasoning = include_reasoning
+        self._formatter = formatter
+        self._prompt_token_ids = prompt_token_ids
+        self._begun = False
+        self._plain = formatter is None and prompt_token_ids is None
+        whole = self._chunk({"content": _MARK}, None)
+        self._before, self._after = whole.split(f'"{_MARK}"'.encode())
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the next token is reasoning, as far as can be told."""
+        return self._splitter is not None and self._splitter.in_reasoning
+
+    def write(self, delta: Delta, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
+        """The chunks of one delta."""
+        if not self._begun:
+            self._begun = True
+            yield from self._begin(usage)
+        reasoning, content = "", delta.text
+        if self._splitter is not None:
+            reasoning, content = self._splitter.push(delta.text, last=delta.finish_reason is not None)
+        if self._plain and usage is None and delta.finish_reason is None:
+            if reasoning and self._include_reasoning:
+                yield self._chunk(_reasoning(reasoning), None)
+            if content:
+                yield self._before + orjson.dumps(content) + self._after
+            return
+        yield from self._write_whole(delta, reasoning, content, usage)
+
+    def _write_whole(
+        self, delta: Delta, reasoning: str, content: str, usage: Mapping[str, Any] | None
+    ) -> Iterator[bytes]:
+        """Chunks with all that may stand in one; what belongs to the tokens goes into the last of them."""
+        if reasoning and self._include_reasoning:
+            last = not content and delta.finish_reason is None
+            yield self._chunk(_reasoning(reasoning), usage, delta if last else None)
+            if last:
+                return
+        end = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason} if delta.finish_reason else {}
+        yield self._chunk({"content": content}, usage, delta, end=end)
+
+    def _begin(self, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
+        extra = {} if self._prompt_token_ids is None else {"prompt_token_ids": list(self._prompt_token_ids)}
+        yield self._chunk({"role": self._role, "content": ""}, usage, top=extra)
+        if self._echo:
+            yield self._chunk({"content": self._echo}, usage)
+
+    def _chunk(
+        self,
+        delta: Mapping[str, Any],
+        usage: Mapping[str, Any] | None,
+        tokens: Delta | None = None,
+        *,
+        end: Mapping[str, Any] | None = None,
+        top: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        fields: dict[str, Any] = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if tokens is not None and self._formatter is not None:
+            fields["logprobs"] = {"content": self._formatter.chat(tokens.logprobs)}
+        if tokens is not None and self._prompt_token_ids is not None:
+            fields["token_ids"] = tokens.token_ids
+        body = {**self._head.fields(), "choices": [{**fields, **(end or {})}], **(top or {})}
+        return event(body if usage is None else {**body, "usage": usage})
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    return {"reasoning": text, "reasoning_content": text}

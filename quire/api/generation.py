@@ -1,0 +1,132 @@
+"""Running the sequences of one HTTP request side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from quire.api.errors import InvalidRequest
+from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.stream import Delta, GenerateRequest
+
+Indexed = tuple[int, Delta]
+
+
+def admit(client: EngineClient, sequences: int) -> None:
+    """Refuse a request that finds no room, before anything of it runs.
+
+    Raises:
+        EngineOverloaded: come again later.
+        InvalidRequest: it would never find room.
+        EngineDead: the engine has ended.
+    """
+    if sequences > client.capacity:
+        raise InvalidRequest(f"The request asks for {sequences} sequences; the server takes {client.capacity} at once.")
+    client.admit(sequences)
+
+
+async def run(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Indexed, None]:
+    """Deltas of all sequences as they come, each with its index. Closing it early frees all of them.
+
+    Raises:
+        EngineError: one of them failed; the others are freed.
+    """
+    if len(requests) == 1:
+        async with aclosing(client.generate(requests[0])) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+        return
+    async with aclosing(_merged(client, requests)) as merged:
+        async for item in merged:
+            yield item
+
+
+async def _merged(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Indexed, None]:
+    arrived: asyncio.Queue[Indexed | BaseException | None] = asyncio.Queue()
+
+    async def pump(index: int, request: GenerateRequest) -> None:
+        try:
+            async with aclosing(client.generate(request)) as deltas:
+                async for delta in deltas:
+                    arrived.put_nowait((index, delta))
+        except Exception as error:  # noqa: BLE001 raised again by the reader below
+            arrived.put_nowait(error)
+        else:
+            arrived.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(index, request)) for index, request in enumerate(requests)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await arrived.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class Collected:
+    """Everything that came of one sequence."""
+
+    text: str = ""
+    whole: Delta = field(default_factory=Delta)
+
+    def add(self, delta: Delta) -> None:
+        """Take in a delta."""
+        whole = self.whole
+        self.text += delta.text
+        whole.token_ids += delta.token_ids
+        whole.logprobs += delta.logprobs
+        whole.prompt_logprobs = delta.prompt_logprobs or whole.prompt_logprobs
+        whole.cached_tokens = whole.cached_tokens or delta.cached_tokens
+        whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+async def collect(client: EngineClient, requests: Sequence[GenerateRequest]) -> list[Collected]:
+    """Run all sequences to their ends.
+
+    Raises:
+        EngineError: one of them failed.
+    """
+    done = [Collected() for _ in requests]
+    async with aclosing(run(client, requests)) as deltas:
+        async for index, delta in deltas:
+            done[index].add(delta)
+    return done
+
+
+class Tally:
+    """Counts the tokens of a request whose prompts have `n` answers each."""
+
+    def __init__(self, prompt_lengths: Sequence[int], n: int) -> None:
+        self._prompt = sum(prompt_lengths)
+        self._n = n
+        self._cached: dict[int, int] = {}
+        self.completion = 0
+        self.reasoning = 0
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Count a delta of the index-th sequence."""
+        self.completion += len(delta.token_ids)
+        if delta.cached_tokens and index % self._n == 0:  # a prompt is counted once, however many answers it has
+            self._cached[index] = delta.cached_tokens
+
+    def usage(self) -> Usage:
+        """The counts so far."""
+        return Usage(
+            prompt_tokens=self._prompt,
+            completion_tokens=self.completion,
+            total_tokens=self._prompt + self.completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning),
+        )

@@ -1,0 +1,1 @@
+"""Bodies of requests and responses, as OpenAI and vLLM have them on the wire."""

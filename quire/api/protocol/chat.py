@@ -1,0 +1,132 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from quire.api.protocol.common import FinishReason, GenerationFields, PromptLogprobs, Usage
+
+
+class Message(BaseModel):
+    """A turn of the conversation. Fields beyond these reach the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str | list[dict[str, Any] | str] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may use."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class ChatRequest(GenerationFields):
+    """Answer a conversation."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="older name of max_completion_tokens")
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    reasoning_effort: str | None = Field(None, description="given to chat templates that read it")
+    include_reasoning: bool = True
+    echo: bool = Field(False, description="begin the answer with the last message, if the same role speaks on")
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = Field(None, description="needs --trust-request-chat-template")
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            if "add_generation_prompt" in self.model_fields_set:
+                raise ValueError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+            self.add_generation_prompt = False
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("when using `top_logprobs`, `logprobs` must be set to true.")
+        return self
+
+
+class ChatLogprob(BaseModel):
+    """A token and how likely it was."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(ChatLogprob):
+    """A token of the answer with its alternatives."""
+
+    top_logprobs: list[ChatLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of a choice's tokens."""
+
+    content: list[ChatTokenLogprob] | None
+
+
+class AnswerMessage(BaseModel):
+    """The assistant's turn; reasoning is there under both of its names, if there is any."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str = "assistant"
+    content: str | None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None
+
+
+class ChatCompletion(BaseModel):
+    """The whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    service_tier: str | None = None
+    system_fingerprint: str | None
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+    kv_transfer_params: dict[str, Any] | None = None

@@ -1,0 +1,130 @@
+"""What requests and responses of several endpoints share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestBody(BaseModel):
+    """A request. Fields that are not declared are kept aside and judged by `quire.api.fields`."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    model: str | None = Field(None, description="name of a served model; the first one if not given")
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides its text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool = Field(False, description="end with a chunk that counts the tokens")
+    continuous_usage_stats: bool = Field(False, description="count the tokens in every chunk; with include_usage")
+
+
+class GenerationFields(RequestBody):
+    """Fields of completions and chat that mean the same in both."""
+
+    n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
+    stream: bool | None = Field(False, description="answer with server-sent events")
+    stream_options: StreamOptions | None = None
+    seed: Int64 | None = Field(None, description="same seed, same answer")
+    stop: str | list[str] | None = Field(None, description="texts that end the answer")
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    priority: Int64 = 0
+    request_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _streaming(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("Stream options can only be defined when `stream=True`.")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("`prompt_logprobs` are not available when `stream=True`.")
+        return self
+
+
+class PromptTokensDetails(BaseModel):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    """What completion tokens were for."""
+
+    reasoning_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens that a request took."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class PromptLogprob(BaseModel):
+    """One candidate at a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(BaseModel):
+    """The envelope of every error."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in (
+        (400, "the request cannot be answered as it stands"),
+        (401, "no key, or a wrong one"),
+        (404, "no such model"),
+        (413, "the body is too large"),
+        (500, "it is our fault"),
+        (503, "the server is busy, or its engine has ended"),
+    )
+}

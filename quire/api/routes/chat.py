@@ -1,0 +1,242 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.api import fields
+from quire.api.chunks import ChatChunkWriter, ChunkHead
+from quire.api.errors import InvalidRequest
+from quire.api.generation import Collected, Tally, admit, collect, run
+from quire.api.identity import answer_id, fingerprint
+from quire.api.logprobs import LogprobFormatter
+from quire.api.protocol.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatRequest,
+)
+from quire.api.protocol.common import ERRORS
+from quire.api.reasoning import ReasoningSplitter
+from quire.api.sampling import for_choice, room_for_output, sampling_params, text_params, truncated
+from quire.api.served import ServedModel, Services
+from quire.api.sse import EventStream, event, unless_gone
+from quire.engine.wire.stream import GenerateRequest
+from quire.multimodal import renderer
+from quire.multimodal.renderer import Prompt
+
+
+def router(services: Services) -> APIRouter:
+    """The endpoint."""
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}, **ERRORS}, response_model=None)
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        model = services.model(body.model)
+        _check_tools(body)
+        conversation = template_request(body, trusted=services.trust_request_chat_template)
+        unread = model.renderer.unread_variables(conversation)
+        if body.reasoning_effort is not None and "reasoning_effort" in unread:
+            raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
+        headers = fields.judge(
+            body, strict=services.strict_fields, unread=[f"chat_template_kwargs.{name}" for name in unread]
+        )
+        call = await _prepare(body, conversation, model, services, answer_id("chatcmpl", request, body.request_id))
+        admit(model.client, len(call.requests))
+        if body.stream:
+            return EventStream(_chunks(call), headers)
+        whole = await unless_gone(request, _complete(call))
+        if whole is None:
+            return Response(status_code=499)
+        return Response(whole.model_dump_json(), headers=headers, media_type="application/json")
+
+    return routes
+
+
+def template_request(body: Any, *, trusted: bool) -> renderer.ChatRequest:
+    """What the template is given for a request with messages.
+
+    Raises:
+        InvalidRequest: it brings a template, and the server does not trust those.
+    """
+    if body.chat_template is not None and not trusted:
+        raise InvalidRequest("`chat_template` needs a server with --trust-request-chat-template.", "chat_template")
+    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if (effort := getattr(body, "reasoning_effort", None)) is not None:
+        variables["reasoning_effort"] = effort
+    return renderer.ChatRequest(
+        messages=[message.model_dump(exclude_unset=True) for message in body.messages],
+        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
+        documents=getattr(body, "documents", None),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        add_special_tokens=bool(body.add_special_tokens),
+        template=body.chat_template,
+        variables=variables,
+    )
+
+
+def _check_tools(body: ChatRequest) -> None:
+    """Tools reach the prompt; calls in the answer stay text, so a client has to say that it wants that."""
+    if body.tools and body.tool_choice != "none":
+        raise InvalidRequest(
+            'Tool calls are not parsed by this server: send `tool_choice`: "none" to have `tools` rendered into the '
+            "prompt and calls left in the text.",
+            "tool_choice" if body.tool_choice is not None else "tools",
+        )
+    if not body.tools and body.tool_choice not in (None, "none"):
+        raise InvalidRequest("When using `tool_choice`, `tools` must be set.", "tool_choice")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A checked request: `n` sequences behind one prompt."""
+
+    head: ChunkHead
+    body: ChatRequest
+    model: ServedModel
+    prompt: Prompt
+    requests: Sequence[GenerateRequest]
+
+    @property
+    def formatter(self) -> LogprobFormatter:
+        return LogprobFormatter(self.model.renderer.tokenizer, as_ids=bool(self.body.return_tokens_as_token_ids))
+
+    @property
+    def role(self) -> str:
+        """Who speaks: the assistant, unless a last message of somebody else's is continued."""
+        return self.body.messages[-1].role if self.body.continue_final_message else "assistant"
+
+    @property
+    def echo(self) -> str:
+        last = self.body.messages[-1]
+        return last.content if self.body.echo and last.role == self.role and isinstance(last.content, str) else ""
+
+    def splitter(self) -> ReasoningSplitter | None:
+        if self.model.reasoning is None:
+            return None
+        return ReasoningSplitter(self.model.reasoning, self.prompt.text)
+
+    def tally(self) -> Tally:
+        return Tally([len(self.prompt.token_ids)], len(self.requests))
+
+
+async def _prepare(
+    body: ChatRequest, conversation: renderer.ChatRequest, model: ServedModel, services: Services, call_id: str
+) -> _Call:
+    room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
+    prompt = truncated(await model.renderer.chat(conversation, room=room), body, model)
+    max_tokens = room_for_output(prompt, model, body.max_completion_tokens or body.max_tokens)
+    params = sampling_params(
+        body,
+        model,
+        services.limits,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    text = text_params(body, services.limits)
+    requests = [
+        GenerateRequest(
+            prompt=prompt.token_ids,
+            params=for_choice(params, index),
+            text=text,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+        )
+        for index in range(body.n or 1)
+    ]
+    return _Call(ChunkHead(call_id, int(time.time()), model.names[0]), body, model, prompt, requests)
+
+
+async def _complete(call: _Call) -> ChatCompletion:
+    tally = call.tally()
+    done = await collect(call.model.client, call.requests)
+    choices = []
+    for index, one in enumerate(done):
+        tally.add(index, one.whole)
+        choices.append(_choice(call, index, one, tally))
+    reported = done[0].whole.prompt_logprobs
+    return ChatCompletion(
+        id=call.head.id,
+        created=call.head.created,
+        model=call.head.model,
+        choices=choices,
+        system_fingerprint=fingerprint(),
+        usage=tally.usage(),
+        prompt_logprobs=None if reported is None else call.formatter.prompt(reported),
+        prompt_token_ids=call.prompt.token_ids.tolist() if call.body.return_token_ids else None,
+    )
+
+
+def _choice(call: _Call, index: int, one: Collected, tally: Tally) -> ChatChoice:
+    whole = one.whole
+    reasoning, content = "", one.text
+    splitter = call.splitter()
+    if splitter is not None:
+        reasoning, content = splitter.push(one.text, last=True)
+        tally.reasoning += _count_reasoning(call, whole.token_ids) if reasoning else 0
+    shown = reasoning if reasoning and call.body.include_reasoning else None
+    return ChatChoice(
+        index=index,
+        message=AnswerMessage(role=call.role, content=call.echo + content, reasoning=shown, reasoning_content=shown),
+        logprobs=ChatLogprobs(content=call.formatter.chat(whole.logprobs)) if call.body.logprobs else None,
+        finish_reason=whole.finish_reason,
+        stop_reason=whole.stop_reason,
+        token_ids=whole.token_ids if call.body.return_token_ids else None,
+    )
+
+
+def _count_reasoning(call: _Call, tokens: Sequence[int]) -> int:
+    """Tokens from the start tag's to the end tag's."""
+    splitter = call.splitter()
+    assert splitter is not None
+    count = 0
+    for token in tokens:
+        reasoned = splitter.in_reasoning
+        splitter.push(call.model.renderer.tokenizer.token_text(token))
+        count += reasoned or splitter.in_reasoning
+    return count
+
+
+async def _chunks(call: _Call) -> AsyncGenerator[bytes, None]:
+    """The stream: for each choice its role, its deltas and its end; then the usage if it is wanted."""
+    tally = call.tally()
+    options = call.body.stream_options
+    usage = options is not None and options.include_usage
+    continuous = usage and options is not None and options.continuous_usage_stats
+    writers = [_writer(call, index) for index in range(len(call.requests))]
+    async with aclosing(run(call.model.client, call.requests)) as deltas:
+        async for index, delta in deltas:
+            tally.add(index, delta)
+            writer = writers[index]
+            reasoned = writer.in_reasoning
+            counted: Mapping[str, Any] | None = tally.usage().model_dump() if continuous else None
+            for chunk in writer.write(delta, counted):
+                yield chunk
+            if reasoned or writer.in_reasoning:
+                tally.reasoning += len(delta.token_ids)
+    if usage:
+        yield event({**call.head.fields(), "choices": [], "usage": tally.usage().model_dump()})
+
+
+def _writer(call: _Call, index: int) -> ChatChunkWriter:
+    body = call.body
+    return ChatChunkWriter(
+        call.head,
+        index,
+        role=call.role,
+        echo=call.echo,
+        splitter=call.splitter(),
+        include_reasoning=body.include_reasoning,
+        formatter=call.formatter if body.logprobs else None,
+        prompt_token_ids=call.prompt.token_ids.tolist() if body.return_token_ids else None,
+    )

@@ -1,0 +1,71 @@
+"""GET /v1/models, POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from quire.api import fields
+from quire.api.errors import InvalidRequest, NotFound
+from quire.api.protocol.common import ERRORS
+from quire.api.protocol.models import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from quire.api.routes.chat import template_request
+from quire.api.served import ServedModel, Services
+
+
+def router(services: Services) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(responses=ERRORS)
+
+    @routes.get("/v1/models")
+    async def list_models() -> ModelList:
+        """All names under which models answer."""
+        return ModelList(data=[_card(model, name) for model in services.models for name in model.names])
+
+    @routes.get("/v1/models/{name:path}")
+    async def retrieve_model(name: str) -> ModelCard:
+        """One of them."""
+        if not name:
+            raise NotFound("The model `` does not exist.", "model")
+        return _card(services.model(name), name)
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeRequest, response: Response) -> TokenizeResponse:
+        """Tokens of a text or a conversation."""
+        model = services.model(body.model)
+        response.headers.update(fields.judge(body, strict=services.strict_fields))
+        if body.prompt is not None:
+            prompt = await model.renderer.text(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        else:
+            conversation = template_request(body, trusted=services.trust_request_chat_template)
+            prompt = await model.renderer.chat(conversation)
+        tokens = prompt.token_ids.tolist()
+        tokenizer = model.renderer.tokenizer
+        return TokenizeResponse(
+            count=len(tokens),
+            max_model_len=model.info.max_model_len,
+            tokens=tokens,
+            token_strs=[tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
+        )
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest, response: Response) -> DetokenizeResponse:
+        """Text of tokens."""
+        model = services.model(body.model)
+        response.headers.update(fields.judge(body, strict=services.strict_fields))
+        size = model.info.vocab_size
+        if any(token >= size for token in body.tokens):
+            raise InvalidRequest(f"A token id is out of the vocabulary of {size} tokens.", "tokens")
+        return DetokenizeResponse(prompt=await model.renderer.decode(body.tokens))
+
+    return routes
+
+
+def _card(model: ServedModel, name: str) -> ModelCard:
+    return ModelCard(id=name, created=model.created, root=model.root, max_model_len=model.info.max_model_len)

@@ -1,0 +1,71 @@
+"""The models that the server answers for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.api.defaults import GenerationDefaults
+from quire.api.errors import NotFound
+from quire.api.reasoning import ReasoningTags
+from quire.config.options import LimitOptions
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.protocol import ModelInfo
+from quire.multimodal.renderer import Renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model, its engine and its names; the first one is in its answers."""
+
+    names: tuple[str, ...]
+    root: str
+    client: EngineClient
+    renderer: Renderer
+    info: ModelInfo
+    defaults: GenerationDefaults
+    reasoning: ReasoningTags | None = None
+    by_priority: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(slots=True)
+class Services:
+    """What the routes work with.
+
+    Attributes:
+        in_flight: HTTP requests being answered.
+        draining: no new requests should come here.
+    """
+
+    models: Sequence[ServedModel]
+    limits: LimitOptions
+    strict_fields: bool = False
+    trust_request_chat_template: bool = False
+    stall_timeout: float = 120.0
+    in_flight: int = 0
+    draining: bool = False
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model of a request.
+
+        Raises:
+            NotFound: none has that name.
+        """
+        if name is None or name == "":
+            return self.models[0]
+        for model in self.models:
+            if name in model.names:
+                return model
+        raise NotFound(f"The model `{name}` does not exist.", "model")
+
+    def ailment(self) -> str | None:
+        """Why the server is unhealthy: an engine has ended, or has owed a sign of life for too long."""
+        for model in self.models:
+            if model.client.dead is not None:
+                return str(model.client.dead)
+            stalled = model.client.stalled_for()
+            if stalled > self.stall_timeout:
+                return f"The engine of {model.names[0]} has made no progress for {stalled:.0f} s."
+        return None

@@ -1,0 +1,92 @@
+"""Answers that end when their client goes away: streams of server-sent events, and plain ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.api.errors import ApiError, Internal, as_api_error
+from quire.engine.wire.errors import EngineError
+from quire.multimodal.errors import PromptError
+
+logger = logging.getLogger(__name__)
+DONE = b"data: [DONE]\n\n"
+Result = TypeVar("Result")
+
+
+def event(body: Any) -> bytes:
+    """One event with a JSON body."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come. When the client goes away, the generator is closed at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = asyncio.ensure_future(self._send_events(send))
+        await _first(body, _disconnected(receive))
+
+    async def _send_events(self, send: Send) -> None:
+        async with aclosing(_with_errors(self._events)) as events:
+            async for data in events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """The result of `work`, which is cancelled if the client goes away; then none."""
+    task = asyncio.ensure_future(work)
+    await _first(task, _disconnected(request.receive))
+    return None if task.cancelled() else task.result()
+
+
+async def _with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The events, with an error in the middle as an event of its own, and `[DONE]` behind all."""
+    async with aclosing(events):
+        try:
+            async for data in events:
+                yield data
+        except ApiError as error:
+            yield event(error.body())
+        except (EngineError, PromptError) as error:
+            yield event(as_api_error(error).body())
+        except Exception:  # the stream's edge: the client must see an end
+            logger.exception("a stream failed")
+            yield event(Internal("Internal server error").body())
+        yield DONE
+
+
+async def _first(work: asyncio.Future[Any], gone: Coroutine[Any, Any, None]) -> None:
+    """Wait for work or disconnect; what is not done then is cancelled, and has cleaned up when this returns."""
+    watch = asyncio.ensure_future(gone)
+    try:
+        await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (work, watch):
+            if not task.done():
+                task.cancel()
+        await asyncio.wait((work, watch))
+    if not work.cancelled() and (error := work.exception()) is not None:
+        raise error
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

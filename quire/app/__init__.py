@@ -1,0 +1,1 @@
+"""Composition root: commands, the app, middleware; the only room that sees all others."""

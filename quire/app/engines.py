@@ -1,0 +1,66 @@
+"""Starts an engine for a model and puts tokenizer, template and defaults beside it."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from quire.api.defaults import read_defaults
+from quire.api.reasoning import ReasoningTags
+from quire.api.served import ServedModel
+from quire.app.models import ModelSource
+from quire.config.commands import Serve
+from quire.engine.core import CoreConfig, serve_core
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
+from quire.engine.wire.transport import FrontChannel
+from quire.multimodal.renderer import Renderer
+from quire.multimodal.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+_STOP_TIMEOUT = 10.0  # seconds
+
+
+class RunningEngine:
+    """One model's core and the client that talks to it."""
+
+    def __init__(self, source: ModelSource, settings: Serve, sharers: int) -> None:
+        """Begin to load; `serve` waits for the end of it."""
+        self._source = source
+        self._settings = settings
+        self._tokenizer = Tokenizer.load(source.folder)
+        self._handle: CoreHandle = ProcessCore() if settings.engine_process else ThreadCore()
+        self.client = EngineClient(
+            FrontChannel(self._handle.address),
+            self._tokenizer.backend,
+            capacity=settings.max_num_seqs + settings.max_queued_requests,
+        )
+        config = CoreConfig(folder=source.folder, model=settings, engine=settings, sharers=sharers)
+        self._handle.start(partial(serve_core, config), self.client.fail)
+
+    async def serve(self) -> ServedModel:
+        """The model, once it is loaded.
+
+        Raises:
+            EngineDead: it could not be loaded.
+        """
+        info = await self.client.ready()
+        settings, folder = self._settings, self._source.folder
+        renderer = Renderer(folder, self._tokenizer, settings, info.max_model_len)
+        tags = ReasoningTags()
+        thinks = settings.reasoning_tags == "auto" and renderer.template_mentions(tags.end)
+        return ServedModel(
+            names=self._source.names,
+            root=self._source.given,
+            client=self.client,
+            renderer=renderer,
+            info=info,
+            defaults=read_defaults(folder, self._tokenizer, settings.generation_config),
+            reasoning=tags if thinks else None,
+            by_priority=settings.scheduling_policy == "priority",
+        )
+
+    async def stop(self) -> None:
+        """End the core and wait for it."""
+        await self.client.close()
+        await self._handle.join(_STOP_TIMEOUT)

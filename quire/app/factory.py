@@ -1,0 +1,44 @@
+"""create_app: routes and middleware around the services."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from quire import __version__
+from quire.api import errors
+from quire.api.routes import chat, completions, health, models
+from quire.api.served import Services
+from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
+from quire.config.options import LimitOptions, ServerOptions
+from quire.metrics.prometheus import CONTENT_TYPE, Metrics
+
+
+def create_app(services: Services, metrics: Metrics, server: ServerOptions, limits: LimitOptions) -> ASGIApp:
+    """The whole HTTP side as one ASGI callable."""
+    app = FastAPI(title="Quire", version=__version__, root_path=server.root_path)
+    errors.install(app)
+    for module in (completions, chat, models, health):
+        app.include_router(module.router(services))
+
+    @app.get("/metrics", response_class=Response)
+    async def prometheus() -> Response:
+        """Metrics for Prometheus."""
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    layers: list[Middleware] = [bookkeeping(services, metrics)]
+    if server.allowed_origins:
+        layers.append(_cors(server.allowed_origins))
+    if server.api_key:
+        layers.append(authentication(server.api_key))
+    layers.append(body_limit(int(limits.max_body_size)))
+    return fold(app, layers)
+
+
+def _cors(origins: tuple[str, ...]) -> Middleware:
+    def layer(app: ASGIApp) -> ASGIApp:
+        return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+
+    return layer

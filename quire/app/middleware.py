@@ -1,0 +1,109 @@
+"""Middleware, as plain ASGI callables around the app."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.api.errors import Unauthorized
+from quire.api.identity import REQUEST_ID, clean_request_id, new_request_id
+from quire.api.served import Services
+from quire.metrics.prometheus import Metrics
+
+_OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})  # for probes, which have no key
+_QUIET_PATHS = _OPEN_PATHS | {"/metrics", "/load", "/version"}
+Middleware = Callable[[ASGIApp], ASGIApp]
+
+
+def fold(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
+    """The app inside all layers, the first one outermost."""
+    for layer in reversed(layers):
+        app = layer(app)
+    return app
+
+
+def bookkeeping(services: Services, metrics: Metrics) -> Middleware:
+    """Give each request an id, and count and time it."""
+
+    def layer(app: ASGIApp) -> ASGIApp:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["path"] in _QUIET_PATHS:
+                scope.setdefault("state", {})["request_id"] = new_request_id()
+                await app(scope, receive, send)
+                return
+            given = Headers(scope=scope).get(REQUEST_ID)
+            request_id = clean_request_id(given) if given else new_request_id()
+            scope.setdefault("state", {})["request_id"] = request_id
+            status = 499  # the client left before there was an answer
+
+            async def with_id(message: Message) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                    MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                await send(message)
+
+            started = time.monotonic()
+            services.in_flight += 1
+            try:
+                await app(scope, receive, with_id)
+            finally:
+                services.in_flight -= 1
+                handler = getattr(scope.get("route"), "path", "unmatched")
+                metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()
+                metrics.http_seconds.labels(scope["method"], handler).observe(time.monotonic() - started)
+
+        return handle
+
+    return layer
+
+
+def authentication(keys: Sequence[str]) -> Middleware:
+    """Let only clients with one of the keys pass; probes need none."""
+    accepted = [f"Bearer {key}".encode() for key in keys]
+
+    def layer(app: ASGIApp) -> ASGIApp:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS:
+                await app(scope, receive, send)
+                return
+            given = Headers(scope=scope).get("authorization", "").encode()
+            if any([hmac.compare_digest(given, key) for key in accepted]):  # noqa: C419 look at every key, always
+                await app(scope, receive, send)
+            elif scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": "a valid API key is needed"})
+            else:
+                refusal = Unauthorized("A valid API key is needed.", headers={"WWW-Authenticate": "Bearer"})
+                await refusal.response()(scope, receive, send)
+
+        return handle
+
+    return layer
+
+
+def body_limit(most: int) -> Middleware:
+    """Refuse bodies of more bytes, by their announced or their real length."""
+
+    def layer(app: ASGIApp) -> ASGIApp:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            received = 0
+
+            async def counted() -> Message:
+                nonlocal received
+                message = await receive()
+                received += len(message.get("body", b""))
+                announced = Headers(scope=scope).get("content-length", "0")
+                if received > most or (announced.isdigit() and int(announced) > most):
+                    raise HTTPException(413, f"The body is larger than the {most} bytes that this server takes.")
+                return message
+
+            await app(scope, counted if scope["type"] == "http" else receive, send)
+
+        return handle
+
+    return layer

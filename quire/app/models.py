@@ -1,0 +1,78 @@
+"""Which folders the models on the command line mean, and under which names they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from quire.config.command import ConfigError
+
+BUNDLED = "quire-nano"
+_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "additional_chat_templates/*"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model to serve: where it lies, what it was called on the command line, and its names."""
+
+    folder: Path
+    given: str
+    names: tuple[str, ...]
+
+
+def resolve_models(given: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
+    """Find every model, downloading those that are neither folders nor cached.
+
+    Raises:
+        ConfigError: a model cannot be found, or names are not clear.
+    """
+    models = list(given) or [BUNDLED]
+    if len(set(models)) < len(models):
+        raise ConfigError("quire serve: a model is given twice")
+    names = _names(models, served_names)
+    sources = [ModelSource(find_folder(model, revision), model, names[model]) for model in models]
+    taken = [name for source in sources for name in source.names]
+    for name in taken:
+        if taken.count(name) > 1:
+            raise ConfigError(f"quire serve: two models would answer to {name!r}; use --served-model-name NAME=MODEL")
+    return sources
+
+
+def find_folder(model: str, revision: str | None) -> Path:
+    """The folder of a model.
+
+    Raises:
+        ConfigError: there is no such folder, and no such repository can be had.
+    """
+    if model == BUNDLED:
+        return Path(str(files("quire") / "nano"))
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(f"quire: {model!r} is no folder, and cannot be had from the model hub: {error}") from error
+
+
+def _names(models: Sequence[str], served: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    own: dict[str, list[str]] = {model: [] for model in models}
+    for entry in served:
+        name, equals, model = entry.partition("=")
+        if not equals and len(models) > 1:
+            raise ConfigError(f"quire serve: with several models --served-model-name takes NAME=MODEL, not {entry!r}")
+        target = model if equals else models[0]
+        if target not in own or not name:
+            raise ConfigError(f"quire serve: --served-model-name {entry!r} names no model that is served")
+        own[target].append(name)
+    return {model: tuple(names) or _usual_names(model) for model, names in own.items()}
+
+
+def _usual_names(model: str) -> tuple[str, ...]:
+    """A repository's id, or a folder's own name and its path as given."""
+    base = Path(model).name
+    return (model,) if not Path(model).is_dir() or not base or base == model else (base, model)

@@ -1,0 +1,129 @@
+"""A command's settings from its flags, `QUIRE_*` variables, a TOML file and defaults, in this order of precedence."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from quire.config.takes import describe
+
+ENV_PREFIX = "QUIRE_"
+
+
+class ConfigError(Exception):
+    """A setting is wrong; the text names the flag and what it takes."""
+
+
+class Command(BaseSettings):
+    """Settings of one `quire` command. A subclass adds fields, mostly by inheriting option groups."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        extra="forbid",
+        frozen=True,
+    )
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    positional: ClassVar[frozenset[str]] = frozenset()
+
+    config: Path | None = Field(None, description="TOML file with settings; its keys are the flags' names")
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> Self:
+        """Read this command's settings.
+
+        Raises:
+            ConfigError: a value is out of range, of the wrong kind, or names nothing.
+            SystemExit: argparse printed the help, or met a flag it does not know.
+        """
+        try:
+            source = CliSettingsSource[Any](
+                cls,
+                cli_parse_args=list(arguments),
+                cli_prog_name=f"quire {cls.name}",
+                add_argument_method=_add_argument,
+            )
+            return cls(_cli_settings_source=source)
+        except ValidationError as error:
+            raise ConfigError("\n".join(cls._complaint(item) for item in error.errors())) from error
+        except SettingsError as error:
+            raise ConfigError(f"quire {cls.name}: {error.__cause__ or error}") from error
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let the file named by `--config` or QUIRE_CONFIG give what flags and variables do not."""
+        return init_settings, env_settings, _TomlFile(settings_cls)
+
+    @classmethod
+    def flag(cls, field: str) -> str:
+        """The name under which a user sets a field."""
+        return field.upper() if field in cls.positional else "--" + field.replace("_", "-")
+
+    @classmethod
+    def _complaint(cls, error: Any) -> str:
+        field = str(error["loc"][0]) if error["loc"] else ""
+        info = cls.model_fields.get(field)
+        if info is None:
+            return f"quire {cls.name}: " + (f"there is no setting {field!r}" if field else str(error["msg"]))
+        return f"quire {cls.name}: {cls.flag(field)} takes {describe(info)}, not {error['input']!r}"
+
+
+_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "FILE", "ByteSize": "SIZE", "dict[str,Any]": "JSON"}
+_EMPTY_DEFAULT = re.compile(r" \(default: (null|\(\)|\{\})?\)$")
+
+
+def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
+    """Let `--help` show kinds of values instead of Python types, and no empty defaults."""
+    metavar = settings.get("metavar")
+    if isinstance(metavar, str):
+        settings["metavar"] = "NAME" if metavar.startswith("tuple") else _METAVARS.get(metavar, metavar)
+    settings["help"] = _EMPTY_DEFAULT.sub("", settings.get("help", ""))
+    return parser.add_argument(*names, **settings)
+
+
+class _TomlFile(PydanticBaseSettingsSource):
+    """The `--config` file, found through what the sources before this one gave."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise KeyError(field_name)  # __call__ reads the whole file at once
+
+    def __call__(self) -> dict[str, Any]:
+        path = self.current_state.get("config")
+        if path is None:
+            return {}
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"--config takes a readable TOML file, not {str(path)!r} ({error})") from error
+        return {key.replace("-", "_"): value for key, value in table.items()}
+
+
+def unknown_variables(commands: Sequence[type[Command]]) -> list[str]:
+    """`QUIRE_*` variables that name no setting of any command: most likely a slip of the pen."""
+    known = {ENV_PREFIX + field.upper() for command in commands for field in command.model_fields}
+    return sorted(key for key in os.environ if key.startswith(ENV_PREFIX) and key.upper() not in known)

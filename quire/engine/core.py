@@ -1,0 +1,244 @@
+"""The core's loop: drain the inbox, schedule, execute, publish. The one file that knows scheduler and runner both."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+import torch
+from tqdm import tqdm
+
+from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.execution.attention.paged import PagedAttention
+from quire.engine.execution.cache import allocate_caches, block_bytes, count_blocks
+from quire.engine.execution.runner import ModelRunner
+from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.execution.table import RequestTable
+from quire.engine.models.checkpoint import Progress
+from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.plan import StepPlan, StepResult
+from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from quire.engine.wire.errors import MalformedMessage
+from quire.engine.wire.protocol import (
+    Abort,
+    AddRequest,
+    CoreDied,
+    FrontMessage,
+    ModelInfo,
+    Ping,
+    Pong,
+    Ready,
+    SequenceOutput,
+    Shutdown,
+    StepOutput,
+)
+from quire.engine.wire.transport import CoreChannel
+
+logger = logging.getLogger(__name__)
+_IDLE_WAIT = 1.0  # seconds between looks at whether the parent process lives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """All that a core is started with. `sharers`: engines that divide free memory among themselves."""
+
+    folder: Path
+    model: ModelOptions
+    engine: EngineOptions
+    sharers: int = 1
+
+
+class EngineCore:
+    """Serves the requests that come over a channel until it is told to stop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        execute: Callable[[StepPlan], StepResult],
+        channel: CoreChannel,
+        *,
+        vocab_size: int,
+        seed: int = 0,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_idle` is called whenever nothing is left to do."""
+        self._scheduler = scheduler
+        self._execute = execute
+        self._channel = channel
+        self._vocab_size = vocab_size
+        self._seeds = itertools.count(seed << 32)
+        self._on_idle = on_idle
+        self._running = True
+
+    def run(self) -> None:
+        """Loop until `Shutdown` comes or the process that started this one is gone."""
+        parent = os.getppid()
+        while self._running and os.getppid() == parent:
+            self._drain_inbox()
+            if self._scheduler.has_work:
+                self.step()
+
+    def step(self) -> None:
+        """Schedule, execute, publish once."""
+        started = time.monotonic()
+        plan = self._scheduler.plan()
+        outputs = self._scheduler.finish(plan, self._execute(plan))
+        stats = self._scheduler.stats()
+        stats.step_seconds = time.monotonic() - started
+        self._channel.send(StepOutput(outputs, stats))
+        if not self._scheduler.has_work:
+            self._on_idle()
+
+    def _drain_inbox(self) -> None:
+        """Take all messages that are there; wait for one if there is nothing else to do."""
+        wait = 0.0 if self._scheduler.has_work else _IDLE_WAIT
+        while self._running:
+            try:
+                message = self._channel.receive(wait)
+            except MalformedMessage as error:
+                logger.error("dropped a malformed message: %s", error)
+                continue
+            if message is None:
+                return
+            self._handle(message)
+            wait = 0.0
+
+    def _handle(self, message: FrontMessage) -> None:
+        match message:
+            case AddRequest():
+                self._add(message)
+            case Abort(request_ids=ids):
+                for request_id in ids:
+                    self._scheduler.abort(request_id)
+                if not self._scheduler.has_work:
+                    self._report_idle()
+            case Ping(serial=serial):
+                self._channel.send(Pong(serial))
+            case Shutdown():
+                self._running = False
+
+    def _report_idle(self) -> None:
+        """Without a step to come, let the front end know that nothing is held any more."""
+        self._channel.send(StepOutput([], self._scheduler.idle_stats()))
+        self._on_idle()
+
+    def _add(self, message: AddRequest) -> None:
+        error = self._objection(message)
+        if error is not None:
+            output = SequenceOutput(message.request_id, [], "error", error=error)
+            self._channel.send(StepOutput([output], self._scheduler.stats()))
+            return
+        if message.params.seed is None:
+            message = msgspec.structs.replace(
+                message, params=msgspec.structs.replace(message.params, seed=next(self._seeds))
+            )
+        self._scheduler.add(message)
+
+    def _objection(self, message: AddRequest) -> str | None:
+        """Why a request cannot be run, whatever the front end let through."""
+        prompt, limit = message.prompt, self._scheduler.limits.max_model_len
+        if message.request_id in self._scheduler:
+            return f"request id {message.request_id} is in use"
+        if prompt.ndim != 1 or prompt.dtype.kind not in "iu" or not len(prompt):
+            return "the prompt is not a non-empty list of token ids"
+        if len(prompt) >= limit:
+            return f"the prompt has {len(prompt)} tokens, but the context holds {limit}"
+        if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
+            return "the prompt has token ids outside the vocabulary"
+        return None
+
+
+def serve_core(config: CoreConfig, address: str) -> None:
+    """Body of a core's thread or process: load the model, serve, and say so if either fails."""
+    with CoreChannel(address) as channel:
+        try:
+            core, info = build_core(config, channel)
+            channel.send(Ready(info))
+            core.run()
+        except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
+            logger.exception("the engine ends")
+            channel.send(CoreDied(f"{type(error).__name__}: {error}"))
+
+
+def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, ModelInfo]:
+    """Load a model and put an engine around it.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        OutOfCacheMemory: the KV cache does not fit.
+        ValueError: settings contradict each other.
+    """
+    if config.engine.num_threads is not None:
+        torch.set_num_threads(config.engine.num_threads)
+    loaded = load_model(config.folder, config.model, _progress_bar)
+    options = config.engine
+    per_block = block_bytes(loaded.model.caches, options.block_size, loaded.dtype)
+    num_blocks = count_blocks(options, per_block, loaded.context_len, config.sharers)
+    context_len = _fitting_context(loaded, config, num_blocks)
+    table = RequestTable(options.max_num_seqs, context_len, options.block_size)
+    caches = allocate_caches(loaded.model.caches, num_blocks, options.block_size, loaded.dtype)
+    sampler = Sampler(table, loaded.vocab_size)
+    runner = ModelRunner(loaded.model, PagedAttention(caches, table), table, sampler)
+    scheduler = Scheduler(
+        SchedulerLimits(
+            max_seqs=options.max_num_seqs, max_tokens=options.max_num_batched_tokens, max_model_len=context_len
+        ),
+        BlockPool(num_blocks, options.block_size),
+        hasher=hasher_named(options.prefix_hash) if options.prefix_caching else None,
+        by_priority=options.scheduling_policy == "priority",
+    )
+
+    def check() -> None:
+        scheduler.check()
+        runner.check()
+
+    core = EngineCore(
+        scheduler, runner.execute, channel, vocab_size=loaded.vocab_size, seed=options.seed, on_idle=check
+    )
+    info = ModelInfo(
+        architecture=loaded.architecture,
+        implementation=loaded.implementation,
+        device=config.model.device,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        vocab_size=loaded.vocab_size,
+        max_model_len=context_len,
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        weight_bytes=loaded.weight_bytes,
+        cache_bytes=num_blocks * per_block,
+    )
+    return core, info
+
+
+def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -> int:
+    """The context length that the KV cache can hold, so that one sequence alone always fits."""
+    held = num_blocks * config.engine.block_size
+    if held >= loaded.context_len:
+        return loaded.context_len
+    if config.model.max_model_len is not None:
+        raise ValueError(
+            f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "
+            "lower it, or raise --kv-cache-memory"
+        )
+    logger.warning("the KV cache holds %d tokens, so the context is that long instead of %d", held, loaded.context_len)
+    return held
+
+
+@contextmanager
+def _progress_bar(total: int) -> Iterator[Progress]:
+    with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False) as bar:
+
+        def advance(count: int) -> None:
+            bar.update(count)
+
+        yield advance
+    logger.debug("resident after loading: %.2f GiB", psutil.Process().memory_info().rss / 2**30)

@@ -1,0 +1,1 @@
+"""From a plan on ints to tensors and back: request table, batch, KV cache, attention, sampler, model runner."""

@@ -1,0 +1,94 @@
+"""The torch backend: single tokens attend in groups of like lengths, longer spans one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.engine.execution.batch import Span, StepInputs
+from quire.engine.execution.cache import LayerCache
+from quire.engine.execution.table import RequestTable
+from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, write_pages
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Single tokens [begin, end) of the batch; `tables` (end - begin, blocks) and `lengths` (end - begin,)."""
+
+    begin: int
+    end: int
+    tables: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """Tokens [begin, end) of the batch, of one sequence with `length` positions and block table (blocks,)."""
+
+    begin: int
+    end: int
+    table: Tensor
+    length: int
+
+
+class PagedAttention:
+    """Attention by the torch reference kernels."""
+
+    def __init__(self, caches: Sequence[LayerCache], table: RequestTable) -> None:
+        self._caches = caches
+        self._table = table
+
+    def plan(self, inputs: StepInputs) -> StepAttention:
+        """Group the step's tokens by how they attend."""
+        single = [span for span in inputs.spans if span.count == 1]
+        # Tables of one group are padded to the longest, at most twice the shortest.
+        groups = [
+            self._group(list(spans)) for _, spans in groupby(single, lambda span: self._blocks(span).bit_length())
+        ]
+        prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
+        return StepAttention(self._caches, inputs.slots, groups, prefills)
+
+    def _blocks(self, span: Span) -> int:
+        return -(-span.length // self._table.block_size)
+
+    def _group(self, spans: list[Span]) -> _Group:
+        rows = [span.row for span in spans]
+        width = max(map(self._blocks, spans))
+        tables = torch.from_numpy(self._table.blocks[rows, :width].astype(np.int64))
+        begin = spans[0].offset
+        return _Group(begin, begin + len(spans), tables, torch.tensor([span.length for span in spans]))
+
+    def _prefill(self, span: Span) -> _Prefill:
+        table = torch.from_numpy(self._table.blocks[span.row, : self._blocks(span)].astype(np.int64))
+        return _Prefill(span.offset, span.offset + span.count, table, span.length)
+
+
+@dataclass(frozen=True, slots=True)
+class StepAttention:
+    """One step's attention; see `Attend`."""
+
+    caches: Sequence[LayerCache]
+    slots: Tensor
+    groups: Sequence[_Group]
+    prefills: Sequence[_Prefill]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
+        """Write the step's keys and values, then attend."""
+        cache = self.caches[layer]
+        write_pages(cache.keys, self.slots, k)
+        if v is not None:
+            write_pages(cache.values, self.slots, v)
+        out = [
+            paged_decode(q[group.begin : group.end], cache.keys, cache.values, group.tables, group.lengths, math)
+            for group in self.groups
+        ]
+        out += [
+            paged_prefill(q[item.begin : item.end], cache.keys, cache.values, item.table, item.length, math)
+            for item in self.prefills
+        ]
+        return out[0] if len(out) == 1 else torch.cat(out)

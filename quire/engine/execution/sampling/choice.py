@@ -1,0 +1,97 @@
+"""Choosing a token from logits: greedily, or at random after temperature, min-p, top-k and top-p."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.engine.wire.protocol import SamplingParams
+
+_NUCLEUS = 1024  # likeliest tokens looked at before a whole vocabulary is sorted for top-p
+_MASK64 = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments (SplitMix64, Steele et al. 2014).
+
+    A sequence's n-th choice thus comes out the same whatever else is in the batch, and after preemption.
+    """
+    state = _mix(seed & _MASK64) ^ position
+    return (_mix(state) >> 11) / (1 << 53)
+
+
+def choose(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
+    """One token for each row of logits (rows, vocab), which may be changed. `randoms` are in [0, 1)."""
+    chosen = logits.argmax(-1).tolist()
+    drawn = [i for i, one in enumerate(params) if one.temperature > 0]
+    if drawn:
+        rows = logits[drawn] if len(drawn) < len(params) else logits
+        tokens = _draw(rows, [params[i] for i in drawn], torch.tensor([randoms[i] for i in drawn], dtype=torch.float64))
+        for i, token in zip(drawn, tokens, strict=True):
+            chosen[i] = token
+    return chosen
+
+
+def _draw(logits: Tensor, params: Sequence[SamplingParams], randoms: Tensor) -> list[int]:
+    logits = logits / torch.tensor([[one.temperature] for one in params])
+    if any(one.min_p for one in params):
+        floor = torch.tensor([[math.log(one.min_p) if one.min_p else -math.inf] for one in params])
+        logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + floor, -torch.inf)
+    narrow = [i for i, one in enumerate(params) if one.top_k or one.top_p < 1]
+    if not narrow:
+        return _invert(logits.softmax(-1), randoms)
+    tokens = [0] * len(params)
+    wide = [i for i in range(len(params)) if i not in set(narrow)]
+    for rows, pick in ((wide, _draw_wide), (narrow, _draw_narrow)):
+        if rows:
+            picked = pick(logits[rows], [params[i] for i in rows], randoms[rows])
+            for i, token in zip(rows, picked, strict=True):
+                tokens[i] = token
+    return tokens
+
+
+def _draw_wide(logits: Tensor, _: Sequence[SamplingParams], randoms: Tensor) -> list[int]:
+    return _invert(logits.softmax(-1), randoms)
+
+
+def _draw_narrow(logits: Tensor, params: Sequence[SamplingParams], randoms: Tensor) -> list[int]:
+    """Top-k, then top-p among these; rows have at least one of them."""
+    vocab = logits.shape[-1]
+    top_k = torch.tensor([[one.top_k if 0 < one.top_k < vocab else vocab] for one in params])
+    top_p = torch.tensor([[one.top_p] for one in params])
+    width = min(vocab, max(_NUCLEUS, *(one.top_k for one in params)))
+    if not _covers(logits, width, top_k, top_p):
+        width = vocab
+    values, ids = logits.topk(width, -1)
+    values.masked_fill_(torch.arange(width) >= top_k, -torch.inf)
+    total = torch.where(top_k <= width, values.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True))
+    probs = (values - total).exp()
+    before = probs.cumsum(-1) - probs
+    before[:, 0] = 0.0  # the likeliest token always stays
+    picked = _invert(probs.masked_fill_(before >= top_p, 0.0), randoms)
+    return ids.gather(-1, torch.tensor(picked)[:, None])[:, 0].tolist()
+
+
+def _covers(logits: Tensor, width: int, top_k: Tensor, top_p: Tensor) -> bool:
+    """Whether the `width` likeliest tokens hold all that top-k or top-p leaves of each row."""
+    if width == logits.shape[-1]:
+        return True
+    mass = (logits.topk(width, -1).values.logsumexp(-1) - logits.logsumexp(-1)).exp()[:, None]
+    return bool(((top_k <= width) | (mass >= top_p)).all())
+
+
+def _invert(probs: Tensor, randoms: Tensor) -> list[int]:
+    """The tokens at which the running sums of unnormalised probabilities pass the random shares of their totals."""
+    sums = probs.cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(sums, randoms[:, None] * sums[:, -1:], right=True)[:, 0]
+    return tokens.clamp_(max=probs.shape[-1] - 1).tolist()
+
+
+def _mix(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return state ^ (state >> 31)

@@ -1,0 +1,23 @@
+"""Log-probabilities as the model gave them, before penalties, biases and temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.engine.wire.protocol import TokenLogprobs
+
+
+def report(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
+    """For each row of raw logits (rows, vocab): its token, then the `alternatives` likeliest tokens."""
+    logprobs = logits.log_softmax(-1)
+    own = logprobs.gather(-1, torch.tensor(tokens)[:, None])
+    ranks = (logprobs > own).sum(-1).add_(1).tolist()
+    values, ids = logprobs.topk(min(alternatives, logits.shape[-1]), -1)
+    rows = zip(tokens, own[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), strict=True)
+    return [
+        TokenLogprobs([token, *top_ids], [value, *top], [rank, *range(1, len(top) + 1)])
+        for token, value, rank, top_ids, top in rows
+    ]

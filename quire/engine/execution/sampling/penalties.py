@@ -1,0 +1,67 @@
+"""Repetition, presence and frequency penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.engine.execution.table import RequestTable
+from quire.engine.wire.protocol import SamplingParams
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a row has seen: whether a token stood in the prompt, and how often it was generated; both (vocab,)."""
+
+    params: SamplingParams
+    in_prompt: Tensor
+    generated: Tensor
+
+
+class Penalties:
+    """Repetition counts prompt and output (Keskar et al. 2019), presence and frequency the output only (OpenAI)."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._seen: dict[int, _Seen] = {}
+
+    def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
+        """See `Stage`."""
+        if not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0):
+            return
+        prompt, output = np.split(table.known_tokens(row), [table[row].prompt_len])
+        in_prompt = torch.from_numpy(np.bincount(prompt, minlength=self._vocab_size) > 0)
+        generated = torch.from_numpy(np.bincount(output, minlength=self._vocab_size).astype(np.float32))
+        self._seen[row] = _Seen(params, in_prompt, generated)
+
+    def remove(self, row: int) -> None:
+        """See `Stage`."""
+        self._seen.pop(row, None)
+
+    def observe(self, row: int, token: int) -> None:
+        """See `Stage`."""
+        if (seen := self._seen.get(row)) is not None:
+            seen.generated[token] += 1
+
+    def apply(self, logits: Tensor, rows: Sequence[int], table: RequestTable) -> None:
+        """See `Stage`."""
+        if self._seen:
+            for index, row in enumerate(rows):
+                if (seen := self._seen.get(row)) is not None:
+                    _punish(logits[index], seen)
+
+
+def _punish(logits: Tensor, seen: _Seen) -> None:
+    params = seen.params
+    occurred = seen.generated > 0
+    if params.repetition_penalty != 1.0:
+        factor = torch.where(logits > 0, 1.0 / params.repetition_penalty, params.repetition_penalty)
+        logits.copy_(torch.where(seen.in_prompt | occurred, logits * factor, logits))
+    if params.frequency_penalty:
+        logits.sub_(seen.generated, alpha=params.frequency_penalty)
+    if params.presence_penalty:
+        logits.sub_(occurred.float(), alpha=params.presence_penalty)

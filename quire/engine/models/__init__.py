@@ -1,0 +1,1 @@
+"""Models: an architecture is a value (`spec`), one decoder runs it, `fallback` runs everything else."""

@@ -1,0 +1,28 @@
+"""Architectures: a function from a Hugging Face config to a DecoderSpec for each `model_type`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.engine.models.archs.gemma import gemma2, gemma3
+from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, qwen2, qwen3, smollm3
+from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
+from quire.engine.models.spec import DecoderSpec
+
+ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
+    "deepseek_v3": deepseek_v3,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3,
+    "gpt_oss": gpt_oss,
+    "granite": granite,
+    "llama": llama,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "olmo2": olmo2,
+    "phi3": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+    "smollm3": smollm3,
+}

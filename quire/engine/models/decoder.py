@@ -1,0 +1,119 @@
+"""One decoder for every architecture that a DecoderSpec can say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.engine.models.layers.attention import GroupedAttentionLayer
+from quire.engine.models.layers.latent import LatentAttentionLayer
+from quire.engine.models.layers.mlp import GatedMLPLayer
+from quire.engine.models.layers.moe import MoELayer
+from quire.engine.models.layers.norm import RMSNorm
+from quire.engine.models.layers.rope import angles
+from quire.engine.models.layers.step import Attend, StepContext
+from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
+from quire.kernels.softcap import softcap
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What one layer keeps of a token: key_dim numbers for each head, and value_dim more unless values lie in keys."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    values_in_keys: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """Numbers per token."""
+        return self.heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
+
+
+class CausalLM(Protocol):
+    """What the model runner needs of a model."""
+
+    caches: Sequence[CacheShape]
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
+        """Run all tokens at their positions, both (tokens,), and give what `logits` takes for some rows of them."""
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(rows, vocab) float32."""
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each in a residual branch."""
+
+    def __init__(self, index: int, spec: Layer, decoder: DecoderSpec) -> None:
+        super().__init__()
+        self.scale = spec.residual_scale
+        self.attn = (
+            GroupedAttentionLayer(index, spec.attn, decoder)
+            if isinstance(spec.attn, GroupedAttention)
+            else LatentAttentionLayer(index, spec.attn, decoder)
+        )
+        self.ffn = (
+            GatedMLPLayer(decoder.hidden, spec.ffn.size, spec.ffn.act, bias=spec.ffn.bias)
+            if isinstance(spec.ffn, GatedMLP)
+            else MoELayer(decoder.hidden, spec.ffn)
+        )
+
+        def norm(exists: bool) -> nn.Module:
+            return RMSNorm(decoder.hidden, decoder.eps, decoder.norm_offset) if exists else nn.Identity()
+
+        self.attn_norm, self.ffn_norm = norm(spec.pre_norm), norm(spec.pre_norm)
+        self.attn_post_norm, self.ffn_post_norm = norm(spec.post_norm), norm(spec.post_norm)
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden)."""
+        x = self._add(x, self.attn_post_norm(self.attn(self.attn_norm(x), step)))
+        return self._add(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))))
+
+    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + branch if self.scale == 1.0 else x + branch * self.scale
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, norm and head, as the spec says."""
+
+    def __init__(self, spec: DecoderSpec, context_len: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.context_len = context_len
+        self.embed = nn.Embedding(spec.vocab, spec.hidden)
+        self.layers = nn.ModuleList(DecoderLayer(i, layer, spec) for i, layer in enumerate(spec.layers))
+        self.norm = RMSNorm(spec.hidden, spec.eps, spec.norm_offset)
+        self.head = None if spec.tied else nn.Linear(spec.hidden, spec.vocab, bias=False)
+        self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
+        self._ropes = {layer.attn.rope for layer in spec.layers if layer.attn.rope is not None}
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
+        """Last hidden states (rows, hidden) of some rows of the tokens at positions, both (tokens,)."""
+        step = StepContext({rope: angles(rope, positions, self.context_len) for rope in self._ropes}, attend)
+        x = F.embedding(tokens, self.embed.weight)
+        if self.spec.embed_scale != 1.0:
+            x = x * torch.tensor(self.spec.embed_scale, dtype=x.dtype)
+        for layer in self.layers:
+            x = layer(x, step)
+        out: Tensor = self.norm(x[rows])
+        return out
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(rows, vocab) float32 of hidden states (rows, hidden)."""
+        out = F.linear(features, self.embed.weight if self.head is None else self.head.weight).float()
+        if self.spec.logit_scale != 1.0:
+            out = out * self.spec.logit_scale
+        return out if self.spec.logit_softcap is None else softcap(out, self.spec.logit_softcap)
+
+
+def _cache_shape(spec: GroupedAttention | LatentAttention) -> CacheShape:
+    if isinstance(spec, GroupedAttention):
+        return CacheShape(spec.kv_heads, spec.head_dim, spec.head_dim)
+    return CacheShape(1, spec.kv_rank + spec.rope.dim, spec.kv_rank, values_in_keys=True)

@@ -1,0 +1,140 @@
+"""Runs any Hugging Face causal LM whose attention goes through transformers' AttentionInterface.
+
+The module is Hugging Face's own; only its attention is replaced by ours, so it takes part in continuous batching like
+any other model. Slower than the decoder, but there from a new model's first day.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from quire.engine.models.decoder import CacheShape
+from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel, WeightMismatch
+from quire.engine.models.layers.step import Attend
+from quire.kernels.paged_attention import ScoreMath
+
+_NAME = "quire_paged"
+
+
+class _Binding:
+    """Leads from an attention module of Hugging Face's to the attention of the step that runs."""
+
+    attend: Attend | None = None
+
+
+def _paged_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Our attention under Hugging Face's signature: query, key and value are (1, heads, tokens, dim)."""
+    if attention_mask is not None:
+        raise UnsupportedModel("its attention takes a mask of its own")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    math = ScoreMath(scale, sliding_window, softcap, s_aux)
+    return module.quire_binding.attend(module.layer_idx, q, k, v, math)[None], None
+
+
+AttentionInterface.register(_NAME, _paged_attention)
+
+
+class FallbackModel:
+    """A Hugging Face module behind the interface of our decoder."""
+
+    def __init__(self, module: Any) -> None:
+        """Take over a module's attention.
+
+        Raises:
+            UnsupportedModel: its attention cannot be taken over completely.
+        """
+        self._module = module
+        accepted = set(inspect.signature(module.forward).parameters)
+        if "position_ids" not in accepted:
+            raise UnsupportedModel("its forward takes no position_ids")
+        self._keeps_rows = "logits_to_keep" in accepted
+        self._binding = _Binding()
+        for part in module.modules():
+            if hasattr(part, "layer_idx"):
+                part.quire_binding = self._binding
+        self.caches: Sequence[CacheShape] = _probe(self, module.config)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
+        """Logits (rows, vocab) of some rows of the tokens at positions, both (tokens,)."""
+        self._binding.attend = attend
+        arguments: dict[str, Any] = {"logits_to_keep": rows} if self._keeps_rows else {}
+        out = self._module(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **arguments)
+        logits: Tensor = out.logits[0]
+        return logits if self._keeps_rows else logits[rows]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """As float32; they are logits already."""
+        return features.float()
+
+
+def load_fallback(folder: Path, dtype: torch.dtype) -> FallbackModel:
+    """Load a folder with transformers.
+
+    Raises:
+        UnknownArchitecture: transformers knows no causal LM of this kind.
+        UnsupportedModel: its attention cannot be taken over.
+        WeightMismatch: the checkpoint does not fit.
+    """
+    try:
+        module, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
+        )
+    except (ValueError, KeyError) as error:
+        raise UnknownArchitecture(f"neither Quire nor transformers can run it as a causal LM: {error}") from error
+    except RuntimeError as error:  # mis-shaped weights
+        raise WeightMismatch(str(error)) from error
+    wrong = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
+    if wrong:
+        raise WeightMismatch(f"the checkpoint does not fit the model: {wrong}")
+    if not getattr(module, "_supports_attention_backend", False):
+        raise UnsupportedModel(f"{type(module).__name__} does not let its attention be replaced")
+    return FallbackModel(module.eval())
+
+
+class _Probe:
+    """Stands in for attention in a dry run and notes what each layer wants to cache."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, CacheShape] = {}
+        self.windows: dict[int, int | None] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
+        assert v is not None
+        self.shapes[layer] = CacheShape(k.shape[1], k.shape[2], v.shape[2])
+        self.windows[layer] = math.window
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+
+
+@torch.inference_mode()
+def _probe(model: FallbackModel, config: Any) -> list[CacheShape]:
+    probe = _Probe()
+    first = torch.zeros(1, dtype=torch.int64)
+    model.forward(first, first, probe, first)
+    text = config.get_text_config()
+    if sorted(probe.shapes) != list(range(text.num_hidden_layers)):
+        raise UnsupportedModel("some of its layers are not softmax attention, or do not use transformers' interface")
+    for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
+        windowed = kind == "sliding_attention"
+        if kind not in ("full_attention", "sliding_attention") or windowed != (probe.windows[layer] is not None):
+            raise UnsupportedModel(f"its layer {layer} is of type {kind}, whose mask does not reach us")
+    return [probe.shapes[layer] for layer in range(text.num_hidden_layers)]

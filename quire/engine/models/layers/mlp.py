@@ -1,0 +1,23 @@
+"""Dense feed-forward layers."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from quire.engine.models.layers.linear import Linear
+from quire.kernels.gated import act_and_mul
+
+
+class GatedMLPLayer(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, hidden: int, size: int, act: str, *, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up = Linear(hidden, size, size, bias=bias)
+        self.down = Linear(size, hidden, bias=bias)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden)."""
+        out: Tensor = self.down(act_and_mul(self.gate_up(x), self.act))
+        return out

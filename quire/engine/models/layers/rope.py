@@ -1,0 +1,37 @@
+"""Angles of rotary position embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.spec import DynamicNtk, LongRope, Rope
+
+
+def angles(rope: Rope, positions: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each (tokens, pairs) float32, at the given positions (tokens,).
+
+    `context_len` decides between a long rope's two frequency sets, so that it is one for all requests and their keys
+    can be shared.
+    """
+    phase = positions.float()[:, None] * _frequencies(rope, positions, context_len)
+    return phase.cos() * rope.factor, phase.sin() * rope.factor
+
+
+def _frequencies(rope: Rope, positions: Tensor, context_len: int) -> Tensor:
+    """(pairs,) or (tokens, pairs)."""
+    extension = rope.extension
+    if isinstance(extension, LongRope) and context_len > extension.trained_len:
+        return torch.tensor(extension.inv_freq, device=positions.device)
+    if isinstance(extension, DynamicNtk):
+        return _dynamic_ntk(rope.dim, extension, positions)
+    return torch.tensor(rope.inv_freq, device=positions.device)
+
+
+def _dynamic_ntk(dim: int, ntk: DynamicNtk, positions: Tensor) -> Tensor:
+    """Each position turns as in a sequence that ends with it, so the result is the same however it is chunked."""
+    length = (positions + 1).clamp(min=ntk.trained_len).float()
+    stretch = ntk.factor * length / ntk.trained_len - (ntk.factor - 1)
+    base = ntk.theta * stretch ** (dim / (dim - 2))
+    exponent = torch.arange(0, dim, 2, device=positions.device).float() / dim
+    return 1.0 / base[:, None] ** exponent

@@ -1,0 +1,37 @@
+"""What a step hands to every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.engine.models.spec import Rope
+from quire.kernels.paged_attention import ScoreMath
+
+
+class Attend(Protocol):
+    """The attention of one step: stores a layer's new keys and values, then lets its queries read all of them."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
+        """Attend.
+
+        Args:
+            layer: index of the layer's cache.
+            q: (tokens, heads, dim).
+            k: (tokens, kv_heads, dim).
+            v: (tokens, kv_heads, value_dim); none where values are the first numbers of the keys.
+            math: what happens to the scores.
+
+        Returns:
+            (tokens, heads, value_dim)
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """Rope angles of the step's tokens, by rope, and its attention."""
+
+    ropes: dict[Rope, tuple[Tensor, Tensor]]
+    attend: Attend

@@ -1,0 +1,124 @@
+"""From a model folder to a model that runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig
+
+from quire.config.options import ModelOptions
+from quire.engine.models.archs import ARCHITECTURES
+from quire.engine.models.archs.rope import max_positions
+from quire.engine.models.checkpoint import Checkpoint, Progress
+from quire.engine.models.decoder import CausalLM, Decoder
+from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
+from quire.engine.models.fallback import load_fallback
+from quire.engine.models.quantised import check_quantisation
+from quire.engine.models.weights import WeightFiller, allocate
+
+ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and what is known of it."""
+
+    model: CausalLM
+    architecture: str
+    implementation: Literal["quire", "transformers"]
+    dtype: torch.dtype
+    vocab_size: int
+    context_len: int
+    weight_bytes: int
+
+
+def load_model(folder: Path, options: ModelOptions, bar: ProgressBar) -> LoadedModel:
+    """Load the model in a folder.
+
+    Raises:
+        ModelError: the folder, the architecture or the weights will not do; the text says what.
+    """
+    config = read_config(folder)
+    known = config.model_type in ARCHITECTURES
+    if options.model_impl == "quire" and not known:
+        raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
+    check_quantisation(config)
+    with Checkpoint(folder) as checkpoint:
+        dtype = _dtype(options, checkpoint)
+        total = checkpoint.total_bytes
+        if known and options.model_impl != "transformers":
+            return _load_decoder(config, options, checkpoint, dtype, bar)
+    context_len = _context_len(options, _promised_positions(config.get_text_config()))
+    with bar(total) as progress:
+        model = load_fallback(folder, dtype)
+        progress(total)
+    vocab = config.get_text_config().vocab_size
+    return LoadedModel(model, config.model_type, "transformers", dtype, vocab, context_len, total)
+
+
+def read_config(folder: Path) -> Any:
+    """The folder's Hugging Face config.
+
+    Raises:
+        BrokenFolder: there is no readable one.
+        UnknownArchitecture: transformers does not know its model type, or it is no causal LM.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BrokenFolder(f"{path} cannot be read: {error}") from error
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnknownArchitecture(f"transformers cannot read {path}: {error}") from error
+    names = raw.get("architectures") or []
+    if names and not any("CausalLM" in name or "LMHead" in name or "ConditionalGeneration" in name for name in names):
+        raise UnknownArchitecture(f"{', '.join(names)} is not a causal language model")
+    return config
+
+
+def _load_decoder(
+    config: Any, options: ModelOptions, checkpoint: Checkpoint, dtype: torch.dtype, bar: ProgressBar
+) -> LoadedModel:
+    spec = ARCHITECTURES[config.model_type](config)
+    context_len = _context_len(options, spec.max_positions)
+    with torch.device("meta"):
+        model = Decoder(spec, context_len)
+    allocate(model, dtype)
+    extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0)
+    with bar(checkpoint.total_bytes) as progress:
+        WeightFiller(model, extra_layers=extra).fill(checkpoint.tensors(dtype, progress))
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, size)
+
+
+def _dtype(options: ModelOptions, checkpoint: Checkpoint) -> torch.dtype:
+    if options.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, options.dtype)
+        return dtype
+    stored = checkpoint.dtype()
+    return torch.bfloat16 if stored == torch.float16 else stored  # CPUs are ten times slower in float16
+
+
+def _context_len(options: ModelOptions, promised: int) -> int:
+    wanted = options.max_model_len
+    if wanted is not None and wanted > promised:
+        raise UnsupportedModel(f"--max-model-len is {wanted}, but the model was made for {promised} tokens at most")
+    return wanted or promised
+
+
+def _promised_positions(config: Any) -> int:
+    """Context length of a config that may say it in one of several ways."""
+    if getattr(config, "rope_parameters", None):
+        return max_positions(config)
+    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
+        if isinstance(value := getattr(config, name, None), int):
+            return value
+    raise UnsupportedModel("its config does not say how long a context may be")

@@ -1,0 +1,76 @@
+"""Packed weights, unpacked as they are read: MXFP4 experts (gpt-oss) and block-scaled FP8 (DeepSeek)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.errors import UnsupportedModel
+
+# The 16 values of FP4 (one sign, two exponent, one mantissa bit) in the order of their codes, OCP MX v1.0.
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_E8M0_BIAS = 127
+
+Unpack = Callable[[Tensor, Tensor, torch.dtype], Tensor]
+
+
+def check_quantisation(config: Any) -> None:
+    """Refuse checkpoints packed in a way that nobody here can unpack.
+
+    Raises:
+        UnsupportedModel: naming the method.
+    """
+    section = getattr(config, "quantization_config", None)
+    if section is None:
+        return
+    method = section.get("quant_method") if isinstance(section, Mapping) else section.quant_method
+    name = str(getattr(method, "value", method))
+    if name not in ("mxfp4", "fp8"):
+        raise UnsupportedModel(f"checkpoints quantised with {name!r} are not supported; mxfp4 and block-wise fp8 are")
+
+
+def packing_of(name: str) -> tuple[str, str, Unpack]:
+    """For a tensor that may be packed: the plain weight's name, its scales' name and what unpacks the two."""
+    if name.endswith("_blocks"):
+        plain = name.removesuffix("_blocks")
+        return plain, f"{plain}_scales", unpack_mxfp4
+    return name, f"{name}_scale_inv", unpack_fp8
+
+
+def is_scale(name: str) -> bool:
+    """Whether a tensor only serves another one."""
+    return name.endswith(("_scales", "_scale_inv"))
+
+
+def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Two codes a byte, low one first, and one power of two for 32 of them.
+
+    Args:
+        blocks: (experts, rows, groups, 16) uint8.
+        scales: (experts, rows, groups) uint8 exponents.
+        dtype: of the result.
+
+    Returns:
+        (experts, groups * 32, rows), the layout in which Hugging Face keeps unpacked experts.
+    """
+    table = torch.tensor(_FP4, dtype=dtype)
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    values = torch.ldexp(table[codes.int()], (scales.int() - _E8M0_BIAS)[..., None])
+    return values.flatten(-2).transpose(1, 2)
+
+
+def unpack_fp8(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """One scale for each block of rows and columns; the block's size follows from the two shapes' powers of two."""
+    rows, columns = (_block(size, count) for size, count in zip(weight.shape, scales.shape, strict=True))
+    spread = scales.float().repeat_interleave(rows, 0)[: weight.shape[0]].repeat_interleave(columns, 1)
+    return (weight.float() * spread[:, : weight.shape[1]]).to(dtype)
+
+
+def _block(size: int, count: int) -> int:
+    block = 1
+    while -(-size // block) > count:
+        block *= 2
+    return block

@@ -1,0 +1,114 @@
+"""Reads safetensors files through a memory map whose pages are given back as soon as a tensor has been used.
+
+The safetensors library maps files too, but keeps what was read resident until the whole file is closed; for one large
+file that doubles the memory which loading takes.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.errors import BrokenFolder
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class SafetensorsFile:
+    """One open file. The format: header length (8 bytes, little-endian), JSON header, data."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and read the header.
+
+        Raises:
+            BrokenFolder: not a whole safetensors file.
+        """
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            (length,) = struct.unpack("<Q", self._map[:8])
+            header: dict[str, Any] = json.loads(self._map[8 : 8 + length])
+        except (OSError, ValueError, struct.error) as error:
+            raise BrokenFolder(f"{path.name} is not a safetensors file: {error}") from error
+        header.pop("__metadata__", None)
+        self._start = 8 + length
+        self._entries = header
+        self._check_size()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Tensors may still look into the map; it closes with the last of them.
+        del self._map
+
+    def names(self) -> list[str]:
+        """Names of the tensors, in the order in which they lie in the file."""
+        return sorted(self._entries, key=lambda name: int(self._entries[name]["data_offsets"][0]))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Number format of a tensor."""
+        return _DTYPES[self._entries[name]["dtype"]]
+
+    def size(self, name: str) -> int:
+        """Bytes of a tensor."""
+        begin, end = self._entries[name]["data_offsets"]
+        return int(end - begin)
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the file's data; copy what is to be kept, then call `release`."""
+        entry = self._entries[name]
+        begin, end = entry["data_offsets"]
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise BrokenFolder(f"{self.path.name}: {name} has the unknown number format {entry['dtype']}")
+        if begin == end:
+            return torch.empty(entry["shape"], dtype=dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            data = torch.frombuffer(self._map, dtype=torch.uint8, count=end - begin, offset=self._start + begin)
+        return _aligned(data, dtype).view(entry["shape"])
+
+    def release(self, name: str) -> None:
+        """Let the system drop the pages of a tensor from this process's memory."""
+        begin, end = self._entries[name]["data_offsets"]
+        first = -(-(self._start + begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (self._start + end) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def _check_size(self) -> None:
+        end = max((entry["data_offsets"][1] for entry in self._entries.values()), default=0)
+        if self._start + end > len(self._map):
+            raise BrokenFolder(
+                f"{self.path.name} is cut off: {self._start + end} bytes expected, {len(self._map)} there"
+            )
+
+
+def _aligned(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """Reinterpret bytes; data that starts at an odd address is copied first."""
+    return (data if data.data_ptr() % dtype.itemsize == 0 else data.clone()).view(dtype)

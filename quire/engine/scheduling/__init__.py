@@ -1,0 +1,1 @@
+"""Who gets how many tokens and which blocks in a step: plain Python on ints."""

@@ -1,0 +1,1 @@
+"""The engine's door: messages, transport, client, launch. No torch in here."""

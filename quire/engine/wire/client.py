@@ -1,0 +1,194 @@
+"""The front end's view of one engine: requests in, streams of deltas out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+from tokenizers import Tokenizer
+
+from quire.engine.wire.detokenizer import Detokenizer
+from quire.engine.wire.errors import EngineDead, EngineOverloaded, MalformedMessage
+from quire.engine.wire.protocol import (
+    Abort,
+    AddRequest,
+    CoreDied,
+    CoreMessage,
+    ModelInfo,
+    Ping,
+    Pong,
+    Ready,
+    SequenceOutput,
+    Shutdown,
+    StepOutput,
+    StepStats,
+)
+from quire.engine.wire.records import NullObserver, Observer
+from quire.engine.wire.stream import Delta, GenerateRequest, SequenceStream
+from quire.engine.wire.transport import FrontChannel
+
+logger = logging.getLogger(__name__)
+_PING_EVERY = 1.0  # seconds
+
+
+class EngineClient:
+    """Sends requests to a core and hands its outputs to their streams. Lives on one event loop."""
+
+    def __init__(self, channel: FrontChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
+        """Capacity: how many sequences may run and wait at once."""
+        self._channel = channel
+        self._tokenizer = tokenizer
+        self.observer: Observer = NullObserver()
+        self._streams: dict[str, SequenceStream] = {}
+        self._stats = StepStats()
+        self._dead: EngineDead | None = None
+        self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._serials = itertools.count()
+        self._last_seen = time.monotonic()
+        self._unanswered: float | None = None  # when the oldest ping without a pong was sent
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._ping())]
+        self.capacity = capacity
+
+    async def ready(self) -> ModelInfo:
+        """Wait until the model is loaded.
+
+        Raises:
+            EngineDead: loading failed.
+        """
+        return await asyncio.shield(self._ready)
+
+    @property
+    def stats(self) -> StepStats:
+        """State after the engine's last step."""
+        return self._stats
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences that run or wait."""
+        return len(self._streams)
+
+    @property
+    def dead(self) -> EngineDead | None:
+        """Why the engine ended, if it has."""
+        return self._dead
+
+    def stalled_for(self) -> float:
+        """Seconds for which the core has owed a sign of life; 0 if it owes none."""
+        return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
+
+    def admit(self, sequences: int) -> None:
+        """Make sure that there is room for so many more sequences.
+
+        Raises:
+            EngineDead: the engine has ended.
+            EngineOverloaded: there is no room.
+        """
+        if self._dead is not None:
+            raise self._dead
+        if self.in_flight + sequences > self.capacity:
+            raise EngineOverloaded(
+                f"The server is busy: {self.in_flight} sequences run or wait, and it takes {self.capacity}.",
+                retry_after=1 + self._stats.waiting // max(1, self._stats.running),
+            )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """Generate one sequence; closing the generator early frees the request within an engine step.
+
+        Raises:
+            EngineOverloaded: batch and queue are full.
+            RequestFailed: the engine gave the request up.
+            EngineDead: the engine has ended.
+        """
+        self.admit(1)
+        request_id = uuid.uuid4().hex
+        detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
+        stream = self._streams[request_id] = SequenceStream(request, detokenizer)
+        ended_by_core = False
+        try:
+            await self._channel.send(
+                AddRequest(request_id, request.prompt, request.params, request.priority, request.cache_salt)
+            )
+            while True:
+                delta = await stream.next()
+                ended_by_core = delta.finish_reason is not None and not isinstance(delta.stop_reason, str)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            del self._streams[request_id]
+            self.observer.on_finish(stream.record())
+            if not ended_by_core and stream.finish_reason != "error" and self._dead is None:
+                await asyncio.shield(self._channel.send(Abort([request_id])))
+
+    async def close(self) -> None:
+        """Tell the core to end and stop listening to it; open streams fail."""
+        if self._dead is None:
+            await self._channel.send(Shutdown())
+        self.fail("the server is shutting down")
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        self._channel.close()
+
+    def fail(self, reason: str) -> None:
+        """Mark the engine dead and let every open stream know."""
+        if self._dead is not None:
+            return
+        self._dead = EngineDead(f"The engine has ended: {reason}")
+        if not self._ready.done():
+            self._ready.set_exception(self._dead)
+            self._ready.exception()  # seen: whoever awaits `ready` still gets it
+        for stream in self._streams.values():
+            stream.fail(self._dead)
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                message = await self._channel.receive()
+            except MalformedMessage as error:
+                logger.error("dropped a malformed message from the engine: %s", error)
+                continue
+            self._last_seen = time.monotonic()
+            self._handle(message)
+
+    def _handle(self, message: CoreMessage) -> None:
+        match message:
+            case StepOutput(outputs=outputs, stats=stats):
+                self._stats = stats
+                self.observer.on_step(stats)
+                for output in outputs:
+                    self._deliver(output)
+            case Pong():
+                self._unanswered = None
+            case Ready(info=info):
+                self._ready.set_result(info)
+            case CoreDied(error=error):
+                logger.error("the engine has ended: %s", error)
+                self.fail(error)
+
+    def _deliver(self, output: SequenceOutput) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None or stream.finish_reason is not None:
+            return  # the client left, or a stop string ended it; the abort is on its way
+        times, now = stream.times, self._last_seen
+        times.scheduled = times.scheduled or output.scheduled_at
+        if output.token_ids:
+            self.observer.on_tokens(times, now, len(output.token_ids))
+            times.first_token = times.first_token or now
+            times.last_token = now
+        stream.put(output)
+
+    async def _ping(self) -> None:
+        with suppress(EngineDead):
+            await self.ready()
+        while self._dead is None:
+            if self._unanswered is None:
+                self._unanswered = time.monotonic()
+                await self._channel.send(Ping(next(self._serials)))
+            await asyncio.sleep(_PING_EVERY)

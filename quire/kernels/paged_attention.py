@@ -1,0 +1,135 @@
+"""Attention over a paged KV cache: the torch reference, which gathers a sequence's pages before it multiplies.
+
+Keys and values lie as (kv_heads, blocks, block_size, dim), so that gathering copies whole pages and leaves each head's
+positions in order. Values may be a view of the keys (latent attention).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.softcap import softcap
+
+_MAX_SCORES = 1 << 24  # numbers in one chunk of scores, 64 MiB as float32
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreMath:
+    """What happens to the products of queries and keys.
+
+    Attributes:
+        window: a query sees so many positions, its own included; none for all.
+        sinks: (heads,) a logit per head that joins the softmax and takes its share away.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def write_pages(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Put rows (tokens, kv_heads, dim) into their slots (tokens,) = block * block_size + offset."""
+    pages.flatten(1, 2).index_copy_(1, slots, rows.transpose(0, 1))
+
+
+def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath) -> Tensor:
+    """One query per sequence.
+
+    Args:
+        q: (sequences, heads, dim), each at the last position of its sequence.
+        keys: pages, as are values.
+        tables: (sequences, blocks) block tables; what lies behind a sequence's end is masked.
+        lengths: (sequences,) positions including the query's own.
+
+    Returns:
+        (sequences, heads, value_dim)
+    """
+    count, heads, _ = q.shape
+    kv_heads = keys.shape[0]
+    k, v = (_gather(pages, tables.flatten()).unflatten(1, (count, -1)) for pages in (keys, values))
+    grouped = q.unflatten(1, (kv_heads, -1)).transpose(0, 1)
+    scores = _scores(grouped, k, math)
+    position = torch.arange(k.shape[2], device=q.device)
+    seen = position < lengths[:, None]
+    if math.window is not None:
+        seen &= position >= lengths[:, None] - math.window
+    scores.masked_fill_(~seen[None, :, None, :], -torch.inf)
+    sinks = None if math.sinks is None else math.sinks.view(kv_heads, 1, -1, 1)
+    out = torch.matmul(_softmax(scores, sinks).to(v.dtype), v)
+    return out.transpose(0, 1).reshape(count, heads, -1)
+
+
+def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
+    """The queries of one sequence at its last positions, causally.
+
+    Args:
+        q: (tokens, heads, dim).
+        keys: pages, as are values.
+        table: (blocks,) the sequence's blocks.
+        length: positions including those of all queries.
+
+    Returns:
+        (tokens, heads, value_dim)
+    """
+    k, v = (_gather(pages, table)[:, :length] for pages in (keys, values))
+    if math.softcap is None and math.sinks is None and k.shape[-1] == v.shape[-1]:
+        return _fused_prefill(q, k, v, math)
+    rows = max(1, _MAX_SCORES // (q.shape[1] * length))
+    first = length - q.shape[0]
+    chunks = q.split(rows)
+    return torch.cat([_plain_prefill(chunk, k, v, first + i * rows, math) for i, chunk in enumerate(chunks)])
+
+
+def _gather(pages: Tensor, blocks: Tensor) -> Tensor:
+    """(kv_heads, positions, dim) of the given blocks."""
+    return pages.index_select(1, blocks).flatten(1, 2)
+
+
+def _fused_prefill(q: Tensor, k: Tensor, v: Tensor, math: ScoreMath) -> Tensor:
+    tokens, length = q.shape[0], k.shape[1]
+    whole = tokens == length and (math.window is None or math.window >= length)
+    mask = None if whole else _mask(tokens, length - tokens, length, math.window, q.device)
+    group = q.shape[1] // k.shape[0]
+    k, v = (x.repeat_interleave(group, 0) if group > 1 else x for x in (k, v))
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, is_causal=whole, scale=math.scale
+    )
+    return out[0].transpose(0, 1)
+
+
+def _plain_prefill(q: Tensor, k: Tensor, v: Tensor, first: int, math: ScoreMath) -> Tensor:
+    """Queries at positions from `first` on; scores are spelled out, so any math goes."""
+    tokens, heads, _ = q.shape
+    kv_heads = k.shape[0]
+    grouped = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # kv_heads, group * tokens, dim
+    scores = _scores(grouped, k, math).unflatten(1, (-1, tokens))
+    scores.masked_fill_(~_mask(tokens, first, k.shape[1], math.window, q.device), -torch.inf)
+    sinks = None if math.sinks is None else math.sinks.view(kv_heads, -1, 1, 1)
+    weights = _softmax(scores, sinks).to(v.dtype).flatten(1, 2)
+    out: Tensor = torch.matmul(weights, v).unflatten(1, (-1, tokens))
+    return out.permute(2, 0, 1, 3).reshape(tokens, heads, -1)
+
+
+def _mask(tokens: int, first: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """(tokens, length): which positions the queries from `first` on see."""
+    query = torch.arange(first, first + tokens, device=device)[:, None]
+    position = torch.arange(length, device=device)
+    seen = position <= query
+    return seen if window is None else seen & (position > query - window)
+
+
+def _scores(q: Tensor, k: Tensor, math: ScoreMath) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2)).float() * math.scale
+    return scores if math.softcap is None else softcap(scores, math.softcap)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    if sinks is None:
+        return scores.softmax(-1)
+    joined = torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), -1)
+    return joined.softmax(-1)[..., :-1]

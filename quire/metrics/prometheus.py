@@ -1,0 +1,174 @@
+"""Prometheus metrics, under Quire's names and, if wanted, under vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from quire.engine.wire.protocol import StepStats
+from quire.engine.wire.records import RequestRecord, RequestTimes
+from quire.metrics import buckets
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_PREFIX, _ALIAS = "quire:", "vllm:"
+_LABELS = ("model_name", "engine")
+_REASONS = ("stop", "length", "abort", "error")
+
+
+class _Alias(Collector):
+    """Gives what another registry collects under a second prefix."""
+
+    def __init__(self, source: CollectorRegistry) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        """Renamed copies."""
+        for metric in self._source.collect():
+            copy = Metric(_rename(metric.name), metric.documentation, metric.type)
+            copy.samples = [Sample(_rename(sample.name), *sample[1:]) for sample in metric.samples]
+            yield copy
+
+
+class Metrics:
+    """All metrics of a server. One `ModelMetrics` for each model feeds them."""
+
+    def __init__(self, *, max_model_len: int, vllm_names: bool) -> None:
+        """`max_model_len`: of the longest model, for the buckets of token counts."""
+        self._engine = CollectorRegistry(auto_describe=True)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._registries: list[CollectorRegistry] = [self._engine, self._process]
+        if vllm_names:
+            aliases = CollectorRegistry()
+            aliases.register(_Alias(self._engine))
+            self._registries.append(aliases)
+        self._define_engine(buckets.token_counts(max_model_len))
+        self.http_requests = Counter(
+            "http_requests", "Requests answered", ("method", "handler", "status"), registry=self._process
+        )
+        self.http_seconds = Histogram(
+            "http_request_duration_seconds",
+            "From a request's first byte to its answer's last",
+            ("method", "handler"),
+            buckets=buckets.HTTP,
+            registry=self._process,
+        )
+
+    def render(self) -> bytes:
+        """The page for Prometheus."""
+        return b"".join(generate_latest(registry) for registry in self._registries)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, _LABELS, registry=self._engine)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, (*_LABELS, *labels), registry=self._engine)
+
+    def _histogram(self, name: str, text: str, steps: tuple[float, ...]) -> Histogram:
+        return Histogram(_PREFIX + name, text, _LABELS, buckets=steps, registry=self._engine)
+
+    def _define_engine(self, tokens: tuple[int, ...]) -> None:
+        self.running = self._gauge("num_requests_running", "Sequences in the batch")
+        self.waiting = self._gauge("num_requests_waiting", "Sequences in line")
+        self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
+        self.kv_blocks = self._gauge("kv_cache_blocks_used", "KV blocks in use")
+        self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.preemptions = self._counter("num_preemptions", "Sequences put back in line for want of KV blocks")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose first token came")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
+        self.success = self._counter("request_success", "Sequences that ended", "finished_reason")
+        self.step_tokens = self._histogram("iteration_tokens_total", "Tokens of an engine step", buckets.STEP_TOKENS)
+        self.step_seconds = self._histogram("step_duration_seconds", "Duration of an engine step", buckets.ITL)
+        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", tokens)
+        self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a request", tokens)
+        self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a request", tokens)
+        self.ttft = self._histogram("time_to_first_token_seconds", "From arrival to first token", buckets.TTFT)
+        self.itl = self._histogram("inter_token_latency_seconds", "Between two tokens of a request", buckets.ITL)
+        self.tpot = self._histogram(
+            "request_time_per_output_token_seconds", "A request's mean time per token behind its first", buckets.ITL
+        )
+        self.e2e = self._histogram("e2e_request_latency_seconds", "From arrival to end", buckets.LATENCY)
+        self.queue = self._histogram("request_queue_time_seconds", "Waiting to enter the batch", buckets.LATENCY)
+        self.inference = self._histogram("request_inference_time_seconds", "In the batch", buckets.LATENCY)
+        self.prefill = self._histogram("request_prefill_time_seconds", "From batch to first token", buckets.LATENCY)
+        self.decode = self._histogram("request_decode_time_seconds", "From first to last token", buckets.LATENCY)
+
+
+class ModelMetrics:
+    """The children of all engine metrics for one model; an `Observer` of its engine."""
+
+    def __init__(self, metrics: Metrics, model_name: str, engine: int) -> None:
+        labels = (model_name, str(engine))
+        self._gauges = {
+            name: getattr(metrics, name).labels(*labels) for name in ("running", "waiting", "kv_usage", "kv_blocks")
+        }
+        self._counters = {
+            name: getattr(metrics, name).labels(*labels)
+            for name in ("prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens")
+        }
+        self._ends = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
+        names = (
+            *("step_tokens", "step_seconds", "request_prompt", "request_output", "request_max", "ttft", "itl"),
+            *("tpot", "e2e", "queue", "inference", "prefill", "decode"),
+        )
+        self._histograms: dict[str, Histogram] = {name: getattr(metrics, name).labels(*labels) for name in names}
+        self._itl = self._histograms["itl"]
+        self._generated = self._counters["generation_tokens"]
+
+    def on_step(self, stats: StepStats) -> None:
+        """Take in the state after a step."""
+        gauges, counters = self._gauges, self._counters
+        gauges["running"].set(stats.running)
+        gauges["waiting"].set(stats.waiting)
+        gauges["kv_blocks"].set(stats.blocks_used)
+        gauges["kv_usage"].set(stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0)
+        for name, count in (
+            ("prefix_queries", stats.prefix_queries),
+            ("prefix_hits", stats.prefix_hits),
+            ("preemptions", stats.preemptions),
+        ):
+            if count:
+                counters[name].inc(count)
+        if stats.step_tokens:
+            self._histograms["step_tokens"].observe(stats.step_tokens)
+            self._histograms["step_seconds"].observe(stats.step_seconds)
+
+    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+        """Take in new tokens of a sequence."""
+        self._generated.inc(count)
+        if times.first_token:
+            self._itl.observe(now - times.last_token)
+        else:
+            self._histograms["ttft"].observe(now - times.arrived)
+
+    def on_finish(self, record: RequestRecord) -> None:
+        """Take in a sequence's end."""
+        self._ends[record.finish_reason].inc()
+        times, histograms = record.times, self._histograms
+        if not times.first_token:
+            return
+        self._counters["prompt_tokens"].inc(record.prompt_tokens)
+        decode = times.last_token - times.first_token
+        for name, value in (
+            ("request_prompt", record.prompt_tokens),
+            ("request_output", record.output_tokens),
+            ("request_max", record.max_tokens),
+            ("e2e", record.finished - times.arrived),
+            ("queue", max(0.0, times.scheduled - times.arrived)),
+            ("inference", times.last_token - times.scheduled),
+            ("prefill", times.first_token - times.scheduled),
+            ("decode", decode),
+        ):
+            histograms[name].observe(value)
+        if record.output_tokens > 1:
+            histograms["tpot"].observe(decode / (record.output_tokens - 1))
+
+
+def _rename(name: str) -> str:
+    return _ALIAS + name.removeprefix(_PREFIX)

@@ -1,0 +1,126 @@
+"""Chat templates: Jinja in a sandbox, with the helpers that Hugging Face templates rely on."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from quire.multimodal.errors import PromptError
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks text for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012 the library's declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Give the body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which models have not been trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    return environment
+
+
+class ChatTemplate:
+    """One compiled template.
+
+    Attributes:
+        variables: names that it reads; others have no effect.
+        wants_parts: it goes through the parts of a message's content, instead of taking it as text.
+    """
+
+    def __init__(self, source: str) -> None:
+        """Compile.
+
+        Raises:
+            PromptError: the source is no template.
+        """
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise PromptError(f"The chat template is not valid: {error}", "chat_template") from error
+        self.source = source
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        self.wants_parts = _loops_over_content(tree)
+
+    def render(self, variables: dict[str, Any]) -> str:
+        """Fill in the variables.
+
+        Raises:
+            PromptError: the template refuses them or fails.
+        """
+        try:
+            return self._template.render(variables)
+        except jinja2.TemplateError as error:
+            raise PromptError(f"The chat template refused the messages: {error}", "messages") from error
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+            raise PromptError(f"The chat template failed on the messages: {error}", "messages") from error
+
+
+def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Sources of a folder's chat templates by name; the usual one is `default`."""
+    found: dict[str, str] = {}
+    inline = config.get("chat_template")
+    if isinstance(inline, str):
+        found["default"] = inline
+    elif isinstance(inline, list):
+        found.update({entry["name"]: entry["template"] for entry in inline})
+    for path in (folder / "additional_chat_templates").glob("*.jinja"):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    main = folder / "chat_template.jinja"
+    if main.exists():
+        found["default"] = main.read_text(encoding="utf-8")
+    return found
+
+
+def _loops_over_content(tree: nodes.Template) -> bool:
+    """Whether some `for` goes through a message's content, directly or by a variable that holds it."""
+
+    def is_content(node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Getattr):
+            return node.attr == "content"
+        return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+    holders = {
+        assign.target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name) and is_content(assign.node)
+    }
+
+    def goes_through(loop: nodes.For) -> bool:
+        return is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in holders)
+
+    return any(goes_through(loop) for loop in tree.find_all(nodes.For))

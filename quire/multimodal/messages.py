@@ -1,0 +1,74 @@
+"""Brings the messages of a chat into the shape that templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.multimodal.errors import PromptError
+
+Message = dict[str, Any]
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+
+
+def normalise(messages: Sequence[Mapping[str, Any]], *, as_parts: bool) -> list[Message]:
+    """Copies of the messages with content as text or as a list of text parts, and tool arguments as objects.
+
+    Raises:
+        PromptError: a part or tool call that cannot be understood.
+    """
+    return [_normalise(message, f"messages[{i}]", as_parts) for i, message in enumerate(messages)]
+
+
+def _normalise(message: Mapping[str, Any], where: str, as_parts: bool) -> Message:
+    out = {key: value for key, value in message.items() if value is not None}
+    texts = _texts(message.get("content"), f"{where}.content")
+    out["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+    calls = out.get("tool_calls")
+    if calls:
+        out["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    else:
+        out.pop("tool_calls", None)
+    reasoning = out.get("reasoning") or out.get("reasoning_content")
+    if reasoning:  # two names of one thing; templates know one or the other
+        out["reasoning"] = out["reasoning_content"] = reasoning
+    return out
+
+
+def _texts(content: Any, where: str) -> list[str]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    return [_text_of(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _text_of(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text" if "text" in part else None)
+    key = _TEXT_PARTS.get(kind)
+    if key is None:
+        raise PromptError(f"Content parts of type {kind!r} are not supported; this model takes text.", where)
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise PromptError(f"A content part of type {kind!r} needs its text in {key!r}.", where)
+    return text
+
+
+def _tool_call(call: Mapping[str, Any], where: str) -> Message:
+    function = dict(call.get("function") or {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
+        except ValueError as error:
+            raise PromptError(f"The arguments of a tool call are not valid JSON: {error}", where) from error
+    return {**call, "function": function}

@@ -1,0 +1,172 @@
+"""Renderer: from what a client sent to token ids, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from quire.config.options import ChatOptions
+from quire.engine.wire.protocol import TokenArray
+from quire.multimodal.chat_template import ChatTemplate, load_templates
+from quire.multimodal.errors import PromptError
+from quire.multimodal.messages import normalise
+from quire.multimodal.tokenizer import Tokenizer
+
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_CUT = "\ue000quire:cut\ue000"  # marks where an unfinished last message ends
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine is given. `text` is known where a template made it."""
+
+    token_ids: TokenArray
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A conversation and how its template is to be filled."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    template: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Renderer:
+    """Makes prompts for one model."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, options: ChatOptions, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._defaults = dict(options.default_chat_template_kwargs)
+        self._sources = load_templates(folder, tokenizer.config)
+        if options.chat_template is not None:
+            self._sources = {"default": options.chat_template.read_text(encoding="utf-8")}
+        self._compile = lru_cache(maxsize=32)(ChatTemplate)
+        # Rust and Jinja work; two threads keep one long prompt from holding up the short ones.
+        self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="quire-render")
+
+    async def text(self, text: str, *, add_special_tokens: bool, room: int | None = None) -> Prompt:
+        """Tokens of a plain text.
+
+        Args:
+            text: the prompt.
+            add_special_tokens: put the tokens around it that the model expects.
+            room: refuse texts that cannot have so few tokens, without tokenising them.
+
+        Raises:
+            PromptError: it is certainly too long.
+        """
+        self._check_size(text, room)
+        return await self._in_worker(partial(self._encode, text, add_special_tokens))
+
+    async def chat(self, request: ChatRequest, *, room: int | None = None) -> Prompt:
+        """Tokens of a conversation.
+
+        Raises:
+            PromptError: the template refuses it, or the prompt is certainly too long.
+        """
+        return await self._in_worker(partial(self._chat, request, room))
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones included."""
+        return await self._in_worker(partial(self.tokenizer.decode, tokens, skip_special_tokens=False))
+
+    def unread_variables(self, request: ChatRequest) -> list[str]:
+        """Names among the request's variables that its template never reads."""
+        known = self._template(request).variables
+        return sorted(name for name in request.variables if name not in known)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether chats can be rendered without a template from the request."""
+        return "default" in self._sources
+
+    def template_mentions(self, text: str) -> bool:
+        """Whether the usual template contains a text."""
+        return text in self._sources.get("default", "")
+
+    def close(self) -> None:
+        """Let the worker threads end."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_worker(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> Prompt:
+        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return Prompt(np.array(ids, np.int32), text)
+
+    def _chat(self, request: ChatRequest, room: int | None) -> Prompt:
+        text = self._fill(request)
+        self._check_size(text, room)
+        return self._encode(text, request.add_special_tokens)
+
+    def _fill(self, request: ChatRequest) -> str:
+        clash = sorted(_RESERVED & set(request.variables))
+        if clash:
+            raise PromptError(f"chat_template_kwargs may not set {', '.join(clash)}.", "chat_template_kwargs")
+        template = self._template(request)
+        messages = normalise(request.messages, as_parts=template.wants_parts)
+        if request.continue_final_message:
+            _mark_end(messages)
+        text = template.render(
+            {
+                **self.tokenizer.special,
+                **self._defaults,
+                **request.variables,
+                "messages": messages,
+                "tools": list(request.tools) if request.tools else None,
+                "documents": list(request.documents) if request.documents else None,
+                "add_generation_prompt": request.add_generation_prompt,
+            }
+        )
+        if not request.continue_final_message:
+            return text
+        head, found, _ = text.rpartition(_CUT)
+        if not found:
+            raise PromptError("The chat template does not show the final message.", "continue_final_message")
+        return head
+
+    def _template(self, request: ChatRequest) -> ChatTemplate:
+        named = "tool_use" if request.tools and "tool_use" in self._sources else "default"
+        source = request.template or self._sources.get(named)
+        if source is None:
+            raise PromptError(
+                "The model has no chat template; start the server with --chat-template, or use /v1/completions.",
+                "messages",
+            )
+        return self._compile(source)
+
+    def _check_size(self, text: str, room: int | None) -> None:
+        if room is not None and len(text) > room * self.tokenizer.longest_token:
+            raise PromptError(
+                f"The prompt has {len(text)} characters; the model's context holds {self.max_model_len} tokens.",
+                "input_text",
+            )
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> None:
+    """Put the cut mark behind the last message's text."""
+    if not messages:
+        raise PromptError("There is no final message to continue.", "continue_final_message")
+    content = messages[-1]["content"]
+    if isinstance(content, str):
+        messages[-1]["content"] = content + _CUT
+    else:
+        last = content[-1]["text"] if content else ""
+        messages[-1]["content"] = [*content[:-1], {"type": "text", "text": last + _CUT}]

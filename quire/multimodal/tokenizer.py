@@ -1,0 +1,129 @@
+"""A model folder's tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TokenizerMissing(Exception):
+    """The folder holds no tokenizer that can be used."""
+
+
+class Tokenizer:
+    """Text to tokens and back.
+
+    Attributes:
+        backend: the library's tokenizer.
+        special: texts of the named special tokens, as chat templates expect them.
+        config: the contents of tokenizer_config.json.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.config = config
+        self.special = {name: text for name in _SPECIAL if (text := _token_text(config.get(name))) is not None}
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read a folder's tokenizer.
+
+        Raises:
+            TokenizerMissing: there is none, or it cannot be read.
+        """
+        path = folder / "tokenizer_config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            if (folder / "tokenizer.json").exists():
+                return cls(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), config)
+        except Exception as error:
+            raise TokenizerMissing(f"the tokenizer in {folder} cannot be read: {error}") from error
+        return cls(_converted(folder), config)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokens of a text, with the tokens around it that the model expects if wanted."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of tokens."""
+        return self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, text: str) -> int | None:
+        """Id of a token by its text."""
+        return self.backend.token_to_id(text)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token; no text has fewer tokens than its length divided by this."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a single token stands for; a piece of a character is no text of its own."""
+        text = self.backend.id_to_token(token)
+        if text is None:
+            return b""
+        if token in self._added:
+            return text.encode()
+        if self._byte_level:
+            table = _byte_level_alphabet()
+            return b"".join(bytes([table[char]]) if char in table else char.encode() for char in text)
+        if match := _BYTE_TOKEN.fullmatch(text):
+            return bytes([int(match[1], 16)])
+        return text.replace("\u2581", " ").encode()
+
+    def token_text(self, token: int) -> str:
+        """A single token as text, with a replacement sign for a piece of a character."""
+        return self.token_bytes(token).decode(errors="replace")
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        decoder = self.backend.decoder
+        return decoder is not None and b"ByteLevel" in decoder.__getstate__()
+
+
+@lru_cache(maxsize=1)
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: printable bytes stand for themselves, others for signs from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _token_text(entry: Any) -> str | None:
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
+
+
+def _converted(folder: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a folder that has none in the library's format, converted by transformers."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 takes seconds, and most folders do not need it
+
+    try:
+        backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    except (OSError, ValueError, ImportError, AttributeError, KeyError) as error:
+        raise TokenizerMissing(
+            f"{folder} holds no tokenizer.json, and no other tokenizer that converts: {error}"
+        ) from error
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise TokenizerMissing(f"the tokenizer in {folder} is of a kind that cannot be used")
+    return backend

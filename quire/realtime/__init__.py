@@ -1,0 +1,1 @@
+"""WebSocket sessions: events, audio buffer, voice activity. Empty until the realtime issue moves in."""
