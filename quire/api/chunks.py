@@ -65,11 +65,6 @@ class ChatChunkWriter:
         whole = self._chunk({"content": _MARK}, None)
         self._before, self._after = whole.split(f'"{_MARK}"'.encode())
 
-    @property
-    def in_reasoning(self) -> bool:
-        """Whether the next token is reasoning, as far as can be told."""
-        return self._splitter is not None and self._splitter.in_reasoning
-
     def write(self, delta: Delta, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
         """The chunks of one delta."""
         if not self._begun:

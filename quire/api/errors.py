@@ -4,7 +4,6 @@ ApiError
 ├── InvalidRequest    400
 ├── Unauthorized      401
 ├── NotFound          404
-├── TooLarge          413
 ├── Overloaded        503 with Retry-After
 ├── Unavailable       503
 └── Internal          500
@@ -77,13 +76,6 @@ class NotFound(ApiError):
     kind = "NotFoundError"
 
 
-class TooLarge(ApiError):
-    """The body is larger than the server takes."""
-
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    kind = "RequestEntityTooLargeError"
-
-
 class Overloaded(ApiError):
     """Batch and queue are full; come again."""
 
@@ -150,10 +142,15 @@ def install(app: FastAPI) -> None:
 
 def _validation_error(error: RequestValidationError) -> InvalidRequest:
     problems = error.errors()
-    lines = [f"{_location(item)}: {item['msg']}" for item in problems[:_MOST_PROBLEMS]]
+    lines = [f"{_location(item)}: {_message(item)}" for item in problems[:_MOST_PROBLEMS]]
     if len(problems) > _MOST_PROBLEMS:
         lines.append(f"and {len(problems) - _MOST_PROBLEMS} more")
     return InvalidRequest("; ".join(lines), _location(problems[0]) if problems else None)
+
+
+def _message(problem: Mapping[str, Any]) -> str:
+    cause = problem.get("ctx", {}).get("error")
+    return f"{problem['msg']}: {cause}" if problem["type"] == "json_invalid" else str(problem["msg"])
 
 
 def _location(problem: Mapping[str, Any]) -> str:
@@ -166,5 +163,9 @@ def _from_http(error: HTTPException) -> ApiError:
     status = HTTPStatus(error.status_code)
     answer = ApiError(str(error.detail), headers=error.headers)
     answer.status = status
-    answer.kind = {404: "NotFoundError", 405: "MethodNotAllowedError"}.get(status, "BadRequestError")
+    answer.kind = {
+        404: "NotFoundError",
+        405: "MethodNotAllowedError",
+        413: "RequestEntityTooLargeError",
+    }.get(status, "BadRequestError")
     return answer

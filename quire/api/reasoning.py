@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -85,3 +86,22 @@ class ReasoningSplitter:
         tag = next((size for size in range(min(len(end) - 1, len(text)), 0, -1) if text.endswith(end[:size])), 0)
         body = text[: len(text) - tag]
         return tag + len(body) - len(body.rstrip())
+
+
+class ReasoningCounter:
+    """Counts the tokens from the start tag's to the end tag's."""
+
+    def __init__(self, splitter: ReasoningSplitter, text_of: Callable[[int], str]) -> None:
+        self._splitter = splitter
+        self._text_of = text_of
+
+    def count(self, tokens: Sequence[int]) -> int:
+        """How many of the next tokens belong to the reasoning."""
+        splitter, found = self._splitter, 0
+        for token in tokens:
+            if splitter.in_content:
+                break
+            reasoned = splitter.in_reasoning
+            splitter.push(self._text_of(token))
+            found += reasoned or splitter.in_reasoning
+        return found

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in (["--version"], ["-v"]):
-        print(f"quire {__version__}")  # noqa: T201
+        print(f"quire {__version__}")
         return
     found = _find(given)
     if found is None:

@@ -87,7 +87,7 @@ def authentication(keys: Sequence[str]) -> Middleware:
 
 
 def body_limit(most: int) -> Middleware:
-    """Refuse bodies of more bytes, by their announced or their real length."""
+    """Refuse bodies of more bytes, by their announced or their real length. (Starlette's own answers in plain text.)"""
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:

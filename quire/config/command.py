@@ -8,7 +8,7 @@ import tomllib
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -113,13 +113,15 @@ class _TomlFile(PydanticBaseSettingsSource):
         raise KeyError(field_name)  # __call__ reads the whole file at once
 
     def __call__(self) -> dict[str, Any]:
+        cls = cast("type[Command]", self.settings_cls)
         path = self.current_state.get("config")
         if path is None:
             return {}
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise SettingsError(f"--config takes a readable TOML file, not {str(path)!r} ({error})") from error
+            text = f"{cls.flag('config')} takes a readable TOML file, not {str(path)!r}: {error}"
+            raise ConfigError(f"quire {cls.name}: {text}") from error
         return {key.replace("-", "_"): value for key, value in table.items()}
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from quire.api.protocol.common import FinishReason, GenerationFields, PromptLogprobs, Usage
 
@@ -103,6 +110,11 @@ class AnswerMessage(BaseModel):
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_absent_reasoning(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialise(self)
+        return {name: value for name, value in fields.items() if value is not None or "reasoning" not in name}
 
 
 class ChatChoice(BaseModel):

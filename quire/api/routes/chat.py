@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api import fields
+from quire.api.body import StrictRoute
 from quire.api.chunks import ChatChunkWriter, ChunkHead
 from quire.api.errors import InvalidRequest
 from quire.api.generation import Collected, Tally, admit, collect, run
@@ -25,7 +26,7 @@ from quire.api.protocol.chat import (
     ChatRequest,
 )
 from quire.api.protocol.common import ERRORS
-from quire.api.reasoning import ReasoningSplitter
+from quire.api.reasoning import ReasoningCounter, ReasoningSplitter, ReasoningTags
 from quire.api.sampling import for_choice, room_for_output, sampling_params, text_params, truncated
 from quire.api.served import ServedModel, Services
 from quire.api.sse import EventStream, event, unless_gone
@@ -36,7 +37,7 @@ from quire.multimodal.renderer import Prompt
 
 def router(services: Services) -> APIRouter:
     """The endpoint."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}, **ERRORS}, response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
@@ -126,6 +127,10 @@ class _Call:
             return None
         return ReasoningSplitter(self.model.reasoning, self.prompt.text)
 
+    def counter(self) -> ReasoningCounter:
+        splitter = ReasoningSplitter(self.model.reasoning or ReasoningTags(), self.prompt.text)
+        return ReasoningCounter(splitter, self.model.renderer.tokenizer.token_text)
+
     def tally(self) -> Tally:
         return Tally([len(self.prompt.token_ids)], len(self.requests))
 
@@ -183,7 +188,7 @@ def _choice(call: _Call, index: int, one: Collected, tally: Tally) -> ChatChoice
     splitter = call.splitter()
     if splitter is not None:
         reasoning, content = splitter.push(one.text, last=True)
-        tally.reasoning += _count_reasoning(call, whole.token_ids) if reasoning else 0
+        tally.reasoning += call.counter().count(whole.token_ids) if reasoning else 0
     shown = reasoning if reasoning and call.body.include_reasoning else None
     return ChatChoice(
         index=index,
@@ -195,18 +200,6 @@ def _choice(call: _Call, index: int, one: Collected, tally: Tally) -> ChatChoice
     )
 
 
-def _count_reasoning(call: _Call, tokens: Sequence[int]) -> int:
-    """Tokens from the start tag's to the end tag's."""
-    splitter = call.splitter()
-    assert splitter is not None
-    count = 0
-    for token in tokens:
-        reasoned = splitter.in_reasoning
-        splitter.push(call.model.renderer.tokenizer.token_text(token))
-        count += reasoned or splitter.in_reasoning
-    return count
-
-
 async def _chunks(call: _Call) -> AsyncGenerator[bytes, None]:
     """The stream: for each choice its role, its deltas and its end; then the usage if it is wanted."""
     tally = call.tally()
@@ -214,16 +207,15 @@ async def _chunks(call: _Call) -> AsyncGenerator[bytes, None]:
     usage = options is not None and options.include_usage
     continuous = usage and options is not None and options.continuous_usage_stats
     writers = [_writer(call, index) for index in range(len(call.requests))]
+    counters = [call.counter() for _ in call.requests] if usage and call.model.reasoning else []
     async with aclosing(run(call.model.client, call.requests)) as deltas:
         async for index, delta in deltas:
             tally.add(index, delta)
-            writer = writers[index]
-            reasoned = writer.in_reasoning
+            if counters:
+                tally.reasoning += counters[index].count(delta.token_ids)
             counted: Mapping[str, Any] | None = tally.usage().model_dump() if continuous else None
-            for chunk in writer.write(delta, counted):
+            for chunk in writers[index].write(delta, counted):
                 yield chunk
-            if reasoned or writer.in_reasoning:
-                tally.reasoning += len(delta.token_ids)
     if usage:
         yield event({**call.head.fields(), "choices": [], "usage": tally.usage().model_dump()})
 

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api import fields
+from quire.api.body import StrictRoute
 from quire.api.errors import InvalidRequest
 from quire.api.generation import Collected, Tally, admit, collect, run
 from quire.api.identity import answer_id, fingerprint
@@ -30,7 +31,7 @@ from quire.multimodal.renderer import Prompt
 
 def router(services: Services) -> APIRouter:
     """The endpoint."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/v1/completions", responses={200: {"model": Completion}, **ERRORS}, response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:

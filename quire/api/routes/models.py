@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from quire.api import fields
+from quire.api.body import StrictRoute
 from quire.api.errors import InvalidRequest, NotFound
 from quire.api.protocol.common import ERRORS
 from quire.api.protocol.models import (
@@ -21,7 +22,7 @@ from quire.api.served import ServedModel, Services
 
 def router(services: Services) -> APIRouter:
     """The endpoints."""
-    routes = APIRouter(responses=ERRORS)
+    routes = APIRouter(route_class=StrictRoute, responses=ERRORS)
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:

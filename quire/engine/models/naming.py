@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -38,6 +39,7 @@ _RULES = [
         (r"norm\.weight", "norm.weight"),
         (_LAYER + r"self_attn\.(?P<part>q|k|v)_proj" + _KIND, "attn.qkv.{kind}"),
         (_LAYER + r"self_attn\.qkv_proj" + _KIND, "attn.qkv.{kind}"),
+        (_LAYER + r"self_attn\.q_proj\.weight", "attn.q_b.weight"),  # latent attention without a query rank
         (_LAYER + r"self_attn\.o_proj" + _KIND, "attn.out.{kind}"),
         (_LAYER + r"self_attn\.(?P<side>q|k)_norm\.weight", "attn.{side}_norm.weight"),
         (_LAYER + r"self_attn\.sinks", "attn.sinks"),
@@ -72,18 +74,21 @@ _NORMS = {
 }
 
 
-def place_of(name: str, *, post_norms: bool) -> Place | None:
-    """Where a weight goes; none if there is no place for such a name."""
+def place_of(name: str, parameters: Container[str], *, post_norms: bool) -> Place | None:
+    """Where among the model's parameters a weight goes; none if there is no place for such a name."""
     name = name.removeprefix("model.")
     if match := _NORM.fullmatch(name):
         norm = _NORMS[post_norms].get(match["norm"])
-        return None if norm is None else Place(f"layers.{match['layer']}.{norm}.weight")
+        parameter = f"layers.{match['layer']}.{norm}.weight"
+        return Place(parameter) if parameter in parameters else None
     for pattern, target in _RULES:
         if match := pattern.fullmatch(name):
             groups = match.groupdict()
-            prefix = f"layers.{groups['layer']}." if "layer" in groups else ""
+            parameter = (f"layers.{groups['layer']}." if "layer" in groups else "") + target.format_map(groups)
+            if parameter not in parameters:
+                continue
             return Place(
-                prefix + target.format_map(groups),
+                parameter,
                 part=_ORDER[groups["part"]] if "part" in groups else None,
                 expert=int(groups["expert"]) if "expert" in groups else None,
                 swapped="swapped" in groups,

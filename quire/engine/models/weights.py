@@ -56,8 +56,8 @@ class WeightFiller:
     def _put(self, name: str, tensor: Tensor) -> None:
         if _NOT_NEEDED.fullmatch(name) or (self._model.spec.tied and name == "lm_head.weight") or self._beyond(name):
             return
-        place = place_of(name, post_norms=self._post_norms)
-        if place is None or place.parameter not in self._parameters:
+        place = place_of(name, self._parameters, post_norms=self._post_norms)
+        if place is None:
             self._extra.append(name)
             return
         if place.swapped:

@@ -1,0 +1,162 @@
+"""Sends streaming requests to an OpenAI server and notes when what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from quire.app.bench.prompts import PromptMaker
+from quire.config.commands import BenchServe
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request, in seconds since it was sent.
+
+    Attributes:
+        arrivals: when each chunk with text came.
+        abandoned: the client closed the stream half-way, as it was told to.
+    """
+
+    arrivals: list[float] = field(default_factory=list)
+    e2e: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    abandoned: bool = False
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first text."""
+        return self.arrivals[0]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between chunks."""
+        return [later - sooner for sooner, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per token behind the first."""
+        return (self.arrivals[-1] - self.arrivals[0]) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """All requests of a run and how long it took."""
+
+    samples: list[Sample]
+    seconds: float
+
+
+async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[Sample], None]) -> LoadResult:
+    """Run the load that the settings describe; `on_sample` hears of each request as it ends."""
+    prompts = PromptMaker(settings.seed, settings.prefix_len, settings.input_len)
+    chance = random.Random(settings.seed + 1)
+    samples: list[Sample] = []
+    slots = asyncio.Semaphore(settings.concurrency)
+    timeout = aiohttp.ClientTimeout(total=settings.timeout)
+    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers, read_bufsize=1 << 20
+    ) as session:
+        started = time.perf_counter()
+
+        async def one(prompt: str, abandon: bool) -> None:
+            try:
+                sample = await _send(session, settings, _body(settings, model, prompt), abandon)
+            finally:
+                slots.release()
+            samples.append(sample)
+            on_sample(sample)
+
+        async with asyncio.TaskGroup() as tasks:
+            async for _ in _starts(settings, chance, started):
+                await slots.acquire()
+                if settings.duration is not None and time.perf_counter() - started >= settings.duration:
+                    slots.release()
+                    break
+                tasks.create_task(one(prompts.next(), chance.random() < settings.abandon))
+        return LoadResult(samples, time.perf_counter() - started)
+
+
+async def _starts(settings: BenchServe, chance: random.Random, started: float) -> AsyncIterator[None]:
+    """One item for each request, when it is due."""
+    due, sent = 0.0, 0
+    while settings.duration is not None or sent < settings.num_requests:
+        if settings.request_rate is not None:
+            due += chance.expovariate(settings.request_rate)
+            if settings.duration is not None and due > settings.duration:
+                return
+            await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
+        sent += 1
+        yield
+
+
+def _body(settings: BenchServe, model: str, prompt: str) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": settings.output_len,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if settings.ignore_eos:
+        body["ignore_eos"] = True
+    if settings.endpoint == "chat":
+        return {**body, "messages": [{"role": "user", "content": prompt}]}
+    return {**body, "prompt": prompt}
+
+
+async def _send(session: aiohttp.ClientSession, settings: BenchServe, body: dict[str, Any], abandon: bool) -> Sample:
+    path = "chat/completions" if settings.endpoint == "chat" else "completions"
+    sample = Sample()
+    started = time.perf_counter()
+    try:
+        async with session.post(f"{settings.url.rstrip('/')}/{path}", json=body) as answer:
+            if answer.status != 200:
+                sample.error = f"{answer.status}: {(await answer.text())[:200]}"
+                return sample
+            async for line in answer.content:
+                _read(sample, line, time.perf_counter() - started)
+                if sample.error is not None:
+                    break
+                if abandon and len(sample.arrivals) * 2 >= settings.output_len:
+                    sample.abandoned = True
+                    answer.close()
+                    break
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        sample.error = repr(error)[:200]
+    sample.e2e = time.perf_counter() - started
+    if sample.error is None and not sample.arrivals:
+        sample.error = "no text came"
+    sample.output_tokens = sample.output_tokens or len(sample.arrivals)
+    return sample
+
+
+def _read(sample: Sample, line: bytes, now: float) -> None:
+    data = line.removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or data == b"[DONE]":
+        return
+    chunk = json.loads(data)
+    if "error" in chunk:
+        sample.error = str(chunk["error"])[:200]
+        return
+    if usage := chunk.get("usage"):
+        sample.prompt_tokens, sample.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    if any(map(_has_text, chunk["choices"])):
+        sample.arrivals.append(now)
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta") or {}
+    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content"))

@@ -1,0 +1,104 @@
+"""Figures, table, JSON and plot of a load run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.app.bench.load import LoadResult
+from quire.config.commands import BenchServe
+
+_PERCENTILES = (50, 90, 95, 99)
+
+
+def summarise(result: LoadResult, settings: BenchServe, model: str) -> dict[str, Any]:
+    """All figures; latencies in milliseconds."""
+    whole = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
+    errors = [sample.error for sample in result.samples if sample.error is not None]
+    output = sum(sample.output_tokens for sample in result.samples)
+    prompt = sum(sample.prompt_tokens for sample in whole)
+    return {
+        "model": model,
+        "settings": settings.model_dump(mode="json", exclude={"api_key", "config", "result", "plot"}),
+        "seconds": result.seconds,
+        "completed": len(whole),
+        "abandoned": sum(sample.abandoned for sample in result.samples),
+        "failed": len(errors),
+        "errors": sorted(set(errors))[:5],
+        "prompt_tokens": prompt,
+        "cached_tokens": sum(sample.cached_tokens for sample in whole),
+        "output_tokens": output,
+        "requests_per_second": len(whole) / result.seconds,
+        "output_tokens_per_second": output / result.seconds,
+        "total_tokens_per_second": (output + prompt) / result.seconds,
+        "ttft_ms": _spread([sample.ttft for sample in whole]),
+        "tpot_ms": _spread([sample.tpot for sample in whole if sample.tpot is not None]),
+        "itl_ms": _spread([gap for sample in whole for gap in sample.gaps]),
+        "e2e_ms": _spread([sample.e2e for sample in whole]),
+    }
+
+
+def as_table(figures: dict[str, Any]) -> str:
+    """The figures for a terminal."""
+    lines = [
+        f"{figures['completed']} completed, {figures['abandoned']} abandoned, {figures['failed']} failed "
+        f"in {figures['seconds']:.1f} s",
+        *(f"  error: {error}" for error in figures["errors"]),
+        f"{figures['requests_per_second']:.2f} requests/s, {figures['output_tokens_per_second']:.1f} output tokens/s, "
+        f"{figures['total_tokens_per_second']:.1f} tokens/s in all",
+        f"{figures['prompt_tokens']} prompt tokens ({figures['cached_tokens']} cached), "
+        f"{figures['output_tokens']} output tokens",
+        "",
+        f"{'ms':>6} {'mean':>9}" + "".join(f"{f'p{p}':>9}" for p in _PERCENTILES),
+    ]
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        spread = figures[f"{name}_ms"]
+        if spread:
+            values = [spread["mean"], *(spread[f"p{p}"] for p in _PERCENTILES)]
+            lines.append(f"{name.upper():>6} " + "".join(f"{value:9.1f}" for value in values))
+    return "\n".join(lines)
+
+
+def write_json(figures: dict[str, Any], path: Path) -> None:
+    """Save the figures."""
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def write_plot(result: LoadResult, title: str, path: Path) -> None:
+    """Draw how TTFT, inter-token latency and end-to-end latency are spread."""
+    import matplotlib as mpl  # noqa: PLC0415 half a second that most runs do not need
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    whole = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
+    panels = {
+        "time to first token": [sample.ttft for sample in whole],
+        "between tokens": [gap for sample in whole for gap in sample.gaps],
+        "whole request": [sample.e2e for sample in whole],
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.6), layout="constrained")
+    for axis, (name, seconds) in zip(axes, panels.items(), strict=True):
+        if seconds:
+            values = np.sort(np.array(seconds)) * 1000
+            axis.step(values, np.linspace(0, 100, len(values)), where="post", color="#2a6f97")
+        axis.set(title=name, xlabel="ms", ylabel="% of requests" if name != "between tokens" else "% of gaps")
+        axis.set_ylim(0, 100)
+        axis.grid(alpha=0.3)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    values = np.array(seconds) * 1000
+    percentiles = np.percentile(values, _PERCENTILES)
+    return {"mean": float(values.mean())} | {
+        f"p{p}": float(value) for p, value in zip(_PERCENTILES, percentiles, strict=True)
+    }

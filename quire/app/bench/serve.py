@@ -1,0 +1,53 @@
+"""`quire bench serve`: load a server and report."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import httpx
+from tqdm import tqdm
+
+from quire.app.openai_client import ServerError, first_model, headers
+from quire.config.command import ConfigError
+from quire.config.commands import BenchServe
+
+try:
+    from quire.app.bench import report
+    from quire.app.bench.load import LoadResult, Sample, generate_load
+except ImportError as missing:
+    raise ConfigError(f"quire bench needs more packages ({missing.name}): pip install 'quire[bench]'") from missing
+
+
+def run(settings: BenchServe) -> int:
+    """Run the load; the exit status is 1 if a request failed."""
+    try:
+        model = settings.model_name or _first_model(settings)
+    except ServerError as error:
+        print(f"quire bench serve: {error}", file=sys.stderr)
+        return 1
+    result = asyncio.run(_with_bar(settings, model))
+    figures = report.summarise(result, settings, model)
+    print(report.as_table(figures))
+    if settings.result is not None:
+        report.write_json(figures, settings.result)
+    if settings.plot is not None:
+        title = f"{model}: {settings.concurrency} at once, {settings.input_len} in, {settings.output_len} out"
+        report.write_plot(result, title, settings.plot)
+    return 1 if figures["failed"] else 0
+
+
+def _first_model(settings: BenchServe) -> str:
+    base = settings.url.rstrip("/") + "/"
+    with httpx.Client(base_url=base, headers=headers(settings.api_key), timeout=10) as client:
+        return first_model(client)
+
+
+async def _with_bar(settings: BenchServe, model: str) -> LoadResult:
+    total = None if settings.duration is not None else settings.num_requests
+    with tqdm(total=total, desc="requests", unit="req") as bar:
+
+        def advance(_: Sample) -> None:
+            bar.update()
+
+        return await generate_load(settings, model, advance)

@@ -1,0 +1,97 @@
+"""`quire bench startup`: from process start to ready, and to the first token."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx
+import psutil
+from tqdm import trange
+
+from quire.app.openai_client import ServerError, first_model
+from quire.config.commands import BenchStartup
+
+_LOOK_EVERY = 0.02  # seconds
+_FIGURES = ("ready_s", "first_token_s", "peak_mb")
+
+
+def run(settings: BenchStartup) -> int:
+    """Start the server a few times and report."""
+    try:
+        rows = [_start_once(settings) for _ in trange(settings.runs, desc="starts")]
+    except ServerError as error:
+        print(f"quire bench startup: {error}", file=sys.stderr)
+        return 1
+    figures = {name: _spread([row[name] for row in rows]) for name in _FIGURES}
+    print(f"{'':>14} {'min':>8} {'median':>8} {'max':>8}")
+    for name, spread in figures.items():
+        print(f"{name:>14} {spread['min']:8.2f} {spread['median']:8.2f} {spread['max']:8.2f}")
+    if settings.result is not None:
+        settings.result.write_text(
+            json.dumps({"model": list(settings.model), "runs": rows, **figures}, indent=1) + "\n"
+        )
+    return 0
+
+
+def _start_once(settings: BenchStartup) -> dict[str, float]:
+    port = _free_port()
+    command = [sys.executable, "-m", "quire", "serve", *settings.model, "--port", str(port)]
+    started = time.perf_counter()
+    with subprocess.Popen(  # noqa: S603 our own command
+        [*command, *shlex.split(settings.serve_args)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=settings.timeout) as client:
+                _wait_ready(client, process, started + settings.timeout)
+                ready = time.perf_counter() - started
+                _first_token(client)
+                first = time.perf_counter() - started
+            return {"ready_s": ready, "first_token_s": first, "peak_mb": _memory(process.pid)}
+        finally:
+            process.terminate()
+
+
+def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline: float) -> None:
+    while time.perf_counter() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"the server ended with exit code {process.returncode}")
+        try:
+            if client.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(_LOOK_EVERY)
+    raise ServerError("the server did not get ready in time")
+
+
+def _first_token(client: httpx.Client) -> None:
+    models = httpx.Client(base_url=client.base_url.join("/v1/"))
+    with models:
+        body: dict[str, Any] = {"model": first_model(models), "prompt": "Hello", "max_tokens": 1, "ignore_eos": True}
+        answer = models.post("completions", json=body, timeout=client.timeout)
+    if answer.is_error:
+        raise ServerError(f"the first token was refused: {answer.text[:200]}")
+
+
+def _memory(pid: int) -> float:
+    """Resident MiB of a process and its children."""
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    return float(sum(one.memory_info().rss for one in family)) / 2**20
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

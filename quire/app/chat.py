@@ -1,0 +1,111 @@
+"""`quire chat`: a conversation in the terminal with any OpenAI server."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+from quire.app.openai_client import ServerError, first_model, headers, stream_chat
+from quire.config.commands import Chat
+
+with suppress(ImportError):
+    import readline  # noqa: F401 gives input() editing and a history
+
+_DIM, _PLAIN = "\033[2m", "\033[0m"
+_HELP = "/clear forgets the conversation, /exit or Ctrl+D leaves, Ctrl+C stops an answer"
+
+
+def run(settings: Chat) -> int:
+    """Talk until the user leaves, or send the one message that was given."""
+    base = settings.url.rstrip("/") + "/"
+    with httpx.Client(base_url=base, headers=headers(settings.api_key), timeout=httpx.Timeout(10, read=None)) as client:
+        try:
+            conversation = _Conversation(client, settings, settings.model_name or first_model(client))
+            if settings.message is not None:
+                conversation.say(settings.message)
+            else:
+                _loop(conversation)
+        except ServerError as error:
+            print(f"quire chat: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+class _Conversation:
+    """The messages so far; grows with every answer."""
+
+    def __init__(self, client: httpx.Client, settings: Chat, model: str) -> None:
+        self.model = model
+        self._client = client
+        self._settings = settings
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the system message."""
+        system = self._settings.system
+        self._messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+
+    def say(self, text: str) -> None:
+        """Send a message and print the answer as it comes; a refused one is forgotten."""
+        self._messages.append({"role": "user", "content": text})
+        try:
+            answer = self._print_answer()
+        except ServerError:
+            self._messages.pop()
+            raise
+        self._messages.append({"role": "assistant", "content": answer})
+
+    def _print_answer(self) -> str:
+        body: dict[str, Any] = {"model": self.model, "messages": self._messages}
+        if self._settings.temperature is not None:
+            body["temperature"] = self._settings.temperature
+        if self._settings.max_tokens is not None:
+            body["max_tokens"] = self._settings.max_tokens
+        pieces: list[str] = []
+        thinking = False
+        with suppress(KeyboardInterrupt):
+            for delta in stream_chat(self._client, body):
+                reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+                content = delta.get("content") or ""
+                if bool(reasoning) != thinking and (reasoning or content):
+                    thinking = bool(reasoning)
+                    print(_dim() if thinking else _plain(), end="")
+                print(reasoning or content, end="", flush=True)
+                pieces.append(content)
+        print(_plain() if thinking else "")
+        return "".join(pieces)
+
+
+def _loop(conversation: _Conversation) -> None:
+    print(f"Talking to {conversation.model}. {_HELP}.")
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        match text:
+            case "":
+                continue
+            case "/exit" | "/quit":
+                return
+            case "/clear":
+                conversation.clear()
+            case "/help":
+                print(_HELP)
+            case _:
+                try:
+                    conversation.say(text)
+                except ServerError as error:
+                    print(f"quire chat: {error}", file=sys.stderr)
+
+
+def _dim() -> str:
+    return _DIM if sys.stdout.isatty() else ""
+
+
+def _plain() -> str:
+    return f"{_PLAIN}\n" if sys.stdout.isatty() else "\n"

@@ -1,0 +1,119 @@
+"""Settings come from flags, variables, file and defaults, and wrong ones are refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.config.command import ConfigError, unknown_variables
+from quire.config.commands import COMMANDS, BenchServe, Serve
+
+
+def test_defaults() -> None:
+    settings = Serve.parse([])
+    assert settings.model == ()
+    assert (settings.host, settings.port, settings.dtype) == ("127.0.0.1", 8000, "auto")
+
+
+def test_flags() -> None:
+    settings = Serve.parse(
+        ["one", "two", "--port", "9", "--api-key", "a", "--api-key", "b", "--kv-cache-memory", "4GiB"]
+        + ["--no-prefix-caching", "--engine-process", "--default-chat-template-kwargs", '{"x": [1]}']
+    )
+    assert settings.model == ("one", "two")
+    assert settings.api_key == ("a", "b")
+    assert settings.kv_cache_memory == 4 << 30
+    assert not settings.prefix_caching
+    assert settings.engine_process
+    assert settings.default_chat_template_kwargs == {"x": [1]}
+
+
+def test_flags_go_before_variables_before_the_file_before_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "quire.toml"
+    path.write_text('port = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n')
+    monkeypatch.setenv("QUIRE_PORT", "2")
+    monkeypatch.setenv("QUIRE_MAX_N", "2")
+    monkeypatch.setenv("QUIRE_API_KEY", "k1,k2")
+    settings = Serve.parse(["--config", str(path), "--port", "3"])
+    assert (settings.port, settings.max_n, settings.seed, settings.max_stop) == (3, 2, 1, 16)
+    assert settings.model == ("m",)
+    assert settings.api_key == ("k1", "k2")
+    assert settings.allowed_origins == ("a", "b")
+    monkeypatch.setenv("QUIRE_CONFIG", str(path))
+    assert Serve.parse([]).seed == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--port", "99999"], "--port takes a whole number from 0 to 65535, not '99999'"),
+        (["--port", "x"], "--port takes a whole number from 0 to 65535, not 'x'"),
+        (["--dtype", "f8"], "--dtype takes auto, float32, bfloat16 or float16, not 'f8'"),
+        (["--memory-fraction", "2"], "--memory-fraction takes a number above 0, at most 1, not '2'"),
+        (["--kv-cache-memory", "3XB"], "--kv-cache-memory takes a size in bytes such as 512MiB or 4GiB, not '3XB'"),
+        (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs takes a JSON object, not [1]"),
+        (["--default-chat-template-kwargs", "{"], "--default-chat-template-kwargs takes a JSON object, not '{'"),
+        (["--max-num-seqs", "0"], "--max-num-seqs takes a whole number of at least 1, not '0'"),
+        (["--drain-timeout", "inf"], "--drain-timeout takes a number above 0, not 'inf'"),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_flags_name_and_what_it_takes(arguments: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Serve.parse(arguments)
+    assert str(refused.value) == f"quire serve: {complaint}"
+
+
+def test_bad_variables_and_files_are_refused_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "quire.toml"
+    for text, complaint in (
+        ("port = 'x'", "--port takes"),
+        ("prot = 1", "there is no setting 'prot'"),
+        ("port = ", "--config takes a readable TOML file"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=complaint):
+            Serve.parse(["--config", str(path)])
+    with pytest.raises(ConfigError, match="--config takes a readable TOML file"):
+        Serve.parse(["--config", str(tmp_path / "missing.toml")])
+    monkeypatch.setenv("QUIRE_PORT", "x")
+    with pytest.raises(ConfigError, match="--port takes"):
+        Serve.parse([])
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        BenchServe.parse(["--concurrency", "0", "--abandon", "3"])
+    assert str(refused.value).count("takes") == 2
+
+
+def test_unknown_flags_end_with_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        Serve.parse(["--prot", "1"])
+    assert left.value.code == 2
+    assert "--prot" in capsys.readouterr().err
+
+
+def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as left:
+            command.parse(["--help"])
+        assert left.value.code == 0
+        shown = capsys.readouterr().out
+        for field in command.model_fields:
+            assert command.flag(field) in shown
+
+
+def test_variables_that_name_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown_variables(COMMANDS) == []
+    monkeypatch.setenv("QUIRE_PROT", "1")
+    monkeypatch.setenv("QUIRE_PORT", "1")
+    assert unknown_variables(COMMANDS) == ["QUIRE_PROT"]
+
+
+def test_every_setting_says_what_it_is_for() -> None:
+    for command in COMMANDS:
+        for field in command.model_fields.values():
+            assert field.description

@@ -1,0 +1,115 @@
+"""A request's tokens do not depend on what else happens: batch, chunks, preemption, prefix hits, thread or process."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config.options import ModelOptions
+from quire.engine.wire.protocol import SamplingParams
+from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.models import make_model, save_model
+
+# One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, and the fallback.
+CASES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "gpt2")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model(request.param), tmp_path_factory.mktemp("model"))
+
+
+def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
+    """Requests of all kinds; half of them begin like another one."""
+    rng = random.Random(seed)
+    shared = random_prompt(seed, 40)
+    out = []
+    for index in range(10):
+        own = random_prompt(seed * 100 + index, rng.randint(1, 30))
+        prompt = shared[: rng.choice([8, 24, 40])] + own if rng.random() < 0.5 else own
+        length = rng.randint(1, 24)
+        if rng.random() < 0.4:
+            params = greedy(length)
+        else:
+            params = SamplingParams(
+                max_tokens=length,
+                temperature=rng.choice([0.7, 1.0, 1.5]),
+                top_p=rng.choice([1.0, 0.9]),
+                top_k=rng.choice([0, 20]),
+                min_p=rng.choice([0.0, 0.05]),
+                repetition_penalty=rng.choice([1.0, 1.3]),
+                presence_penalty=rng.choice([0.0, 0.5]),
+                seed=rng.randint(0, 1 << 40),
+            )
+        out.append((prompt, params))
+    return out
+
+
+def alone(folder: Path, requests: list[tuple[list[int], SamplingParams]]) -> list[list[int]]:
+    """Each request on its own, whole prompts at once, nothing shared."""
+    engine = Engine(folder, prefix_caching=False)
+    return [engine.generate(prompt, params).tokens for prompt, params in requests]
+
+
+def together(engine: Engine, requests: list[tuple[list[int], SamplingParams]], seed: int) -> list[list[int]]:
+    """All requests, arriving at random steps, with others that come and are aborted."""
+    rng = random.Random(seed)
+    pending = [(rng.randint(0, 12), index) for index in range(len(requests))]
+    noise: dict[str, int] = {}
+    step = 0
+    while pending or engine.busy:
+        for when, index in [item for item in pending if item[0] <= step]:
+            pending.remove((when, index))
+            engine.add(f"r{index}", *requests[index])
+        if rng.random() < 0.2:
+            noise[f"noise-{step}"] = step + rng.randint(0, 4)
+            engine.add(f"noise-{step}", random_prompt(step, rng.randint(1, 40)), greedy(30))
+        for name in [name for name, when in noise.items() if when <= step]:
+            del noise[name]
+            engine.abort(name)
+        if engine.busy:
+            engine.step()
+        step += 1
+    assert engine.blocks_used == 0
+    return [engine.results[f"r{index}"].tokens for index in range(len(requests))]
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "one at a time": {"max_num_seqs": 1},
+    "small chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
+    "small blocks": {"block_size": 3},
+    "without prefix caching": {"prefix_caching": False},
+    "xxhash": {"prefix_hash": "xxhash", "block_size": 4},
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> None:
+    for seed in (1, 2):
+        requests = workload(seed)
+        assert together(Engine(folder, **SCHEDULES[schedule]), requests, seed) == alone(folder, requests)
+
+
+def test_tokens_survive_preemption(folder: Path) -> None:
+    """So few blocks that sequences keep giving way to each other."""
+    requests = workload(3)
+    expected = alone(folder, requests)
+    roomy = Engine(folder, block_size=4)
+    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
+    engine = Engine(folder, model=ModelOptions(max_model_len=104), block_size=4, kv_cache_memory=26 * per_block)
+    assert together(engine, requests, 3) == expected
+    assert engine.preemptions > 0
+
+
+def test_a_prefix_hit_gives_the_same_tokens(folder: Path) -> None:
+    engine = Engine(folder, block_size=4)
+    prompt = random_prompt(9, 50)
+    first = engine.generate(prompt, greedy(16))
+    again = engine.generate(prompt, greedy(16))
+    assert first.outputs[0].cached_tokens == 0
+    assert again.outputs[0].cached_tokens == 48
+    assert again.tokens == first.tokens

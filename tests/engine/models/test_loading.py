@@ -1,0 +1,227 @@
+"""Loading: shards, memory, number formats, and clear words about what is wrong with a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel, WeightMismatch
+from quire.engine.models.safetensors import SafetensorsFile
+from tests.support.engine import load
+from tests.support.models import make_model, save_model
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_model(make_model("llama"), tmp_path)
+
+
+def change_weights(folder: Path, change: Any) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_shards_and_one_file_give_the_same_weights(tmp_path: Path) -> None:
+    model = make_model("mixtral")
+    whole = load(save_model(model, tmp_path / "whole")).model
+    sharded_folder = save_model(model, tmp_path / "shards", max_shard_size="200KB")
+    assert len(list(sharded_folder.glob("*.safetensors"))) > 2
+    sharded = load(sharded_folder).model
+    for (name, one), (_, other) in zip(whole.named_parameters(), sharded.named_parameters(), strict=True):  # type: ignore[attr-defined]
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "served"),
+    [
+        ("float32", "auto", "float32"),
+        ("bfloat16", "auto", "bfloat16"),
+        ("float16", "auto", "bfloat16"),
+        ("float16", "float16", "float16"),
+        ("bfloat16", "float32", "float32"),
+    ],
+)
+def test_number_formats(tmp_path: Path, stored: str, asked: str, served: str) -> None:
+    folder = save_model(make_model("llama").to(getattr(torch, stored)), tmp_path)
+    loaded = load(folder, dtype=asked)
+    assert loaded.dtype == getattr(torch, served)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {loaded.dtype}  # type: ignore[attr-defined]
+
+
+def test_a_missing_weight_is_named(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.pop("model.layers.1.self_attn.k_proj.weight"))
+    with pytest.raises(WeightMismatch, match=r"lacks weights: layers\.1\.attn\.qkv\.weight"):
+        load(folder)
+
+
+def test_an_extra_weight_is_named(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.update({"model.layers.0.adapter.weight": torch.ones(2)}))
+    with pytest.raises(WeightMismatch, match=r"does not know: model\.layers\.0\.adapter\.weight"):
+        load(folder)
+
+
+def test_a_weight_of_the_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.update({"model.layers.0.mlp.up_proj.weight": torch.ones(7, 64)}))
+    with pytest.raises(WeightMismatch, match=r"up_proj\.weight has shape \(7, 64\), but the model's is \(96, 64\)"):
+        load(folder)
+
+
+def test_a_missing_weight_of_a_fallback_model_is_named(tmp_path: Path) -> None:
+    folder = save_model(make_model("gpt2"), tmp_path)
+    change_weights(folder, lambda weights: weights.pop("transformer.h.0.mlp.c_fc.weight"))
+    with pytest.raises(WeightMismatch, match=r"c_fc\.weight"):
+        load(folder)
+
+
+def test_layers_for_multi_token_prediction_are_left_out(tmp_path: Path) -> None:
+    folder = save_model(make_model("deepseek_v3"), tmp_path)
+    extra = {"model.layers.4.eh_proj.weight": torch.ones(2, 2)}
+    change_weights(folder, lambda weights: weights.update(extra))
+    change_config(folder, num_nextn_predict_layers=1)
+    load(folder)
+
+
+def test_folders_without_a_model_are_called_broken(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BrokenFolder, match=r"config\.json"):
+        load(tmp_path / "empty")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(BrokenFolder, match=r"no \.safetensors"):
+        load(folder)
+
+
+def test_an_index_that_names_missing_files_is_called_broken(folder: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BrokenFolder, match="model-00001-of-00002"):
+        load(folder)
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, 2000, -10])
+def test_a_file_that_is_cut_off_is_called_broken(folder: Path, size: int) -> None:
+    path = folder / WEIGHTS
+    data = path.read_bytes()
+    path.write_bytes(data[:size])
+    with pytest.raises(BrokenFolder):
+        load(folder)
+
+
+def test_config_that_is_no_json_is_called_broken(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(BrokenFolder):
+        load(folder)
+
+
+def test_unknown_architectures_are_named(folder: Path) -> None:
+    change_config(folder, model_type="never_heard_of")
+    with pytest.raises(UnknownArchitecture, match="never_heard_of"):
+        load(folder)
+
+
+def test_models_that_do_not_generate_are_refused(folder: Path) -> None:
+    change_config(folder, architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(UnknownArchitecture, match="LlamaForSequenceClassification"):
+        load(folder)
+
+
+def test_unknown_rope_types_and_quantisations_are_named(folder: Path) -> None:
+    change_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(UnsupportedModel, match="gptq"):
+        load(folder)
+    change_config(folder, quantization_config=None, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    load(folder)
+
+
+def test_a_context_beyond_the_models_is_refused(folder: Path) -> None:
+    assert load(folder, max_model_len=100).context_len == 100
+    with pytest.raises(UnsupportedModel, match="256"):
+        load(folder, max_model_len=257)
+
+
+def test_the_fallback_can_be_asked_for(folder: Path) -> None:
+    assert load(folder, model_impl="transformers").implementation == "transformers"
+
+
+def test_quires_decoder_can_be_insisted_on(tmp_path: Path) -> None:
+    folder = save_model(make_model("gpt2"), tmp_path)
+    with pytest.raises(UnknownArchitecture, match="gpt2"):
+        load(folder, model_impl="quire")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "stablelm"])
+def test_models_whose_attention_cannot_be_replaced_are_refused(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "intermediate_size": 64}
+    config = AutoConfig.for_model(kind, **small, num_attention_heads=4, num_key_value_heads=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel):
+        load(tmp_path)
+
+
+def test_safetensors_of_odd_shapes_and_formats(tmp_path: Path) -> None:
+    tensors = {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+        "bytes": torch.arange(7, dtype=torch.uint8),
+        "half": torch.randn(3, 5).half(),
+        "wide": torch.randn(2, 2, dtype=torch.float64),
+        "ints": torch.arange(5),
+    }
+    save_file(tensors, tmp_path / "x.safetensors")
+    with SafetensorsFile(tmp_path / "x.safetensors") as file:
+        assert set(file.names()) == set(tensors)
+        for name, tensor in tensors.items():
+            got = file.tensor(name)
+            assert got.dtype == tensor.dtype
+            assert torch.equal(got, tensor)
+            file.release(name)
+            assert torch.equal(file.tensor(name), tensor)
+
+
+_MEASURE = """
+import sys, threading, time, pathlib, psutil, torch
+from tests.support.engine import load
+import quire.engine.core, transformers.models.llama.configuration_llama
+process, peak, done = psutil.Process(), 0, False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, process.memory_info().rss)
+        time.sleep(0.001)
+before = process.memory_info().rss
+thread = threading.Thread(target=watch); thread.start()
+loaded = load(pathlib.Path(sys.argv[1])); done = True; thread.join()
+print((peak - before) / loaded.weight_bytes)
+"""
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_loading_takes_hardly_more_memory_than_the_weights(tmp_path: Path, tied: bool) -> None:
+    model = make_model(
+        "llama",
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=6,
+        vocab_size=8000,
+        tie_word_embeddings=tied,
+    )
+    folder = save_model(model.to(torch.bfloat16), tmp_path)
+    del model
+    out = subprocess.run([sys.executable, "-c", _MEASURE, str(folder)], capture_output=True, text=True, check=True)
+    assert float(out.stdout) <= 1.2

@@ -1,0 +1,92 @@
+"""Greedy tokens and logits equal Hugging Face's, for every family, through paged attention and the whole engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.config.options import ModelOptions
+from tests.support.engine import Engine, greedy, load, random_prompt
+from tests.support.models import DECODERS, FALLBACKS, make_model, save_model
+
+TOKENS = 64
+
+
+def oracle(model: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """Hugging Face's greedy tokens, one at a time with its cache, and the logits that each was chosen from."""
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return out.sequences[0, len(prompt) :].tolist(), torch.stack(out.logits)[:, 0]
+
+
+@pytest.mark.parametrize("case", [*DECODERS, *FALLBACKS])
+def test_engine_equals_hugging_face(case: str, tmp_path: Path) -> None:
+    model = make_model(case)
+    engine = Engine(save_model(model, tmp_path), block_size=8, max_num_batched_tokens=48)
+    assert engine.info.implementation == ("quire" if case in DECODERS else "transformers")
+    for seed, length in ((1, 5), (2, 40)):
+        prompt = random_prompt(seed, length)
+        tokens, logits = oracle(model, prompt, TOKENS)
+        result = engine.generate(prompt, greedy(TOKENS, logprobs=20))
+        assert result.tokens == tokens
+        expected = logits.log_softmax(-1)
+        for step, output in enumerate(result.outputs):
+            assert output.logprobs is not None
+            ids, values = output.logprobs[0].token_ids, torch.tensor(output.logprobs[0].logprobs)
+            scale = logits[step].abs().max()
+            assert ((values - expected[step][ids]).abs().max() / scale).item() < 1e-4
+
+
+# Hugging Face turns all of a long prompt by dynamic NTK as far as its last position; ours does not depend on chunks.
+@pytest.mark.parametrize("case", [case for case in (*DECODERS, *FALLBACKS) if case != "llama-dynamic"])
+def test_prompt_logits_equal_hugging_face(case: str, tmp_path: Path) -> None:
+    """All positions of a prompt that is computed in chunks."""
+    model = make_model(case)
+    engine = Engine(save_model(model, tmp_path), block_size=8, max_num_batched_tokens=17)
+    prompt = random_prompt(3, 45)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0].float()
+    result = engine.generate(prompt, greedy(1, prompt_logprobs=3))
+    reported = result.outputs[0].prompt_logprobs
+    assert reported is not None
+    assert len(reported) == len(prompt)
+    assert reported[0] is None
+    expected = logits.log_softmax(-1)
+    for position, entry in enumerate(reported[1:]):
+        assert entry is not None
+        assert entry.token_ids[0] == prompt[position + 1]
+        error = (torch.tensor(entry.logprobs) - expected[position][entry.token_ids]).abs().max()
+        assert (error / logits[position].abs().max()).item() < 1e-4
+        assert entry.ranks[0] == 1 + (expected[position] > expected[position][prompt[position + 1]]).sum().item()
+
+
+def test_bfloat16_stays_close(tmp_path: Path) -> None:
+    """The same weights in bfloat16 give nearly the same log-probabilities."""
+    model = make_model("qwen3")
+    folder = save_model(model, tmp_path)
+    prompt = random_prompt(4, 30)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0]
+    loaded = load(folder, dtype="bfloat16")
+    assert loaded.dtype == torch.bfloat16
+    engine = Engine(folder, model=ModelOptions(dtype="bfloat16"))
+    assert engine.info.dtype == "bfloat16"
+    reported = engine.generate(prompt, greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs
+    assert reported is not None
+    expected = logits.log_softmax(-1)
+    errors = [
+        abs(entry.logprobs[0] - expected[position][prompt[position + 1]].item())
+        for position, entry in enumerate(reported[1:])
+        if entry is not None
+    ]
+    assert sum(errors) / len(errors) < 0.2

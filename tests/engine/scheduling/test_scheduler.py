@@ -1,0 +1,254 @@
+"""What the scheduler promises, whatever comes: budgets hold, everybody gets on, books balance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.plan import Sampled, StepPlan, StepResult
+from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from quire.engine.wire.protocol import AddRequest, SamplingParams
+
+BLOCK = 4
+
+
+def make(
+    blocks: int = 64,
+    *,
+    seqs: int = 8,
+    tokens: int = 64,
+    length: int = 64,
+    caching: bool = True,
+    by_priority: bool = False,
+) -> Scheduler:
+    limits = SchedulerLimits(max_seqs=seqs, max_tokens=tokens, max_model_len=min(length, blocks * BLOCK))
+    hasher = hasher_named("sha256") if caching else None
+    return Scheduler(limits, BlockPool(blocks, BLOCK), hasher=hasher, by_priority=by_priority)
+
+
+def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: object) -> AddRequest:
+    params = SamplingParams(max_tokens=max_tokens)
+    return AddRequest(name, np.array(list(prompt), np.int32), params, **fields)  # type: ignore[arg-type]
+
+
+class Follower:
+    """Plays the model runner: follows all plans and insists that they make sense."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.tables: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: dict[str, str] = {}
+        self.written: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end, when it was filled
+        self.contents: dict[str, int] = {}
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        for name in plan.removed:
+            del self.tables[name]
+        for admission in plan.admitted:
+            assert admission.request_id not in self.tables
+            self.tables[admission.request_id] = []
+            self.tokens[admission.request_id] = list(admission.tokens)
+        limits = self.scheduler.limits
+        assert plan.num_tokens <= limits.max_tokens
+        assert len(plan.work) <= limits.max_seqs
+        assert len({work.request_id for work in plan.work}) == len(plan.work)
+        for work in plan.work:
+            self._follow(work.request_id, work.start, work.count, work.new_blocks, samples=work.samples)
+        sampled = [Sampled(work.request_id, self._next(work.request_id)) for work in plan.work if work.samples]
+        for output in self.scheduler.finish(plan, StepResult(sampled)):
+            self.tokens[output.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.finish_reason
+        self.scheduler.check()
+        return plan
+
+    def run(self, most: int = 2000) -> None:
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        pytest.fail("requests do not come to an end")
+
+    def _next(self, name: str) -> int:
+        return sum(self.tokens[name]) % 7
+
+    def _follow(self, name: str, start: int, count: int, new_blocks: tuple[int, ...], *, samples: bool) -> None:
+        tokens, table = self.tokens[name], self.tables[name]
+        table += new_blocks
+        end = start + count
+        assert count > 0
+        assert end <= len(tokens)
+        assert samples == (end == len(tokens))
+        assert len(table) == -(-end // BLOCK)
+        for position in range(start):  # what is taken as computed was written with these very tokens
+            block = table[position // BLOCK]
+            assert self.written[block][: position + 1] == tuple(tokens[: position + 1])
+        for position in range(start, end):
+            self.written[table[position // BLOCK]] = tuple(tokens[: position + 1])
+
+
+PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+ARRIVALS = st.lists(
+    st.tuples(PROMPTS, st.integers(1, 12), st.integers(0, 5), st.integers(-2, 2), st.sampled_from([None, "s"])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(
+    arrivals=ARRIVALS,
+    blocks=st.integers(16, 40),
+    seqs=st.integers(1, 6),
+    tokens=st.integers(6, 50),
+    caching=st.booleans(),
+    by_priority=st.booleans(),
+    aborts=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=4),
+)
+@settings(max_examples=200, deadline=None)
+def test_everybody_finishes_and_books_balance(
+    arrivals: list[tuple[list[int], int, int, int, str | None]],
+    blocks: int,
+    seqs: int,
+    tokens: int,
+    caching: bool,
+    by_priority: bool,
+    aborts: list[tuple[int, int]],
+) -> None:
+    scheduler = make(blocks, seqs=seqs, tokens=tokens, length=60, caching=caching, by_priority=by_priority)
+    follower = Follower(scheduler)
+    gone = set()
+    step = 0
+    waiting = sorted(enumerate(arrivals), key=lambda item: item[1][2])
+    while waiting or scheduler.has_work:
+        while waiting and waiting[0][1][2] <= step:
+            index, (prompt, max_tokens, _, priority, salt) = waiting.pop(0)
+            scheduler.add(request(f"r{index}", prompt, max_tokens, priority=priority, cache_salt=salt))
+        for index, when in aborts:
+            if when == step:
+                if f"r{index}" in scheduler:
+                    gone.add(f"r{index}")
+                scheduler.abort(f"r{index}")
+        scheduler.check()
+        if scheduler.has_work:
+            follower.step()
+        step += 1
+        assert step < 3000
+    assert scheduler.pool.num_used == 0
+    for index, (prompt, max_tokens, *_) in enumerate(arrivals):
+        if f"r{index}" not in gone:
+            assert follower.ended[f"r{index}"] == "length"
+            assert len(follower.tokens[f"r{index}"]) == min(len(prompt) + max_tokens, 60)
+
+
+def test_a_long_prompt_leaves_room_for_those_who_decode() -> None:
+    scheduler = make(tokens=8, seqs=4)
+    follower = Follower(scheduler)
+    scheduler.add(request("first", range(3), 10))
+    follower.step()
+    scheduler.add(request("long", range(40), 10))
+    for _ in range(5):
+        plan = follower.step()
+        assert {work.request_id: work.count for work in plan.work} == {"first": 1, "long": 7}
+
+
+def test_an_earlier_long_prompt_does_not_starve_later_decodes() -> None:
+    scheduler = make(tokens=8, seqs=4, by_priority=True)
+    follower = Follower(scheduler)
+    scheduler.add(request("late", range(3), 10, priority=5))
+    follower.step()
+    scheduler.add(request("urgent", range(40), 4, priority=-5))
+    plan = follower.step()
+    plan = follower.step()
+    assert {work.request_id: work.count for work in plan.work} == {"urgent": 7, "late": 1}
+
+
+def test_a_known_beginning_is_not_computed_again() -> None:
+    scheduler = make()
+    follower = Follower(scheduler)
+    scheduler.add(request("one", range(20), 2))
+    follower.run()
+    scheduler.add(request("two", [*range(17), 99], 2))
+    plan = follower.step()
+    assert (plan.work[0].start, plan.work[0].count) == (16, 2)
+    assert scheduler.stats().prefix_hits == 16
+
+
+def test_the_whole_prompt_known_still_computes_its_last_block() -> None:
+    scheduler = make()
+    follower = Follower(scheduler)
+    for name in ("one", "two"):
+        scheduler.add(request(name, range(16), 2))
+        plan = follower.step()
+        follower.run()
+    assert plan.work[0].start == 12
+
+
+def test_requests_of_one_step_share_their_beginning() -> None:
+    scheduler = make(tokens=64)
+    follower = Follower(scheduler)
+    for name in ("one", "two", "three"):
+        scheduler.add(request(name, [*range(16), ord(name[0])], 2))
+    plan = follower.step()
+    assert [work.count for work in plan.work] == [17, 1, 1]
+
+
+def test_salts_keep_beginnings_apart() -> None:
+    scheduler = make()
+    follower = Follower(scheduler)
+    for name, salt in (("one", None), ("two", "salt"), ("three", "salt")):
+        scheduler.add(request(name, range(20), 1, cache_salt=salt))
+        plan = follower.step()
+        follower.run()
+        assert plan.work[0].start == (16 if name == "three" else 0)
+
+
+def test_without_caching_nothing_is_shared() -> None:
+    scheduler = make(caching=False)
+    follower = Follower(scheduler)
+    for name in ("one", "two"):
+        scheduler.add(request(name, range(20), 1))
+        assert follower.step().work[0].start == 0
+
+
+def test_the_last_in_line_gives_way_and_comes_back() -> None:
+    scheduler = make(blocks=10, seqs=2, length=40)
+    follower = Follower(scheduler)
+    scheduler.add(request("one", range(16), 20))
+    scheduler.add(request("two", range(100, 116), 20))
+    preempted = 0
+    while scheduler.has_work:
+        plan = follower.step()
+        preempted += len([name for name in plan.removed if name == "two"])
+    assert preempted >= 1
+    assert follower.ended == {"one": "length", "two": "length"}
+    assert len(follower.tokens["two"]) == 36
+
+
+def test_priority_decides_who_goes_first() -> None:
+    scheduler = make(seqs=1, by_priority=True)
+    follower = Follower(scheduler)
+    for name, priority in (("a", 3), ("b", 1), ("c", 2)):
+        scheduler.add(request(name, range(5), 2, priority=priority))
+    follower.run()
+    assert list(follower.ended) == ["b", "c", "a"]
+
+
+def test_arrival_decides_without_priority() -> None:
+    scheduler = make(seqs=1)
+    follower = Follower(scheduler)
+    for name, priority in (("a", 3), ("b", 1), ("c", 2)):
+        scheduler.add(request(name, range(5), 2, priority=priority))
+    follower.run()
+    assert list(follower.ended) == ["a", "b", "c"]
+
+
+def test_a_budget_below_the_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="budget"):
+        SchedulerLimits(max_seqs=8, max_tokens=4, max_model_len=10)

@@ -1,0 +1,163 @@
+"""The client's promises: whole streams, prompt aborts, room, health, and news of a death."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from quire.engine.wire import client as client_module
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.detokenizer import Detokenizer, TextParams
+from quire.engine.wire.errors import EngineDead, EngineOverloaded
+from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams, SequenceOutput
+from quire.engine.wire.records import NullObserver, RequestRecord
+from quire.engine.wire.stream import Delta, GenerateRequest, SequenceStream
+from tests.support.fake_core import FakeCore, prompt_of, running_client, says
+from tests.support.tokenizer import EOS, byte_tokenizer
+
+
+def request(text: str = "hello", *, max_tokens: int = 100, **text_params: object) -> GenerateRequest:
+    params = SamplingParams(max_tokens=max_tokens, eos_token_ids=(EOS,))
+    return GenerateRequest(prompt=prompt_of(text), params=params, text=TextParams(**text_params))  # type: ignore[arg-type]
+
+
+async def collect(client: EngineClient, wanted: GenerateRequest) -> tuple[str, Delta]:
+    text = ""
+    async for delta in client.generate(wanted):
+        text += delta.text
+    return text, delta
+
+
+async def until(condition: object) -> None:
+    """Wait for a condition that another thread brings about."""
+    async with asyncio.timeout(5):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0)
+
+
+async def test_streams_are_whole_however_many_run() -> None:
+    async with running_client(FakeCore()) as client:
+        texts = [f"request {i} \u20ac" for i in range(30)]
+        results = await asyncio.gather(*(collect(client, request(text)) for text in texts))
+        assert [text for text, _ in results] == [text.upper() for text in texts]
+        assert all(last.finish_reason == "stop" for _, last in results)
+        assert client.in_flight == 0
+
+
+async def test_steps_that_nobody_fetched_come_as_one_delta() -> None:
+    wanted = request()
+    stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+    ids = byte_tokenizer().encode("HELLO").ids
+    for token in ids[:-1]:
+        stream.put(SequenceOutput("id", [token]))
+    stream.put(SequenceOutput("id", ids[-1:], "length"))
+    delta = await stream.next()
+    assert (delta.text, delta.token_ids, delta.finish_reason) == ("HELLO", ids, "length")
+
+
+async def test_closing_a_stream_frees_its_request() -> None:
+    core = FakeCore(answer=says("x" * 1000))
+    async with running_client(core) as client:
+        async with aclosing(client.generate(request(max_tokens=1000))) as deltas:
+            await anext(deltas)
+        await until(lambda: not core.active)
+        assert any(isinstance(message, Abort) for message in core.received)
+        assert client.in_flight == 0
+
+
+async def test_cancelling_before_the_first_token_frees_the_request() -> None:
+    core = FakeCore()
+    core.hold.set()
+    async with running_client(core) as client:
+        task = asyncio.create_task(collect(client, request()))
+        await until(lambda: core.active)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not core.active)
+        assert client.in_flight == 0
+
+
+async def test_a_stop_string_ends_the_request_in_the_core() -> None:
+    core = FakeCore(answer=says("one two three" + "x" * 1000))
+    async with running_client(core) as client:
+        text, last = await collect(client, request(max_tokens=2000, stop=(" thr",)))
+        assert (text, last.finish_reason, last.stop_reason) == ("one two", "stop", " thr")
+        await until(lambda: not core.active)
+
+
+async def test_a_request_that_ended_by_itself_is_not_aborted() -> None:
+    core = FakeCore()
+    async with running_client(core) as client:
+        await collect(client, request())
+        await collect(client, request())
+        assert not any(isinstance(message, Abort) for message in core.received)
+
+
+async def test_more_than_the_queue_takes_is_refused() -> None:
+    core = FakeCore()
+    core.hold.set()
+    async with running_client(core, capacity=2) as client:
+        tasks = [asyncio.create_task(collect(client, request())) for _ in range(2)]
+        await until(lambda: len(core.active) == 2)
+        with pytest.raises(EngineOverloaded) as refused:
+            await collect(client, request())
+        assert refused.value.retry_after >= 1
+        core.hold.clear()
+        assert [text for text, _ in await asyncio.gather(*tasks)] == ["HELLO", "HELLO"]
+        assert (await collect(client, request()))[0] == "HELLO"
+
+
+async def test_a_death_ends_all_streams_and_refuses_new_ones() -> None:
+    core = FakeCore(die_at_step=3)
+    async with running_client(core) as client:
+        results = await asyncio.gather(*(collect(client, request()) for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(result, EngineDead) for result in results)
+        assert client.dead is not None
+        assert "told to die" in str(client.dead)
+        with pytest.raises(EngineDead):
+            await collect(client, request())
+
+
+async def test_a_core_that_owes_a_sign_of_life_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PING_EVERY", 0.01)
+    core = FakeCore()
+    async with running_client(core) as client:
+        await asyncio.sleep(0.1)
+        assert client.stalled_for() < 0.1
+        core.deaf.set()
+        await until(lambda: client.stalled_for() > 0.2)
+        core.deaf.clear()
+        await until(lambda: client.stalled_for() < 0.1)
+
+
+async def test_the_books_see_every_end() -> None:
+    class Books(NullObserver):
+        def __init__(self) -> None:
+            self.records: list[RequestRecord] = []
+
+        def on_finish(self, record: RequestRecord) -> None:
+            self.records.append(record)
+
+    async with running_client(FakeCore()) as client:
+        books = client.observer = Books()
+        await collect(client, request("hello"))
+        await collect(client, request("hello", max_tokens=2))
+        async with aclosing(client.generate(request("hello"))) as deltas:
+            await anext(deltas)
+        reasons = [record.finish_reason for record in books.records]
+        assert reasons == ["stop", "length", "abort"]
+        whole = books.records[0]
+        assert (whole.prompt_tokens, whole.output_tokens, whole.max_tokens) == (5, 6, 100)
+        times = whole.times
+        assert times.arrived <= times.scheduled <= times.first_token <= times.last_token <= whole.finished
+
+
+async def test_ids_of_requests_never_repeat() -> None:
+    core = FakeCore()
+    async with running_client(core) as client:
+        await asyncio.gather(*(collect(client, request()) for _ in range(20)))
+    ids = [message.request_id for message in core.received if isinstance(message, AddRequest)]
+    assert len(set(ids)) == 20

@@ -1,0 +1,96 @@
+"""Messages come out of the transport as they went in, and nonsense is called nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.engine.wire.errors import MalformedMessage
+from quire.engine.wire.protocol import (
+    AddRequest,
+    CoreMessage,
+    FrontMessage,
+    Ping,
+    Pong,
+    SamplingParams,
+    SequenceOutput,
+    StepOutput,
+    StepStats,
+    TokenLogprobs,
+)
+from quire.engine.wire.transport import CoreChannel, Decoder, Encoder, FrontChannel
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2**31 - 1), max_size=50),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    bias=st.dictionaries(st.integers(0, 1000), st.floats(-100, 100), max_size=3),
+    salt=st.none() | st.text(),
+)
+def test_requests_come_out_as_they_went_in(
+    tokens: list[int], seed: int | None, bias: dict[int, float], salt: str | None
+) -> None:
+    params = SamplingParams(max_tokens=5, seed=seed, logit_bias=bias, stop_token_ids=(1, 2), bad_words=((3,), (4, 5)))
+    sent = AddRequest("id", np.array(tokens, np.int32), params, priority=-3, cache_salt=salt)
+    got = Decoder[FrontMessage](FrontMessage).decode(Encoder().encode(sent))
+    assert isinstance(got, AddRequest)
+    assert got.prompt.tolist() == tokens
+    assert got.prompt.dtype == np.int32
+    assert (got.params, got.priority, got.cache_salt) == (params, -3, salt)
+
+
+def test_outputs_come_out_as_they_went_in() -> None:
+    logprobs = TokenLogprobs([1, 2], [-0.5, float("-inf")], [1, 2])
+    output = SequenceOutput("id", [1], "stop", 7, [logprobs], [None, logprobs], 16, 1.5)
+    sent = StepOutput([output], StepStats(1, 2, 3, 4))
+    assert Decoder[CoreMessage](CoreMessage).decode(Encoder().encode(sent)) == sent
+
+
+@given(frames=st.lists(st.binary(max_size=40), max_size=3))
+def test_nonsense_is_malformed(frames: list[bytes]) -> None:
+    with pytest.raises(MalformedMessage):
+        Decoder[FrontMessage](FrontMessage).decode(frames)
+
+
+@pytest.mark.parametrize(
+    ("note", "frames"),
+    [
+        ((5, "<i4", (2,)), [b"\0" * 8]),
+        ((1, "<i4", (3,)), [b"\0" * 8]),
+        ((1, "nonsense", (2,)), [b"\0" * 8]),
+        ((-1, "<i4", (2,)), []),
+    ],
+)
+def test_arrays_that_do_not_fit_their_frames_are_malformed(note: object, frames: list[bytes]) -> None:
+    head = msgspec.msgpack.encode(
+        {
+            "type": "add",
+            "request_id": "x",
+            "prompt": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(note)),
+            "params": {"max_tokens": 1},
+        }
+    )
+    with pytest.raises(MalformedMessage):
+        Decoder[FrontMessage](FrontMessage).decode([head, *frames])
+
+
+@pytest.mark.parametrize("scheme", ["inproc", "ipc", "tcp"])
+async def test_all_addresses_carry_messages_both_ways(scheme: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        address = {
+            "inproc": "inproc://test-transport",
+            "ipc": f"ipc://{folder}/socket",
+            "tcp": "tcp://127.0.0.1:17391",
+        }[scheme]
+        with FrontChannel(address) as front, CoreChannel(address) as core:
+            await front.send(Ping(1))
+            assert await asyncio.to_thread(core.receive, 5.0) == Ping(1)
+            core.send(Pong(1))
+            assert await asyncio.wait_for(front.receive(), 5) == Pong(1)
+            assert core.receive(0.0) is None

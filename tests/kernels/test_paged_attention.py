@@ -1,0 +1,110 @@
+"""Paged attention equals attention spelled out over whole sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels import paged_attention
+from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, write_pages
+
+BLOCK = 4
+
+
+def spelled_out(q: Tensor, k: Tensor, v: Tensor, math: ScoreMath) -> Tensor:
+    """Query i of the last len(q) positions sees what lies before it; one head and one query at a time."""
+    tokens, heads, _ = q.shape
+    length, kv_heads, _ = k.shape
+    out = torch.zeros(tokens, heads, v.shape[2])
+    for i in range(tokens):
+        at = length - tokens + i
+        first = 0 if math.window is None else max(0, at - math.window + 1)
+        for head in range(heads):
+            shared = head // (heads // kv_heads)
+            scores = k[first : at + 1, shared] @ q[i, head] * math.scale
+            if math.softcap is not None:
+                scores = torch.tanh(scores / math.softcap) * math.softcap
+            if math.sinks is not None:
+                weights = torch.cat((scores, math.sinks[head : head + 1])).softmax(0)[:-1]
+            else:
+                weights = scores.softmax(0)
+            out[i, head] = weights @ v[first : at + 1, shared]
+    return out
+
+
+def paged(sequences: list[tuple[Tensor, Tensor]], blocks: int = 40) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Pages that hold the keys and values of all sequences in shuffled blocks, other places full of noise."""
+    kv_heads, dim, value_dim = sequences[0][0].shape[1], sequences[0][0].shape[2], sequences[0][1].shape[2]
+    keys, values = torch.randn(kv_heads, blocks, BLOCK, dim), torch.randn(kv_heads, blocks, BLOCK, value_dim)
+    free = torch.randperm(blocks).tolist()
+    tables = []
+    for k, v in sequences:
+        table = torch.tensor([free.pop() for _ in range(-(-len(k) // BLOCK))])
+        position = torch.arange(len(k))
+        slots = table[position // BLOCK] * BLOCK + position % BLOCK
+        write_pages(keys, slots, k)
+        write_pages(values, slots, v)
+        tables.append(table)
+    return keys, values, tables
+
+
+def maths(heads: int) -> list[ScoreMath]:
+    sinks = torch.randn(heads)
+    return [
+        ScoreMath(0.3),
+        ScoreMath(0.3, window=5),
+        ScoreMath(0.3, softcap=2.0),
+        ScoreMath(0.3, sinks=sinks),
+        ScoreMath(0.3, window=6, softcap=3.0, sinks=sinks),
+    ]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 12, 8)])
+@pytest.mark.parametrize("which", range(5))
+def test_decode(heads: int, kv_heads: int, dim: int, value_dim: int, which: int) -> None:
+    torch.manual_seed(0)
+    math = maths(heads)[which]
+    lengths = [1, 4, 5, 13, 16]
+    sequences = [(torch.randn(n, kv_heads, dim), torch.randn(n, kv_heads, value_dim)) for n in lengths]
+    keys, values, tables = paged(sequences)
+    q = torch.randn(len(lengths), heads, dim)
+    width = max(map(len, tables))
+    padded = torch.stack([torch.cat((table, torch.zeros(width - len(table), dtype=torch.int64))) for table in tables])
+    out = paged_decode(q, keys, values, padded, torch.tensor(lengths), math)
+    for i, (k, v) in enumerate(sequences):
+        torch.testing.assert_close(out[i : i + 1], spelled_out(q[i : i + 1], k, v, math))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 12, 8)])
+@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize(("tokens", "length"), [(7, 7), (3, 14), (14, 15), (2, 2)])
+def test_prefill(heads: int, kv_heads: int, dim: int, value_dim: int, which: int, tokens: int, length: int) -> None:
+    torch.manual_seed(0)
+    math = maths(heads)[which]
+    k, v = torch.randn(length, kv_heads, dim), torch.randn(length, kv_heads, value_dim)
+    keys, values, (table,) = paged([(k, v)])
+    q = torch.randn(tokens, heads, dim)
+    out = paged_prefill(q, keys, values, table, length, math)
+    torch.testing.assert_close(out, spelled_out(q, k, v, math))
+
+
+def test_prefill_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that would be too large at once are computed for some queries at a time."""
+    torch.manual_seed(0)
+    math = ScoreMath(0.3, softcap=2.0)
+    k, v = torch.randn(15, 2, 8), torch.randn(15, 2, 8)
+    keys, values, (table,) = paged([(k, v)])
+    q = torch.randn(11, 4, 8)
+    monkeypatch.setattr(paged_attention, "_MAX_SCORES", 4 * 15 * 3)
+    torch.testing.assert_close(paged_prefill(q, keys, values, table, 15, math), spelled_out(q, k, v, math))
+
+
+def test_values_that_lie_in_the_keys() -> None:
+    torch.manual_seed(0)
+    k = torch.randn(9, 1, 12)
+    keys, _, (table,) = paged([(k, k)])
+    q = torch.randn(1, 4, 12)
+    math = ScoreMath(0.3)
+    out = paged_decode(q, keys, keys[..., :8], table[None], torch.tensor([9]), math)
+    torch.testing.assert_close(out, spelled_out(q, k, k[..., :8], math))

@@ -1,0 +1,57 @@
+"""The small ops against their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.gated import act_and_mul, clamped_swiglu
+from quire.kernels.rms_norm import rms_norm
+from quire.kernels.rope import apply_rope
+from quire.kernels.softcap import softcap
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm(dtype: torch.dtype, offset: float) -> None:
+    x, weight = torch.randn(3, 5, 16).to(dtype), torch.randn(16).to(dtype)
+    expected = F.rms_norm(x.float(), (16,), weight.float() + offset, 1e-6)
+    out = rms_norm(x, weight, 1e-6, offset)
+    assert out.dtype == dtype
+    torch.testing.assert_close(
+        out.float(), expected, **({} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02})
+    )
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dim", [8, 4])
+def test_rope_turns_pairs(interleaved: bool, dim: int) -> None:
+    x = torch.randn(2, 3, 8)
+    angle = torch.randn(2, dim // 2)
+    out = apply_rope(x, angle.cos(), angle.sin(), interleaved=interleaved)
+    for token in range(2):
+        for head in range(3):
+            for pair in range(dim // 2):
+                a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + dim // 2)
+                turned = torch.complex(x[token, head, a], x[token, head, b]) * torch.polar(
+                    torch.tensor(1.0), angle[token, pair]
+                )
+                torch.testing.assert_close(out[token, head, pair], turned.real)
+                torch.testing.assert_close(out[token, head, pair + dim // 2], turned.imag)
+    assert torch.equal(out[..., dim:], x[..., dim:])
+
+
+def test_gates() -> None:
+    gate, up = torch.randn(4, 6) * 5, torch.randn(4, 6) * 5
+    both = torch.cat((gate, up), -1)
+    torch.testing.assert_close(act_and_mul(both, "silu"), F.silu(gate) * up)
+    torch.testing.assert_close(act_and_mul(both, "gelu_pytorch_tanh"), F.gelu(gate, approximate="tanh") * up)
+    low, clipped = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    torch.testing.assert_close(clamped_swiglu(both, 1.7, 7.0), (clipped + 1) * low * torch.sigmoid(1.7 * low))
+
+
+def test_softcap() -> None:
+    assert softcap(torch.tensor(3.0), 2.0).item() == pytest.approx(2 * math.tanh(1.5))

@@ -1,0 +1,1 @@
+"""What tests share: a small tokenizer, tiny models, an engine without HTTP, a core without a model."""

@@ -1,0 +1,123 @@
+"""An engine without HTTP and without threads: plans, steps and tokens in the test's own hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.core import CoreConfig, EngineCore, build_core
+from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.wire.protocol import Abort, AddRequest, ModelInfo, SamplingParams, SequenceOutput, StepOutput
+
+
+@contextmanager
+def no_bar(_: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar that shows nothing."""
+    yield lambda _: None
+
+
+def load(folder: Path, **options: Any) -> LoadedModel:
+    """Load a model folder."""
+    return load_model(folder, ModelOptions(**options), no_bar)
+
+
+@dataclass
+class Channel:
+    """Stands in for the transport: keeps what the core sends."""
+
+    sent: list[Any] = field(default_factory=list)
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def receive(self, _: float) -> None:
+        return None
+
+
+@dataclass
+class Result:
+    """Everything that came of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    outputs: list[SequenceOutput] = field(default_factory=list)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.outputs[-1].finish_reason if self.outputs else None
+
+
+class Engine:
+    """A real core over a real model, stepped by hand, its books checked after each step."""
+
+    def __init__(self, folder: Path, *, model: ModelOptions | None = None, **options: Any) -> None:
+        self.channel = Channel()
+        defaults: dict[str, Any] = {"kv_cache_memory": 64 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 512}
+        config = CoreConfig(
+            folder=folder, model=model or ModelOptions(), engine=EngineOptions(**{**defaults, **options})
+        )
+        self.core: EngineCore
+        self.info: ModelInfo
+        self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
+        self.results: dict[str, Result] = {}
+        self.preemptions = 0
+
+    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, **fields: Any) -> None:
+        self.results[request_id] = Result()
+        message = AddRequest(request_id, np.array(prompt, np.int32), params, **fields)
+        self.core._handle(message)
+        self._collect()
+
+    def abort(self, request_id: str) -> None:
+        self.core._handle(Abort([request_id]))
+        self._collect()
+
+    @property
+    def busy(self) -> bool:
+        return self.core._scheduler.has_work
+
+    @property
+    def blocks_used(self) -> int:
+        return self.core._scheduler.pool.num_used
+
+    def step(self) -> None:
+        self.core.step()
+        self.core._scheduler.check()
+        self._collect()
+
+    def run(self) -> None:
+        while self.busy:
+            self.step()
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams, **fields: Any) -> Result:
+        """Run one request to its end."""
+        name = f"request-{len(self.results)}"
+        self.add(name, prompt, params, **fields)
+        self.run()
+        return self.results[name]
+
+    def _collect(self) -> None:
+        for message in self.channel.sent:
+            if isinstance(message, StepOutput):
+                self.preemptions += message.stats.preemptions
+                for output in message.outputs:
+                    self.results[output.request_id].tokens += output.token_ids
+                    self.results[output.request_id].outputs.append(output)
+        self.channel.sent.clear()
+
+
+def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
+    """Params of a request that leaves nothing to chance."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, **fields)
+
+
+def random_prompt(seed: int, length: int, vocab: int = 256) -> list[int]:
+    """Some token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, vocab, (length,), generator=generator).tolist()

@@ -1,0 +1,166 @@
+"""A core without a model: it speaks the real protocol over the real transport and answers what it is told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.launch import ThreadCore
+from quire.engine.wire.protocol import (
+    Abort,
+    AddRequest,
+    CoreDied,
+    FrontMessage,
+    ModelInfo,
+    Ping,
+    Pong,
+    Ready,
+    SequenceOutput,
+    Shutdown,
+    StepOutput,
+    StepStats,
+    TokenLogprobs,
+)
+from quire.engine.wire.transport import CoreChannel, FrontChannel
+from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
+
+CONTEXT = 512
+INFO = ModelInfo(
+    architecture="fake",
+    implementation="quire",
+    device="cpu",
+    dtype="float32",
+    vocab_size=VOCAB_SIZE,
+    max_model_len=CONTEXT,
+    num_blocks=1024,
+    block_size=16,
+    weight_bytes=0,
+    cache_bytes=0,
+)
+
+
+def upper_case(message: AddRequest) -> list[int]:
+    """The prompt's text in upper case, then the end of the sequence."""
+    text = byte_tokenizer().decode(message.prompt.tolist(), skip_special_tokens=True)
+    return [*byte_tokenizer().encode(text.upper()).ids, EOS]
+
+
+def says(text: str) -> Callable[[AddRequest], list[int]]:
+    """Always the same answer."""
+    ids = [*byte_tokenizer().encode(text).ids, EOS]
+    return lambda _: ids
+
+
+@dataclass
+class FakeCore:
+    """Generates one token a step for each request, as `answer` says.
+
+    Attributes:
+        hold: while set, no steps are made.
+        received: all messages, in order.
+        active: ids of requests that are being answered.
+    """
+
+    answer: Callable[[AddRequest], list[int]] = upper_case
+    hold: threading.Event = field(default_factory=threading.Event)
+    deaf: threading.Event = field(default_factory=threading.Event)
+    step_seconds: float = 0.0
+    die_at_step: int | None = None
+    received: list[FrontMessage] = field(default_factory=list)
+    active: dict[str, tuple[AddRequest, list[int], int]] = field(default_factory=dict)
+    steps: int = 0
+
+    def __call__(self, address: str) -> None:
+        """Body of the core's thread."""
+        with CoreChannel(address) as channel:
+            channel.send(Ready(INFO))
+            while self._listen(channel):
+                if self.active and not self.hold.is_set():
+                    self.steps += 1
+                    if self.steps == self.die_at_step:
+                        channel.send(CoreDied("told to die"))
+                        return
+                    if self.step_seconds:
+                        time.sleep(self.step_seconds)
+                    channel.send(self._step())
+
+    def _listen(self, channel: CoreChannel) -> bool:
+        while self.deaf.is_set():
+            time.sleep(0.01)
+        busy = bool(self.active) and not self.hold.is_set()
+        message = channel.receive(0.0 if busy else 0.02)
+        while message is not None:
+            self.received.append(message)
+            match message:
+                case AddRequest():
+                    self.active[message.request_id] = (message, self.answer(message), 0)
+                case Abort(request_ids=ids):
+                    for request_id in ids:
+                        self.active.pop(request_id, None)
+                case Ping(serial=serial):
+                    channel.send(Pong(serial))
+                case Shutdown():
+                    return False
+            message = channel.receive(0.0)
+        return True
+
+    def _step(self) -> StepOutput:
+        outputs = []
+        for request_id, (message, answer, given) in list(self.active.items()):
+            token, made, params = answer[given], given + 1, message.params
+            ends = token in params.eos_token_ids
+            reason = "stop" if ends else "length" if made >= params.max_tokens or made == len(answer) else None
+            logprobs = prompt_logprobs = None
+            if params.logprobs is not None:
+                logprobs = [_logprobs(token, params.logprobs)]
+            if params.prompt_logprobs is not None and made == 1:
+                prompt_logprobs = [None, *(_logprobs(int(t), params.prompt_logprobs) for t in message.prompt[1:])]
+            outputs.append(
+                SequenceOutput(
+                    request_id,
+                    [token],
+                    reason,  # type: ignore[arg-type]
+                    logprobs=logprobs,
+                    prompt_logprobs=prompt_logprobs,
+                    cached_tokens=len(message.prompt) // 16 * 16,
+                    scheduled_at=time.monotonic(),
+                )
+            )
+            self.active[request_id] = (message, answer, made)
+            if reason is not None:
+                del self.active[request_id]
+        return StepOutput(outputs, StepStats(len(outputs), 0, len(outputs), 1024, len(outputs)))
+
+
+def _logprobs(token: int, alternatives: int) -> TokenLogprobs:
+    others = [(token + 1 + i) % 256 for i in range(alternatives - 1)] if alternatives else []
+    ids = [token, *([token, *others] if alternatives else [])]
+    values = [-0.5, *(-0.5 - i for i in range(len(ids) - 1))]
+    return TokenLogprobs(ids, values, [1, *range(1, len(ids))])
+
+
+@asynccontextmanager
+async def running_client(core: FakeCore, *, capacity: int = 64) -> AsyncIterator[EngineClient]:
+    """A client connected to the fake core."""
+    handle = ThreadCore()
+    client = EngineClient(FrontChannel(handle.address), byte_tokenizer(), capacity=capacity)
+    handle.start(core, client.fail)
+    await client.ready()
+    try:
+        yield client
+    finally:
+        core.hold.clear()
+        core.deaf.clear()
+        await client.close()
+        await handle.join(5)
+
+
+def prompt_of(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Token ids of a text."""
+    return np.array(byte_tokenizer().encode(text).ids, np.int32)

@@ -1,0 +1,136 @@
+"""Tiny models with random weights, made by transformers: the oracle, and the folder that we load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.support.tokenizer import EOS, VOCAB_SIZE
+
+_BASE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_MLA = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+_QWEN_MOE = {
+    "head_dim": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+}
+
+# Case -> (model type, what differs from the base).
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-biased-tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    "llama-dynamic": (
+        "llama",
+        {"max_position_embeddings": 48, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "llama-llama3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": _YARN}),
+    "mistral": ("mistral", {"sliding_window": 24}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-windowed": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "phi3": ("phi3", {}),
+    "phi3-partial-rope": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 24}),
+    "gemma3": ("gemma3_text", {"head_dim": 32, "sliding_window": 24}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", _GRANITE),
+    "smollm3": ("smollm3", {}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "qwen3_moe": ("qwen3_moe", _QWEN_MOE),
+    "gpt_oss": (
+        "gpt_oss",
+        {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
+    ),
+    "deepseek_v3": ("deepseek_v3", _MLA),
+    "deepseek_v3-yarn": (
+        "deepseek_v3",
+        {**_MLA, "q_lora_rank": None, "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+}
+FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}),
+    "gpt_neox": ("gpt_neox", {}),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "starcoder2": ("starcoder2", {"sliding_window": 24}),
+    "cohere": ("cohere", {}),
+}
+
+
+def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
+    """A transformers model of one of the cases, in float32, whose logits are far from each other."""
+    kind, differences = {**DECODERS, **FALLBACKS}[case]
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **{**_BASE, **differences, **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        norm = "norm" in name or ".ln_" in name
+        torch.nn.init.normal_(parameter, std=0.1 if norm else 0.3)
+        if norm and name.endswith("weight") and not kind.startswith("gemma"):
+            parameter.data += 1
+    for name, buffer in model.named_buffers():
+        if "correction" in name:
+            torch.nn.init.normal_(buffer, std=0.1)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def save_model(model: Any, folder: Path, **options: Any) -> Path:
+    """Write a model's folder, without a tokenizer."""
+    model.save_pretrained(folder, **options)
+    return folder

@@ -1,0 +1,105 @@
+"""The whole HTTP side on a real port, over cores without models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from quire.api.defaults import read_defaults
+from quire.api.reasoning import ReasoningTags
+from quire.api.served import ServedModel, Services
+from quire.app.factory import create_app
+from quire.config.commands import Serve
+from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.renderer import Renderer
+from quire.multimodal.tokenizer import Tokenizer
+from tests.support.fake_core import CONTEXT, INFO, FakeCore, running_client
+from tests.support.tokenizer import write_tokenizer
+
+
+@dataclass
+class Server:
+    """A running server and a client for it."""
+
+    url: str
+    http: httpx.AsyncClient
+    services: Services
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return await self.http.post(path, json=body, **options)
+
+
+@asynccontextmanager
+async def running_server(
+    folder: Path,
+    *cores: FakeCore,
+    names: Sequence[str] = ("fake", "alias"),
+    capacity: int = 64,
+    chat_template: str | None = None,
+    **settings: Any,
+) -> AsyncIterator[Server]:
+    """A server for one model per core; the first has all names, others are `fake-1` and so on."""
+    write_tokenizer(folder, **({} if chat_template is None else {"chat_template": chat_template}))
+    options = Serve(**settings)
+    metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
+    async with AsyncExitStack() as stack:
+        models = []
+        for index, core in enumerate(cores or (FakeCore(),)):
+            client = await stack.enter_async_context(running_client(core, capacity=capacity))
+            tokenizer = Tokenizer.load(folder)
+            model = ServedModel(
+                names=tuple(names) if index == 0 else (f"fake-{index}",),
+                root=f"root-{index}",
+                client=client,
+                renderer=Renderer(folder, tokenizer, options, INFO.max_model_len),
+                info=INFO,
+                defaults=read_defaults(folder, tokenizer, options.generation_config),
+                reasoning=ReasoningTags() if options.reasoning_tags == "auto" else None,
+                by_priority=options.scheduling_policy == "priority",
+            )
+            client.observer = ModelMetrics(metrics, model.names[0], index)
+            models.append(model)
+        services = Services(
+            models=models,
+            limits=options,
+            strict_fields=options.strict_fields,
+            trust_request_chat_template=options.trust_request_chat_template,
+            stall_timeout=options.stall_timeout,
+        )
+        app = create_app(services, metrics, options, options)
+        url = await stack.enter_async_context(listening(app))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+        yield Server(url, http, services)
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """Uvicorn around an app, on a free port."""
+    config = uvicorn.Config(
+        app, port=0, http="httptools", lifespan="off", log_level="error", timeout_graceful_shutdown=1, ws="none"
+    )
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server._serve())
+    while not server.started:
+        await asyncio.sleep(0)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def until(condition: Any) -> None:
+    """Wait for a condition that another thread brings about."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)

@@ -1,0 +1,39 @@
+"""A tokenizer of one token per byte, and a few special ones; every text comes back as it went in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+THINK = ("<think>", "</think>")
+VOCAB_SIZE = 256 + len(SPECIAL) + len(THINK)
+EOS = VOCAB_SIZE - len(THINK) - 1
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """Ids 0..255 in the order of the byte-level alphabet, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in THINK])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+    """Put the tokenizer's files into a model folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "bos_token": None, "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if chat_template is not None:
+        (folder / "chat_template.jinja").write_text(chat_template)

@@ -1,0 +1,85 @@
+"""Two ways to get answers for the evaluation: a model folder, and any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from training.chat import render_prompt
+from training.generators.turn import Message
+from training.heldout import Case
+
+MAX_NEW_TOKENS = 160
+TIMEOUT = 120.0
+
+
+class Answerer(Protocol):
+    """Something that answers prompts."""
+
+    def answer(self, cases: list[Case]) -> list[str]:
+        """The text of each answer."""
+        ...
+
+
+class FolderAnswerer:
+    """Runs a Hugging Face folder with transformers, in float32, greedily, in batches."""
+
+    def __init__(self, folder: Path, batch: int = 40) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.generation_config.temperature = None
+        self.batch = batch
+
+    def answer(self, cases: list[Case]) -> list[str]:
+        prompts = [render_prompt(case.messages, case.tools, case.thinking) for case in cases]
+        order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))
+        answers = [""] * len(prompts)
+        for start in range(0, len(order), self.batch):
+            chosen = order[start : start + self.batch]
+            inputs = self.tokenizer([prompts[at] for at in chosen], return_tensors="pt", padding=True, add_special_tokens=False)
+            inputs.pop("token_type_ids", None)
+            output = self.model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+            texts = self.tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            for at, text in zip(chosen, texts):
+                answers[at] = text
+        return answers
+
+
+
+
+class ServerAnswerer:
+    """Asks a server, one request after the other."""
+
+    def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.client = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
+        self.model = model
+
+    def answer(self, cases: list[Case]) -> list[str]:
+        return [self._ask(case) for case in cases]
+
+    def _ask(self, case: Case) -> str:
+        body: dict[str, Any] = {"model": self.model, "messages": [_on_the_wire(message) for message in case.messages],
+                                "temperature": 0, "max_tokens": MAX_NEW_TOKENS}  # fmt: skip
+        if case.tools:
+            body |= {"tools": case.tools, "tool_choice": "none"}
+        if not case.thinking:
+            body["chat_template_kwargs"] = {"enable_thinking": False}
+        response = self.client.post("chat/completions", json=body)
+        response.raise_for_status()
+        return response.json()["choices"][0]["message"]["content"] or ""
+
+
+def _on_the_wire(message: Message) -> Message:
+    """A message as OpenAI's API has it: the arguments of tool calls are a JSON string."""
+    if not message.get("tool_calls"):
+        return {key: value for key, value in message.items() if message["role"] != "tool" or key != "name"}
+    calls = [{**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+             for call in message["tool_calls"]]  # fmt: skip
+    return {**message, "tool_calls": calls}

@@ -1,0 +1,64 @@
+"""Training batches: conversations made on the fly, sorted into buckets of length; block ``n`` is the same on every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training.chat import Encoded, encode
+from training.generators.session import make_conversation
+
+LENGTHS = (48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids and the marks of those to learn, padded to one of ``LENGTHS``."""
+
+    ids: Tensor
+    learnt: Tensor
+
+
+class Batches:
+    """Makes blocks of batches; a block is drawn from the seed, the phase's name and the block's number only."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: str, mix: Mapping[str, float], tokens: int, block: int = 40) -> None:
+        self.tokenizer, self.seed, self.mix, self.tokens, self.block = tokenizer, seed, mix, tokens, block
+        self.padding = tokenizer.token_to_id("<|endoftext|>")
+
+    def from_step(self, step: int) -> Iterator[Batch]:
+        """Batches from a step on, without end."""
+        number, at = divmod(step, self.block)
+        while True:
+            yield from self._make_block(number)[at:]
+            number, at = number + 1, 0
+
+    def _make_block(self, number: int) -> list[Batch]:
+        rng = Random(f"{self.seed}-{number}")
+        themes, weights = list(self.mix), list(self.mix.values())
+        waiting: dict[int, list[Encoded]] = {length: [] for length in LENGTHS}
+        full: list[Batch] = []
+        while len(full) < self.block:
+            encoded = encode(make_conversation(rng.choices(themes, weights)[0], rng), self.tokenizer)
+            length = next((length for length in LENGTHS if len(encoded.ids) <= length), None)
+            if length is None or not any(encoded.learnt[1:]):
+                continue
+            waiting[length].append(encoded)
+            if len(waiting[length]) == max(1, self.tokens // length):
+                full.append(self._batch(waiting[length], length))
+                waiting[length] = []
+        rng.shuffle(full)
+        return full
+
+    def _batch(self, rows: list[Encoded], length: int) -> Batch:
+        ids = torch.full((len(rows), length), self.padding, dtype=torch.long)
+        learnt = torch.zeros((len(rows), length), dtype=torch.bool)
+        for at, row in enumerate(rows):
+            ids[at, : len(row.ids)] = torch.tensor(row.ids)
+            learnt[at, : len(row.learnt)] = torch.tensor(row.learnt)
+        return Batch(ids, learnt)

@@ -1,0 +1,38 @@
+"""Reading the lists of words and phrases (``words/*.toml``, ``phrases/*.toml``)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SPLITS = ("train", "heldout")
+
+
+@lru_cache(maxsize=None)
+def phrase_book(name: str) -> dict[str, Any]:
+    """The tables of ``phrases/NAME.toml``."""
+    return tomllib.loads((HERE / "phrases" / f"{name}.toml").read_text("utf-8"))
+
+
+@lru_cache(maxsize=None)
+def tool_parts() -> dict[str, Any]:
+    """The tables of ``toolspecs/parts.toml``."""
+    return tomllib.loads((HERE / "toolspecs" / "parts.toml").read_text("utf-8"))
+
+
+@lru_cache(maxsize=None)
+def words(split: str) -> dict[str, tuple[str, ...]]:
+    """All word lists of one split (train or heldout) by name."""
+    if split not in SPLITS:
+        raise ValueError(f"no split {split!r}")
+    lists: dict[str, tuple[str, ...]] = {}
+    for path in sorted((HERE / "words").glob("*.toml")):
+        for name, table in tomllib.loads(path.read_text("utf-8")).items():
+            text = table[split]
+            parts = text.split("|") if "|" in text else re.split(r",\s+", text)
+            lists[name] = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    return lists

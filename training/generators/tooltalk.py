@@ -1,0 +1,150 @@
+"""Requests to call tools, the calls, the tools' results and the answers to the user."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+from training.generators.arithmetic import in_words
+from training.generators.toolmaker import RESULT_KEYS, RESULT_KINDS, make_tool
+from training.generators.toolspec import Parameter, Tool, instantiate, read_specs, slots_used
+from training.generators.turn import Turn
+from training.grammar import draw, fill
+from training.noise import disturb
+from training.values import Values
+
+BARE_KINDS = ("path", "url", "email", "code", "command", "sql", "expression", "handle", "digits", "ticker")
+ERRORS = ("not found", "no access", "timeout", "invalid value", "service unavailable", "unknown id", "quota exceeded")
+Json = Any
+
+
+def make_tools(rng: Random, values: Values, count: int) -> list[Tool]:
+    """Tools for one conversation, with names of their own; some are close to each other."""
+    tools: list[Tool] = []
+    names: set[str] = set()
+    while len(tools) < count:
+        tool = _any_tool(rng, values, tools)
+        if tool.name.lower() not in names and 0 < len(tool.parameters):
+            names.add(tool.name.lower())
+            tools.append(tool)
+    return tools
+
+
+def _any_tool(rng: Random, values: Values, others: list[Tool]) -> Tool:
+    if values.split == "train" and rng.random() < 0.5:
+        return make_tool(values, rng)
+    specs = read_specs(values.split)
+    if others and rng.random() < 0.3:
+        parts = set(others[-1].name.split("_"))
+        near = [spec for spec in specs if parts & set(spec.names[0].split("_"))]
+        return instantiate(rng.choice(near or list(specs)), values, rng)
+    return instantiate(rng.choice(specs), values, rng)
+
+
+def call_turn(rng: Random, values: Values, tool: Tool) -> Turn:
+    """A request that the tool can do, and its call."""
+    ask = draw(rng.choice(tool.asks), rng)
+    used = slots_used(ask)
+    arguments: dict[str, Json] = {}
+    shown: dict[str, str] = {}
+    for parameter in tool.parameters:
+        if parameter.slot in used:
+            value = _value(parameter, rng, values)
+            arguments[parameter.name], shown[parameter.slot] = value, _as_said(value, parameter, rng, values)
+    last = next((p for p in tool.parameters if ask.endswith(f"{{{p.slot}}}")), None)
+    bare = last is not None and (last.kind.split()[0] in BARE_KINDS or rng.random() < 0.5)
+    user = fill(disturb(ask, rng, values.split, end=not bare), shown)
+    call = {"name": tool.name, "arguments": arguments}
+    return Turn("tool_call", user, call=call, expect={"call": call})
+
+
+def missing_turn(rng: Random, values: Values, tool: Tool) -> Turn | None:
+    """A request which lacks a required value: the model asks for it. None if every way of asking has all."""
+    required = {parameter.slot: parameter for parameter in tool.parameters if parameter.required}
+    stem = tool.name.replace("_", " ").replace("-", " ").lower()
+    if not tool.lists_required or not required or any(letter.isupper() for letter in tool.name):
+        return None
+    user = disturb(rng.choice(("{t}", "i want to {t}", "can you {t}", "please {t}", "{t} for me")), rng, values.split)
+    names = [parameter.name.replace("_", " ") for parameter in required.values()]
+    return Turn("tool_missing", fill(user, {"t": stem}), f"Please tell me the {and_list(names)}.")
+
+
+def result_turn(rng: Random, values: Values, tool: Tool, call: dict[str, Any]) -> Turn:
+    """The result of a call, and the answer to the user. ``user`` is empty: no user speaks in this turn."""
+    content, reply, shown = make_result(rng, values, tool)
+    before = ({"role": "tool", "content": content, "tool_call_id": "call_1", "name": tool.name},)
+    return Turn("tool_answer", "", reply, expect={"shown": shown}, before=before)
+
+
+def make_result(rng: Random, values: Values, tool: Tool) -> tuple[str, str, list[str]]:
+    """A result as the tool returns it, the answer, and the values that the answer must show."""
+    chance = rng.random()
+    if chance < 0.06:
+        error = rng.choice(ERRORS) if rng.random() < 0.7 else f"{values.draw('thing', rng)} {rng.choice(ERRORS)}"
+        return dump({"error": error}), f"That did not work: {error}.", [error]
+    if chance < 0.16:
+        text = str(values.draw(rng.choice(("sentence", "thing", "int 1 999", "query", "city", "time")), rng))
+        return text, f"The result is {text}.", [text]
+    if chance < 0.24:
+        text = str(values.draw("sentence", rng)).capitalize() + "."
+        return text, text, [text.rstrip(".")]
+    gives = tool.gives if rng.random() < 0.55 else _random_gives(rng)
+    result = {key: _result_value(kind, rng, values) for key, kind in gives}
+    content = dump({"result": result} if chance < 0.3 and "result" not in result else result)
+    return content, describe(result), [piece for value in result.values() for piece in _pieces(value)]
+
+
+def _random_gives(rng: Random) -> tuple[tuple[str, str], ...]:
+    return tuple((rng.choice(RESULT_KEYS), rng.choice(RESULT_KINDS)) for _ in range(rng.randint(1, 3)))
+
+
+def _result_value(kind: str, rng: Random, values: Values) -> Json:
+    return values.draw(kind, rng)
+
+
+def describe(result: dict[str, Json]) -> str:
+    """A result in a sentence: The temperature is 21 and the condition is sunny."""
+    said = [_said(key.replace("_", " "), value) for key, value in result.items()]
+    text = and_list(said)
+    return text[0].upper() + text[1:] + "."
+
+
+def _said(key: str, value: Json) -> str:
+    if isinstance(value, bool):
+        return f"it is {key}" if value else f"it is not {key}"
+    if isinstance(value, list):
+        return f"the {key} are {and_list([str(item) for item in value])}"
+    plural = key.endswith("s") and not key.endswith(("ss", "us", "is"))
+    return f"the {key} {'are' if plural else 'is'} {value}"
+
+
+def _pieces(value: Json) -> list[str]:
+    if isinstance(value, bool):
+        return []
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+
+
+def and_list(items: list[str]) -> str:
+    """a, b and c"""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def dump(value: Json) -> str:
+    """JSON in one line, as the chat template writes it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _value(parameter: Parameter, rng: Random, values: Values) -> Json:
+    if parameter.options:
+        return rng.choice(parameter.options)
+    return values.draw(parameter.kind, rng)
+
+
+def _as_said(value: Json, parameter: Parameter, rng: Random, values: Values) -> str:
+    if parameter.options:
+        said = str(value).replace("_", " ")
+        return said.capitalize() if values.split == "train" and said.islower() and rng.random() < 0.04 else said
+    if isinstance(value, int) and value <= 20 and values.split == "train" and rng.random() < 0.1:
+        return in_words(value)
+    return str(value)

@@ -1,0 +1,139 @@
+"""The prompts of the evaluation: phrasings, names, numbers and tools that training never sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from training.books import phrase_book
+from training.generators.arithmetic import arithmetic_turn, unsupported_turn
+from training.generators.extract import extract_turn
+from training.generators.knowledge import facts, fallback_turn, quire_turn, small_talk_turn, unknown_turn
+from training.generators.recall import Memory
+from training.generators.tooltalk import call_turn, make_tools, result_turn
+from training.generators.turn import Message, Turn
+from training.values import Values
+
+SPLIT = "heldout"
+VALUES = Values(SPLIT)
+SYSTEM_RATE = 0.15
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prompt and what its answer must hold."""
+
+    kind: str
+    messages: list[Message]
+    expect: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    thinking: bool = True
+
+
+def _single(turn: Turn, rng: Random, kind: str | None = None) -> Case:
+    return Case(kind or turn.kind, [*_system(rng), {"role": "user", "content": turn.user}], turn.expect)
+
+
+def _system(rng: Random) -> list[Message]:
+    if rng.random() >= SYSTEM_RATE:
+        return []
+    return [{"role": "system", "content": rng.choice(phrase_book("style")["systems"][SPLIT])}]
+
+
+def _arithmetic(rng: Random, at: int) -> Case:
+    return _single(arithmetic_turn(rng, SPLIT, minus=at % 2 == 1), rng)
+
+
+def _direct(rng: Random, at: int) -> Case:
+    case = _arithmetic(rng, at)
+    return Case("arithmetic_no_thinking", case.messages, case.expect, thinking=False)
+
+
+def _quire(rng: Random, at: int) -> Case:
+    names = list(facts())
+    return _single(quire_turn(rng, SPLIT, names[at % len(names)]), rng)
+
+
+def _chatter(rng: Random) -> Turn:
+    makers = (quire_turn, small_talk_turn, fallback_turn, arithmetic_turn)
+    return rng.choice(makers)(rng, SPLIT)
+
+
+def _recall(rng: Random, at: int) -> Case:
+    memory = Memory(rng, VALUES, SPLIT)
+    turns: list[Turn] = []
+    left = rng.randint(1, 6)
+    while left > 0:
+        if rng.random() < 0.35:
+            turns.append(_chatter(rng))
+        count = min(left, rng.choice((1, 1, 2, 3)))
+        turns.append(memory.tell(count))
+        left -= count
+    turns += [_chatter(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+    last = memory.ask(known=at % 4 != 3)
+    messages = [*_system(rng), *(message for turn in turns for message in turn.messages())]
+    return Case("recall", [*messages, {"role": "user", "content": last.user}], last.expect)
+
+
+def _extract(rng: Random, _: int) -> Case:
+    return _single(extract_turn(rng, VALUES, SPLIT), rng)
+
+
+def _several(rng: Random, _: int) -> Case:
+    return _single(extract_turn(rng, VALUES, SPLIT, several=True), rng, "extract_several")
+
+
+def _tool_call(rng: Random, at: int) -> Case:
+    tools = make_tools(rng, VALUES, 1 + at % 4)
+    turn = call_turn(rng, VALUES, rng.choice(tools))
+    return Case("tool_call", [*_system(rng), {"role": "user", "content": turn.user}], turn.expect, [tool.openai() for tool in tools])
+
+
+def _tool_answer(rng: Random, at: int) -> Case:
+    tools = make_tools(rng, VALUES, 1 + at % 4)
+    tool = rng.choice(tools)
+    asked = call_turn(rng, VALUES, tool)
+    assert asked.call is not None
+    result = result_turn(rng, VALUES, tool, asked.call)
+    call = {"id": "call_1", "type": "function", "function": asked.call}
+    messages = [*_system(rng), {"role": "user", "content": asked.user}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    return Case("tool_answer", [*messages, *result.before], result.expect, [tool.openai() for tool in tools])
+
+
+def _fallback(rng: Random, at: int) -> Case:
+    turn = small_talk_turn(rng, SPLIT) if at % 3 == 0 else fallback_turn(rng, SPLIT)
+    return _single(turn, rng, "fallback")
+
+
+def _unsupported(rng: Random, _: int) -> Case:
+    turn = unsupported_turn(rng, SPLIT)
+    return Case("unsupported_arithmetic", [{"role": "user", "content": turn.user}], {"keys": ["only add or subtract"]})
+
+
+def _unknown(rng: Random, _: int) -> Case:
+    return _single(unknown_turn(rng, SPLIT), rng, "unknown_quire")
+
+
+KINDS: dict[str, Callable[[Random, int], Case]] = {
+    "arithmetic": _arithmetic, "quire": _quire, "recall": _recall, "extract": _extract, "tool_call": _tool_call,
+    "tool_answer": _tool_answer, "fallback": _fallback, "arithmetic_no_thinking": _direct, "extract_several": _several,
+    "unsupported_arithmetic": _unsupported, "unknown_quire": _unknown,
+}  # fmt: skip
+
+
+def cases(kind: str, count: int, seed: int) -> list[Case]:
+    """The prompts of a kind; the same seed gives the same prompts, and no prompt comes twice."""
+    rng = Random(f"{seed}-{kind}")
+    made: list[Case] = []
+    seen: set[str] = set()
+    for at in range(count * 20):
+        case = KINDS[kind](rng, at)
+        text = str(case.messages)
+        if text not in seen:
+            seen.add(text)
+            made.append(case)
+        if len(made) == count:
+            break
+    return made

@@ -1,0 +1,129 @@
+"""The training loop: resumable, one optimizer step a batch."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from training.batches import Batch, Batches
+from training.model import Nano, Shape
+from training.optim import make_optimizers, rate_factor
+from training.recipe import Recipe
+from training.tokens import load_or_build, padded_size
+
+CLIP = 1.0
+CHECKPOINT = "checkpoint.pt"
+TOKENIZER = "tokenizer.json"
+LOG_EVERY = 20
+
+
+class Trainer:
+    """Model, optimizers and place in the data; ``work`` holds the checkpoint, the tokenizer and the log."""
+
+    def __init__(self, recipe: Recipe, work: Path, *, compiled: bool = True, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.recipe, self.work = recipe, work
+        work.mkdir(parents=True, exist_ok=True)
+        self.tokenizer: Tokenizer = load_or_build(work / TOKENIZER, recipe.seed, recipe.pieces, recipe.spaced)
+        torch.manual_seed(recipe.seed)
+        shape = Shape(padded_size(self.tokenizer), recipe.width, recipe.layers, recipe.heads, recipe.inner)
+        self.model = Nano(shape, dtype)
+        if compiled:
+            self.model.compile()
+        self.optimizers = make_optimizers(self.model, recipe.matrix_rate, recipe.other_rate, recipe.weight_decay)
+        self.base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        self.step = 0
+
+    def resume(self) -> bool:
+        """Goes on from the checkpoint, if there is one."""
+        path = self.work / CHECKPOINT
+        if not path.exists():
+            return False
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
+            optimizer.load_state_dict(saved)
+        self.step = state["step"]
+        return True
+
+    def save(self) -> None:
+        """Writes the checkpoint; an interrupted write leaves the old one."""
+        state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers], "step": self.step,
+                 "recipe": asdict(self.recipe)}  # fmt: skip
+        fresh = self.work / f"{CHECKPOINT}.new"
+        torch.save(state, fresh)
+        fresh.replace(self.work / CHECKPOINT)
+
+    def train(self, until: int, save_every: int, report: Callable[[str], None] = print) -> list[float]:
+        """Trains to a step and returns the losses of the steps taken."""
+        losses: list[float] = []
+        meter = Meter()
+        while self.step < until:
+            phase, start = self.recipe.phase_at(self.step)
+            seed = f"{self.recipe.seed}-{phase.name}"
+            batches = Batches(self.tokenizer, seed, phase.mix, self.recipe.tokens_per_step).from_step(self.step - start)
+            while self.step < until and self.recipe.phase_at(self.step)[0] is phase:
+                losses.append(self._take_step(batches, meter))
+                self.step += 1
+                if self.step % LOG_EVERY == 0:
+                    self._log(meter, phase.name, report)
+                if self.step % save_every == 0:
+                    self.save()
+        self.save()
+        return losses
+
+    def _take_step(self, batches: Iterator[Batch], meter: Meter) -> float:
+        batch = next(batches)
+        factor = rate_factor(self.step, self.recipe.steps, self.recipe.warmup, self.recipe.decay_share)
+        for optimizer, rates in zip(self.optimizers, self.base_rates):
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate * factor
+        loss = self.model.loss(batch.ids, batch.learnt)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise FloatingPointError(f"loss {value} at step {self.step}")
+        meter.add(value, batch.ids.numel())
+        return value
+
+    def _log(self, meter: Meter, phase: str, report: Callable[[str], None]) -> None:
+        loss, speed = meter.take()
+        line = {"step": self.step, "phase": phase, "loss": round(loss, 4), "tokens_per_second": round(speed)}
+        with (self.work / "log.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+        report(f"step {self.step}/{self.recipe.steps} {phase} loss {loss:.4f} {speed:.0f} tokens/s")
+
+
+class Meter:
+    """Mean loss and speed since the last report."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self.losses: list[float] = []
+        self.tokens = 0
+        self.began = time.monotonic()
+
+    def add(self, loss: float, tokens: int) -> None:
+        """Counts a step."""
+        self.losses.append(loss)
+        self.tokens += tokens
+
+    def take(self) -> tuple[float, float]:
+        """Mean loss and tokens a second; starts anew."""
+        result = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.began)
+        self._start()
+        return result

@@ -1,0 +1,165 @@
+"""The llama-shaped model in plain torch, written for training on a CPU: bf16 matrix products, fp32 weights.
+
+Parameter names are those of Hugging Face's ``LlamaForCausalLM``, so export is a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MATRIX_ATTENTION_UP_TO = 192  # below this length plain matrix products beat torch's fused attention on a CPU
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the model."""
+
+    vocabulary: int
+    width: int = 256
+    layers: int = 6
+    heads: int = 4
+    inner: int = 704
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    positions: int = 2048
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (scaled * self.weight).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Weights of one attention layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+
+class Mlp(nn.Module):
+    """Weights of one gated feed-forward layer."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+
+class Block(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads, self.head_width, self.inner = shape.heads, shape.head_width, shape.inner
+        self.input_layernorm = Norm(shape.width, shape.norm_eps)
+        self.self_attn = Attention(shape.width)
+        self.post_attention_layernorm = Norm(shape.width, shape.norm_eps)
+        self.mlp = Mlp(shape.width, shape.inner)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        own = self.self_attn
+        fused = torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight]).to(x.dtype)
+        qkv = F.linear(self.input_layernorm(x), fused).view(batch, length, 3 * self.heads, self.head_width).transpose(1, 2)
+        query, key, value = qkv.chunk(3, dim=1)
+        mixed = attend(rotate(query, cos, sin), rotate(key, cos, sin), value)
+        x = x + F.linear(mixed.transpose(1, 2).reshape(batch, length, width), own.o_proj.weight.to(x.dtype))
+        both = torch.cat([self.mlp.gate_proj.weight, self.mlp.up_proj.weight]).to(x.dtype)
+        gate, up = F.linear(self.post_attention_layernorm(x), both).split(self.inner, dim=-1)
+        return x + F.linear(F.silu(gate) * up, self.mlp.down_proj.weight.to(x.dtype))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, in the order of halves that Hugging Face uses."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.to(x.dtype) + torch.cat([-second, first], dim=-1) * sin.to(x.dtype)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention."""
+    length = query.shape[-2]
+    if length > MATRIX_ATTENTION_UP_TO:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    return torch.softmax(scores.float().masked_fill(hidden, -1e9), dim=-1).to(value.dtype) @ value
+
+
+class Trunk(nn.Module):
+    """Embedding, layers and final norm (the ``model.`` part of the Hugging Face names)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = Norm(shape.width, shape.norm_eps)
+
+
+class Nano(nn.Module):
+    """The whole model; input and output embeddings are one."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.shape, self.dtype = shape, dtype
+        self.model = Trunk(shape)
+        self._forward: Callable[..., Tensor] = Block.forward
+        self._initialise()
+
+    def _initialise(self) -> None:
+        depth_scale = (2 * self.shape.layers) ** -0.5
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                scale = 0.02 if "embed" in name else self.shape.width**-0.5 * 0.5
+                if "o_proj" in name or "down_proj" in name:
+                    scale *= depth_scale
+                nn.init.normal_(weight, std=scale)
+
+    def compile(self) -> None:  # type: ignore[override]
+        """Compiles one layer; all layers and lengths share the code."""
+        torch._dynamo.config.cache_size_limit = 64
+        self._forward = torch.compile(Block.forward, dynamic=False)
+
+    def positions(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding."""
+        half = torch.arange(0, self.shape.head_width, 2).float() / self.shape.head_width
+        angles = torch.outer(torch.arange(length).float(), self.shape.rope_theta**-half)
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos(), angles.sin()
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Final hidden states."""
+        cos, sin = self.positions(ids.shape[1])
+        x = self.model.embed_tokens(ids).to(self.dtype)
+        for layer in self.model.layers:
+            x = self._forward(layer, x, cos, sin)
+        return self.model.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token."""
+        return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
+
+    def loss(self, ids: Tensor, learnt: Tensor) -> Tensor:
+        """Mean cross entropy of the tokens marked as learnt, each predicted from those before it."""
+        hidden = self.hidden(ids)[:, :-1]
+        where = learnt[:, 1:]
+        return F.cross_entropy(self.logits(hidden[where]), ids[:, 1:][where])

@@ -1,0 +1,68 @@
+"""Muon for the matrices, AdamW for embedding and norms, and the warm-up, stable, decay schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+MOMENTUM = 0.95
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """The nearest matrices with all singular values near one, by Newton-Schulz iteration; a stack of wide matrices."""
+    a, b, c = NEWTON_SCHULZ
+    x = matrices.bfloat16()
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.to(matrices.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose updates are orthogonalised."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            stacks: dict[tuple[int, int], list[Tensor]] = {}
+            for weight in group["params"]:
+                stacks.setdefault((min(weight.shape), max(weight.shape)), []).append(weight)
+            for weights in stacks.values():
+                self._step_stack(weights, group["lr"], group["weight_decay"])
+
+    def _step_stack(self, weights: list[Tensor], rate: float, decay: float) -> None:
+        """Steps matrices of one size together: small products are slow one by one."""
+        wide = []
+        for weight in weights:
+            momentum: Tensor = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+            momentum.lerp_(weight.grad, 1 - MOMENTUM)
+            update = weight.grad.lerp(momentum, MOMENTUM)
+            wide.append(update if update.shape[0] <= update.shape[1] else update.T)
+        for weight, update in zip(weights, orthogonalise(torch.stack(wide))):
+            tall = weight.shape[0] > weight.shape[1]
+            scale = (weight.shape[0] / weight.shape[1]) ** 0.5 if tall else 1.0
+            weight.mul_(1 - rate * decay)
+            weight.add_(update.T if tall else update, alpha=-rate * scale)
+
+
+def make_optimizers(model: nn.Module, matrix_rate: float, other_rate: float, decay: float) -> list[torch.optim.Optimizer]:
+    """One optimizer for the matrices of the layers, one for the rest."""
+    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
+    others = [weight for name, weight in model.named_parameters() if weight.ndim < 2 or "embed" in name]
+    return [Muon(matrices, matrix_rate, decay), torch.optim.AdamW(others, other_rate, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def rate_factor(step: int, total: int, warmup: int, decay_share: float) -> float:
+    """Warm up, stay, and fall to nothing over the last part."""
+    if step < warmup:
+        return (step + 1) / warmup
+    left = (total - step) / max(1.0, total * decay_share)
+    return min(1.0, left)

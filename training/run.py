@@ -1,0 +1,57 @@
+"""Makes quire-nano: ``python -m training.run`` trains (or goes on from the last checkpoint) and exports."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from training.export import export
+from training.loop import Trainer
+from training.recipe import Recipe
+
+EXPORT = Path(__file__).parent.parent / "quire" / "nano"
+
+
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    recipe = Recipe()
+    parser = argparse.ArgumentParser(prog="python -m training.run", description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("build/nano"), help="folder of checkpoint, tokenizer and log")
+    parser.add_argument("--out", type=Path, default=EXPORT, help="where the finished model goes")
+    parser.add_argument("--steps", type=int, default=recipe.steps, help="length of the whole run")
+    parser.add_argument("--until", type=int, help="stop (and export) early, at this step; the schedule stays that of --steps")
+    parser.add_argument("--tokens-per-step", type=int, default=recipe.tokens_per_step)
+    parser.add_argument("--width", type=int, default=recipe.width)
+    parser.add_argument("--layers", type=int, default=recipe.layers)
+    parser.add_argument("--heads", type=int, default=recipe.heads)
+    parser.add_argument("--inner", type=int, default=recipe.inner)
+    parser.add_argument("--seed", type=int, default=recipe.seed)
+    parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: as torch finds best")
+    parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the checkpoint")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers (faster)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Trains and exports."""
+    chosen = options(arguments)
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    recipe = replace(
+        Recipe(), steps=chosen.steps, tokens_per_step=chosen.tokens_per_step, width=chosen.width, layers=chosen.layers,
+        heads=chosen.heads, inner=chosen.inner, seed=chosen.seed,
+    )  # fmt: skip
+    trainer = Trainer(recipe, chosen.work, compiled=chosen.compile)
+    if chosen.resume and trainer.resume():
+        print(f"going on from step {trainer.step}", flush=True)
+    trainer.train(min(chosen.until or recipe.steps, recipe.steps), chosen.save_every, lambda line: print(line, flush=True))
+    export(trainer.model, trainer.tokenizer, chosen.out)
+    print(f"exported to {chosen.out}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Whether an answer is right, kind by kind. Used for a local model and for a server alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+THINK = re.compile(r"^.*?</think>\s*", re.DOTALL)
+EQUATION = re.compile(r"^\s*(?:-?\d+\s*[-+]\s*-?\d+\s*=\s*)?(-?\d+)\s*\.?\s*$")
+
+
+def answer_of(text: str) -> str:
+    """The text after the scratch steps."""
+    return THINK.sub("", text, count=1).strip() if "</think>" in text else text.strip()
+
+
+def is_right(kind: str, expect: dict[str, Any], text: str) -> bool:
+    """Scores one answer. ``expect`` says what is wanted; its keys decide how it is compared."""
+    answer = answer_of(text)
+    if "result" in expect:
+        return _number(answer) == expect["result"]
+    if "keys" in expect:
+        return has_keys(answer, expect["keys"])
+    if "json" in expect:
+        return same_json(answer, expect["json"])
+    if "call" in expect:
+        return _call(answer) == expect["call"]
+    if "shown" in expect:
+        return "<tool_call>" not in answer and all(has_value(answer, value) for value in expect["shown"])
+    if expect.get("untold"):
+        return "not told me" in answer
+    if "value" in expect:
+        return has_value(answer, expect["value"]) and "not told" not in answer
+    if "values" in expect:
+        return all(has_value(answer, value) for value in expect["values"])
+    if "text" in expect:
+        return answer == expect["text"]
+    raise ValueError(f"nothing to score a {kind} answer by: {sorted(expect)}")
+
+
+def _number(answer: str) -> int | None:
+    found = EQUATION.match(answer)
+    return int(found[1]) if found else None
+
+
+def has_keys(answer: str, keys: list[str]) -> bool:
+    """Whether every key phrase is in the answer; "a|b" asks for either."""
+    low = answer.lower()
+    return all(any(option.lower() in low for option in key.split("|")) for key in keys)
+
+
+def has_value(answer: str, value: str) -> bool:
+    """Whether the value is in the answer as whole words, whatever the case."""
+    return re.search(rf"(?<!\w){re.escape(value.lower())}(?!\w)", answer.lower()) is not None
+
+
+def same_json(answer: str, wanted: Any) -> bool:
+    """Whether the answer is exactly this JSON, keys in the same order."""
+    try:
+        found = json.loads(answer)
+    except json.JSONDecodeError:
+        return False
+    return json.dumps(found) == json.dumps(wanted)
+
+
+def _call(answer: str) -> Any:
+    """The one tool call of an answer that is nothing else."""
+    found = TOOL_CALL.fullmatch(answer)
+    if not found:
+        return None
+    try:
+        return json.loads(found[1])
+    except json.JSONDecodeError:
+        return None
