@@ -18,11 +18,12 @@ from tqdm import tqdm
 
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.execution.attention.paged import PagedAttention
-from quire.engine.execution.cache import allocate_caches, block_bytes, count_blocks
+from quire.engine.execution.cache import OutOfCacheMemory, allocate_caches, block_bytes, count_blocks
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.checkpoint import Progress
+from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.plan import StepPlan, StepResult
@@ -164,6 +165,8 @@ def serve_core(config: CoreConfig, address: str) -> None:
             core, info = build_core(config, channel)
             channel.send(Ready(info))
             core.run()
+        except (ModelError, OutOfCacheMemory) as error:
+            channel.send(CoreDied(str(error)))
         except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
             logger.exception("the engine ends")
             channel.send(CoreDied(f"{type(error).__name__}: {error}"))
@@ -174,8 +177,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
 
     Raises:
         ModelError: the model cannot be loaded.
-        OutOfCacheMemory: the KV cache does not fit.
-        ValueError: settings contradict each other.
+        OutOfCacheMemory: the KV cache does not fit, or holds too little.
     """
     if config.engine.num_threads is not None:
         torch.set_num_threads(config.engine.num_threads)
@@ -225,7 +227,7 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -
     if held >= loaded.context_len:
         return loaded.context_len
     if config.model.max_model_len is not None:
-        raise ValueError(
+        raise OutOfCacheMemory(
             f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "
             "lower it, or raise --kv-cache-memory"
         )

@@ -18,8 +18,10 @@ def test_defaults() -> None:
 
 def test_flags() -> None:
     settings = Serve.parse(
-        ["one", "two", "--port", "9", "--api-key", "a", "--api-key", "b", "--kv-cache-memory", "4GiB"]
-        + ["--no-prefix-caching", "--engine-process", "--default-chat-template-kwargs", '{"x": [1]}']
+        [
+            *("one", "two", "--port", "9", "--api-key", "a", "--api-key", "b", "--kv-cache-memory", "4GiB"),
+            *("--no-prefix-caching", "--engine-process", "--default-chat-template-kwargs", '{"x": [1]}'),
+        ]
     )
     assert settings.model == ("one", "two")
     assert settings.api_key == ("a", "b")

@@ -10,6 +10,7 @@ import pytest
 
 from quire.config.options import ModelOptions
 from quire.engine.core import EngineCore
+from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.wire.errors import MalformedMessage
 from quire.engine.wire.protocol import AddRequest, Ping, Pong, SamplingParams, Shutdown, StepOutput
 from tests.support.engine import Engine, greedy, random_prompt
@@ -136,7 +137,7 @@ def test_a_cache_smaller_than_the_context_shortens_it(folder: Path) -> None:
     per_block = small.cache_bytes // small.num_blocks
     engine = Engine(folder, kv_cache_memory=5 * per_block)
     assert (engine.info.num_blocks, engine.info.max_model_len) == (5, 80)
-    with pytest.raises(ValueError, match="--max-model-len"):
+    with pytest.raises(OutOfCacheMemory, match="--max-model-len"):
         Engine(folder, model=ModelOptions(max_model_len=100), kv_cache_memory=5 * per_block)
 
 

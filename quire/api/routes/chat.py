@@ -14,6 +14,7 @@ from starlette.responses import Response
 from quire.api import fields
 from quire.api.body import StrictRoute
 from quire.api.chunks import ChatChunkWriter, ChunkHead
+from quire.api.conversation import conversation_of
 from quire.api.errors import InvalidRequest
 from quire.api.generation import Collected, Tally, admit, collect, run
 from quire.api.identity import answer_id, fingerprint
@@ -44,7 +45,7 @@ def router(services: Services) -> APIRouter:
         """Answer a conversation."""
         model = services.model(body.model)
         _check_tools(body)
-        conversation = template_request(body, trusted=services.trust_request_chat_template)
+        conversation = conversation_of(body, trusted=services.trust_request_chat_template)
         unread = model.renderer.unread_variables(conversation)
         if body.reasoning_effort is not None and "reasoning_effort" in unread:
             raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
@@ -61,29 +62,6 @@ def router(services: Services) -> APIRouter:
         return Response(whole.model_dump_json(), headers=headers, media_type="application/json")
 
     return routes
-
-
-def template_request(body: Any, *, trusted: bool) -> renderer.ChatRequest:
-    """What the template is given for a request with messages.
-
-    Raises:
-        InvalidRequest: it brings a template, and the server does not trust those.
-    """
-    if body.chat_template is not None and not trusted:
-        raise InvalidRequest("`chat_template` needs a server with --trust-request-chat-template.", "chat_template")
-    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if (effort := getattr(body, "reasoning_effort", None)) is not None:
-        variables["reasoning_effort"] = effort
-    return renderer.ChatRequest(
-        messages=[message.model_dump(exclude_unset=True) for message in body.messages],
-        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
-        documents=getattr(body, "documents", None),
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        add_special_tokens=bool(body.add_special_tokens),
-        template=body.chat_template,
-        variables=variables,
-    )
 
 
 def _check_tools(body: ChatRequest) -> None:

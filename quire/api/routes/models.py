@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 
 from quire.api import fields
 from quire.api.body import StrictRoute
+from quire.api.conversation import conversation_of
 from quire.api.errors import InvalidRequest, NotFound
 from quire.api.protocol.common import ERRORS
 from quire.api.protocol.models import (
@@ -16,7 +17,6 @@ from quire.api.protocol.models import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from quire.api.routes.chat import template_request
 from quire.api.served import ServedModel, Services
 
 
@@ -44,7 +44,7 @@ def router(services: Services) -> APIRouter:
         if body.prompt is not None:
             prompt = await model.renderer.text(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
-            conversation = template_request(body, trusted=services.trust_request_chat_template)
+            conversation = conversation_of(body, trusted=services.trust_request_chat_template)
             prompt = await model.renderer.chat(conversation)
         tokens = prompt.token_ids.tolist()
         tokenizer = model.renderer.tokenizer

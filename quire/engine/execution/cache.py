@@ -16,7 +16,7 @@ from quire.engine.models.decoder import CacheShape
 
 
 class OutOfCacheMemory(Exception):
-    """The KV cache that memory allows is too small to serve anything."""
+    """The KV cache that memory allows is too small for what it has to hold."""
 
 
 @dataclass(frozen=True, slots=True)

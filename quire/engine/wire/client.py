@@ -129,7 +129,7 @@ class EngineClient:
         """Tell the core to end and stop listening to it; open streams fail."""
         if self._dead is None:
             await self._channel.send(Shutdown())
-        self.fail("the server is shutting down")
+        self._end("the server is shutting down")
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -138,9 +138,13 @@ class EngineClient:
 
     def fail(self, reason: str) -> None:
         """Mark the engine dead and let every open stream know."""
-        if self._dead is not None:
-            return
-        self._dead = EngineDead(f"The engine has ended: {reason}")
+        if self._dead is None:
+            if self._ready.done():
+                logger.error("the engine has ended: %s", reason)
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        self._dead = self._dead or EngineDead(f"The engine has ended: {reason}")
         if not self._ready.done():
             self._ready.set_exception(self._dead)
             self._ready.exception()  # seen: whoever awaits `ready` still gets it
@@ -169,7 +173,6 @@ class EngineClient:
             case Ready(info=info):
                 self._ready.set_result(info)
             case CoreDied(error=error):
-                logger.error("the engine has ended: %s", error)
                 self.fail(error)
 
     def _deliver(self, output: SequenceOutput) -> None:

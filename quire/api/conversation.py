@@ -1,0 +1,36 @@
+"""From a request with messages to what its chat template is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.api.errors import InvalidRequest
+from quire.api.protocol.chat import ChatRequest
+from quire.api.protocol.models import TokenizeRequest
+from quire.multimodal import renderer
+
+
+def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> renderer.ChatRequest:
+    """What the template is given.
+
+    Raises:
+        InvalidRequest: the request brings a template, and the server does not trust those.
+    """
+    if body.chat_template is not None and not trusted:
+        raise InvalidRequest("`chat_template` needs a server with --trust-request-chat-template.", "chat_template")
+    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    documents = None
+    if isinstance(body, ChatRequest):
+        documents = body.documents
+        if body.reasoning_effort is not None:
+            variables["reasoning_effort"] = body.reasoning_effort
+    return renderer.ChatRequest(
+        messages=[message.model_dump(exclude_unset=True) for message in body.messages or ()],
+        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
+        documents=documents,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        add_special_tokens=bool(body.add_special_tokens),
+        template=body.chat_template,
+        variables=variables,
+    )

@@ -1,0 +1,186 @@
+"""`quire serve` as users run it: real processes, real models, real clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.support.process import ServerProcess, eventually, serving, tiny_model
+
+PROMPT = {"prompt": "abc", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[ServerProcess]:
+    with serving(str(folder), *(["--engine-process"] if request.param == "process" else [])) as running:
+        yield running
+
+
+def lines_of(answer: httpx.Response) -> list[str]:
+    return [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+
+
+def test_the_start_up_line_says_all(server: ServerProcess) -> None:
+    line = next(line for line in server.lines if "serves" in line)
+    for word in ("tiny", "llama", "cpu", "float32", "blocks of 16", "context 256", server.url):
+        assert word in line
+
+
+def test_the_openai_client_completes_and_streams(server: ServerProcess) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        assert client.models.list().data[0].id == "tiny"
+        whole = client.completions.create(model="tiny", prompt="abc", max_tokens=12, temperature=0)
+        stream = client.completions.create(model="tiny", prompt="abc", max_tokens=12, temperature=0, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+        chat = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=5, logprobs=True, top_logprobs=3
+        )
+        assert chat.usage is not None
+        assert chat.usage.completion_tokens == 5
+        assert chat.choices[0].logprobs is not None
+
+
+def test_thread_and_process_and_batch_give_the_same_tokens(server: ServerProcess, folder: Path) -> None:
+    """What one request gets alone, by the offline engine, many get at once, by either transport."""
+    from tests.support.engine import Engine, greedy
+
+    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "abc"}).json()["tokens"]
+    expected = Engine(folder).generate(ids, greedy(12)).tokens
+    with server.http as client, client.stream("POST", "/v1/completions", json={**PROMPT, "n": 8, "stream": True}):
+        body = client.post("/v1/completions", json={**PROMPT, "n": 4, "return_token_ids": True}).json()
+    assert [choice["token_ids"] for choice in body["choices"]] == [expected] * 4
+
+
+def test_the_same_seed_gives_the_same_text_in_a_crowd(server: ServerProcess) -> None:
+    wanted = {"prompt": "xyz", "max_tokens": 20, "temperature": 1.3, "seed": 42, "ignore_eos": True}
+    with server.http as client:
+        alone = client.post("/v1/completions", json=wanted).json()["choices"][0]["text"]
+        crowd = {**wanted, "seed": None, "n": 10, "max_tokens": 60}
+        other = threading.Thread(target=lambda: httpx.post(f"{server.url}/v1/completions", json=crowd, timeout=60))
+        other.start()
+        assert client.post("/v1/completions", json=wanted).json()["choices"][0]["text"] == alone
+        other.join()
+
+
+def test_clients_that_leave_hold_no_blocks(server: ServerProcess) -> None:
+    with server.http as client:
+        for _ in range(5):
+            wanted = {**PROMPT, "max_tokens": 200, "stream": True, "n": 4}
+            with client.stream("POST", "/v1/completions", json=wanted) as answer:
+                next(answer.iter_lines())
+        eventually(lambda: server.metric("kv_cache_blocks_used") == 0)
+        assert server.metric("num_requests_running") == 0
+        assert client.get("/load").json() == {"server_load": 0}
+        assert client.post("/v1/completions", json=PROMPT).status_code == 200
+
+
+def test_sigterm_drains_then_stops(folder: Path) -> None:
+    with serving(str(folder)) as server:
+        with (
+            server.http as client,
+            client.stream("POST", "/v1/completions", json={**PROMPT, "max_tokens": 240, "stream": True}) as answer,
+        ):
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = [line.removeprefix("data: ") for line in lines if line]
+        assert rest[-1] == "[DONE]"
+        assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(30) in (0, -signal.SIGTERM)
+
+
+def test_a_drain_that_takes_too_long_is_cut_short(folder: Path) -> None:
+    with serving(str(folder), "--drain-timeout", "1", "--max-num-seqs", "1") as server:
+        wanted = {**PROMPT, "max_tokens": 240, "n": 40, "stream": True}
+        with server.http as client, client.stream("POST", "/v1/completions", json=wanted) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        server.process.wait(30)
+
+
+def test_a_killed_engine_ends_streams_with_an_error_and_turns_health_red(folder: Path) -> None:
+    with serving(str(folder), "--engine-process") as server, server.http as client:
+        assert client.get("/health").status_code == 200
+        with client.stream("POST", "/v1/completions", json={**PROMPT, "max_tokens": 240, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            (engine,) = [
+                child for child in psutil.Process(server.process.pid).children() if "spawn" in str(child.cmdline())
+            ]
+            os.kill(engine.pid, signal.SIGKILL)
+            rest = [line.removeprefix("data: ") for line in lines if line]
+        assert rest[-1] == "[DONE]"
+        assert "engine" in json.loads(rest[-2])["error"]["message"]
+        assert client.get("/health").status_code == 503
+        assert client.post("/v1/completions", json=PROMPT).status_code == 503
+
+
+def test_an_engine_does_not_outlive_its_server(folder: Path) -> None:
+    with serving(str(folder), "--engine-process") as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert children
+        server.process.kill()
+        server.process.wait()
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive
+
+
+def test_several_models_answer_by_name(folder: Path, tmp_path: Path) -> None:
+    other = tiny_model(tmp_path / "other", "qwen3")
+    with serving(str(folder), str(other), "--served-model-name", f"second={other}") as server, server.http as client:
+        names = [card["id"] for card in client.get("/v1/models").json()["data"]]
+        assert names == ["tiny", str(folder), "second"]
+        texts = {
+            name: client.post("/v1/completions", json={**PROMPT, "model": name}).json()["choices"][0]["text"]
+            for name in names
+        }
+        assert texts["tiny"] == texts[str(folder)]
+        assert texts["tiny"] != texts["second"]
+        assert client.post("/v1/completions", json={**PROMPT, "model": "third"}).status_code == 404
+        assert server.metric("generation_tokens_total") == 36
+
+
+def failing(*arguments: str) -> str:
+    """Output of a server that cannot start."""
+    out = subprocess.run(
+        [sys.executable, "-m", "quire", "serve", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert out.returncode > 0
+    return out.stdout + out.stderr
+
+
+def test_a_model_that_cannot_be_loaded_is_explained_in_a_line(folder: Path, tmp_path: Path) -> None:
+    broken = tiny_model(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"short")
+    said = failing(str(broken), "--port", "0")
+    assert "cannot serve" in said
+    assert "model.safetensors is not a safetensors file" in said
+    assert "Traceback" not in said
+    assert "--max-model-len is 9999" in failing(str(folder), "--port", "0", "--max-model-len", "9999")
+
+
+def test_a_port_in_use_is_explained(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "address already in use" in failing(str(folder), "--port", str(taken.getsockname()[1])).lower()

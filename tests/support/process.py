@@ -1,0 +1,94 @@
+"""`quire serve` as a process of its own, as users run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.support.models import make_model, save_model
+from tests.support.tokenizer import write_tokenizer
+
+START_TIMEOUT = 120  # seconds, on a busy machine
+
+
+@dataclass
+class ServerProcess:
+    """A server that listens, its address and what it has printed so far."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=120)
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric's samples."""
+        page = httpx.get(f"{self.url}/metrics").text
+        return sum(float(line.split()[-1]) for line in page.splitlines() if re.match(rf"quire:{name}[{{ ]", line))
+
+
+@contextmanager
+def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Run `quire serve` on a free port until it says where it listens; end it afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire", "serve", *arguments, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
+    server = ServerProcess(process)
+    listening = threading.Event()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            server.lines.append(line)
+            if match := re.search(r"at (https?://\S+)", line):
+                server.url = match[1]
+                listening.set()
+        listening.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        assert listening.wait(START_TIMEOUT), server.log
+        assert server.url, server.log
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(5)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def tiny_model(folder: Path, case: str = "llama", **changes: object) -> Path:
+    """A random model with the byte tokenizer, small enough to start at once."""
+    save_model(make_model(case, **changes), folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def eventually(condition: object, seconds: float = 20) -> None:
+    """Wait for what another process brings about."""
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.01)
