@@ -17,10 +17,10 @@ TYPO_RATE = 0.06
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def disturb(phrase: str, rng: Random, split: str = "train", *, frame: bool = True, end: bool = True) -> str:
+def disturb(phrase: str, rng: Random, split: str = "train", *, frame: bool = True, suffix: bool = True, end: bool = True) -> str:
     """A phrase (slots not yet filled) as somebody might type it.
 
-    ``frame`` permits words before and after it, ``end`` permits punctuation at the end.
+    ``frame`` permits words before it, with ``suffix`` also after it; ``end`` permits punctuation at the end.
     """
     style = rng.random()
     framed = False
@@ -29,7 +29,7 @@ def disturb(phrase: str, rng: Random, split: str = "train", *, frame: bool = Tru
         phrase = _slip(phrase, rng)
     if frame and rng.random() < 0.14:
         phrase, framed = rng.choice(phrase_book("style")["prefixes"][split]) + phrase, True
-    if frame and rng.random() < 0.07 and phrase[-1:] not in "?.!:=":
+    if frame and suffix and rng.random() < 0.07 and phrase[-1:] not in "?.!:=":
         phrase += rng.choice(phrase_book("style")["suffixes"][split])
     if style < 0.35:
         return _lower(phrase) if rng.random() < 0.7 else phrase

@@ -44,7 +44,7 @@ class Command(BaseSettings):
     summary: ClassVar[str]
     positional: ClassVar[frozenset[str]] = frozenset()
 
-    config: Path | None = Field(None, description="TOML file with settings; its keys are the flags' names")
+    config: Path | None = Field(None, description="TOML file with a table of settings for each command")
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Self:
@@ -107,7 +107,7 @@ def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
 
 
 class _TomlFile(PydanticBaseSettingsSource):
-    """The `--config` file, found through what the sources before this one gave."""
+    """A command's table in the `--config` file, which the sources before this one have named."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         raise KeyError(field_name)  # __call__ reads the whole file at once
@@ -118,10 +118,15 @@ class _TomlFile(PydanticBaseSettingsSource):
         if path is None:
             return {}
         try:
-            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            table: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             text = f"{cls.flag('config')} takes a readable TOML file, not {str(path)!r}: {error}"
             raise ConfigError(f"quire {cls.name}: {text}") from error
+        for key, value in table.items():
+            if not isinstance(value, dict):
+                raise ConfigError(f"quire {cls.name}: {key!r} in {path} stands outside a command's table, like [serve]")
+        for word in cls.name.split():
+            table = table.get(word, {}) if isinstance(table, dict) else {}
         return {key.replace("-", "_"): value for key, value in table.items()}
 
 

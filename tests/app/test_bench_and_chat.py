@@ -59,8 +59,10 @@ def test_load_with_streams_that_are_closed_half_way(server: ServerProcess, tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_memory_stays_flat_under_five_minutes_of_such_load(server: ServerProcess, tmp_path: Path) -> None:
-    load = ("bench", "serve", "--url", f"{server.url}/v1", "--concurrency", "64", "--input-len", "10")
-    load += ("--output-len", "40", "--abandon", "0.33", "--result", str(tmp_path / "r.json"))
+    load = [
+        *("bench", "serve", "--url", f"{server.url}/v1", "--concurrency", "64", "--input-len", "10"),
+        *("--output-len", "40", "--abandon", "0.33", "--result", str(tmp_path / "r.json")),
+    ]
     process = psutil.Process(server.process.pid)
 
     def resident_after(seconds: int, seed: int) -> float:

@@ -35,7 +35,9 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "quire.toml"
-    path.write_text('port = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n')
+    path.write_text(
+        '[serve]\nport = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n[bench.serve]\nseed = 7\n'
+    )
     monkeypatch.setenv("QUIRE_PORT", "2")
     monkeypatch.setenv("QUIRE_MAX_N", "2")
     monkeypatch.setenv("QUIRE_API_KEY", "k1,k2")
@@ -46,6 +48,7 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
     assert settings.allowed_origins == ("a", "b")
     monkeypatch.setenv("QUIRE_CONFIG", str(path))
     assert Serve.parse([]).seed == 1
+    assert BenchServe.parse([]).seed == 7
 
 
 @pytest.mark.parametrize(
@@ -71,8 +74,9 @@ def test_a_bad_value_is_refused_with_the_flags_name_and_what_it_takes(arguments:
 def test_bad_variables_and_files_are_refused_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "quire.toml"
     for text, complaint in (
-        ("port = 'x'", "--port takes"),
-        ("prot = 1", "there is no setting 'prot'"),
+        ("[serve]\nport = 'x'", "--port takes"),
+        ("port = 1", "'port' in .* stands outside"),
+        ("[serve]\nprot = 1", "there is no setting 'prot'"),
         ("port = ", "--config takes a readable TOML file"),
     ):
         path.write_text(text)

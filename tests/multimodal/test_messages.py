@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quire.multimodal.errors import PromptError
@@ -9,7 +11,7 @@ from quire.multimodal.messages import normalise
 
 
 def test_contents_become_text_or_parts() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "refusal", "refusal": "c"}]},
         {"role": "assistant", "content": None, "tool_calls": []},

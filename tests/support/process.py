@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -79,7 +80,7 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         process.stdout.close()
 
 
-def tiny_model(folder: Path, case: str = "llama", **changes: object) -> Path:
+def tiny_model(folder: Path, case: str = "llama", **changes: Any) -> Path:
     """A random model with the byte tokenizer, small enough to start at once."""
     save_model(make_model(case, **changes), folder)
     write_tokenizer(folder)

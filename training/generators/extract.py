@@ -28,7 +28,11 @@ def extract_turn(rng: Random, values: Values, split: str = "train", several: boo
         text, person = _sentence(book[section][split], rng, values)
         texts.append(text if text[-1:] in ".!?" or not several else text + ".")
         people.append(person)
-    phrase = disturb(draw(rng.choice(book["several_instructions" if several else "instructions"][split]), rng), rng, split)
+    phrase = draw(rng.choice(book["several_instructions" if several else "instructions"][split]), rng)
+    if phrase.endswith("{text}"):
+        phrase = disturb(phrase.removesuffix("{text}").rstrip(" "), rng, split, end=False, suffix=False) + " {text}"
+    else:
+        phrase = disturb(phrase, rng, split)
     user = fill(phrase, {"text": " ".join(texts)})
     answer = people if several else people[0]
     return Turn("extract", user, json.dumps(answer, ensure_ascii=False), expect={"json": answer})

@@ -1,0 +1,142 @@
+"""The text generators: the same seed gives the same text, and the evaluation's text is never trained on."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+
+from training.books import phrase_book, words
+from training.generators.arithmetic import is_heldout, steps
+from training.generators.session import THEMES, make_conversation
+from training.generators.toolspec import read_specs
+from training.grammar import all_phrases, draw
+from training.heldout import KINDS, cases
+
+SHARED_LISTS = {"months", "weekdays", "seasons"}
+
+
+def normal(phrase: str) -> str:
+    return re.sub(r"[^\w{}+*/=-]+", " ", phrase.lower()).strip()
+
+
+def phrasings(patterns: list[str]) -> set[str]:
+    return {normal(phrase) for pattern in patterns for phrase in all_phrases(pattern)}
+
+
+@pytest.mark.parametrize("theme", [*THEMES, "arithmetic_direct"])
+def test_same_seed_same_conversation(theme: str) -> None:
+    first, second = (make_conversation(theme, Random("a")) for _ in range(2))
+    assert first == second
+    assert make_conversation(theme, Random("b")) != first
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_evaluation_prompts_are_repeatable_and_distinct(kind: str) -> None:
+    first, second = cases(kind, 20, seed=3), cases(kind, 20, seed=3)
+    assert first == second
+    assert len({str(case.messages) for case in first}) == len(first)
+
+
+def test_grammar() -> None:
+    assert set(all_phrases("(what is|what's) {a} (now|)")) == {
+        "what is {a} now",
+        "what is {a}",
+        "what's {a} now",
+        "what's {a}",
+    }
+    assert all_phrases("{name} ({age}) of x") == ["{name} ({age}) of x"]
+    assert set(all_phrases("a (b|c (d|e))")) == {"a b", "a c d", "a c e"}
+    assert draw("a (b|c)", Random(1)) in ("a b", "a c")
+    with pytest.raises(ValueError, match="unbalanced"):
+        all_phrases("a (b|c")
+
+
+@pytest.mark.parametrize("section", ["add", "sub", "sub_reversed", "unsupported"])
+def test_heldout_arithmetic_phrasings(section: str) -> None:
+    table = phrase_book("arithmetic")[section]
+    assert not phrasings(table["train"]) & phrasings(table["heldout"])
+
+
+def test_heldout_quire_phrasings() -> None:
+    trained, heldout = set(), set()
+    for table in phrase_book("quire").values():
+        trained |= phrasings([*table.get("ask", []), *table.get("train", [])])
+        heldout |= phrasings(table.get("heldout", []))
+    assert len(heldout) > 200
+    assert not trained & heldout
+
+
+def test_heldout_talk_phrasings() -> None:
+    for table in phrase_book("small_talk").values():
+        assert not phrasings(table["ask"]) & phrasings(table["heldout"])
+    for section in ("ask", "unknown_quire"):
+        table = phrase_book("fallback")[section]
+        assert not phrasings(table["train"]) & phrasings(table["heldout"])
+
+
+def test_heldout_recall_phrasings() -> None:
+    book = phrase_book("recall")
+    tables = [
+        *book["attributes"].values(),
+        *book["others"].values(),
+        book["favourite_phrases"],
+        book["belonging_phrases"],
+    ]
+    for table in tables:
+        assert not phrasings(table["tell"]) & phrasings(table["heldout_tell"])
+        assert not phrasings(table["ask"]) & phrasings(table["heldout_ask"])
+
+
+def test_heldout_extract_phrasings() -> None:
+    for table in phrase_book("extract").values():
+        assert not phrasings(table["train"]) & phrasings(table["heldout"])
+
+
+def test_heldout_words() -> None:
+    train, heldout = words("train"), words("heldout")
+    for name in ("first_names", "surnames", "cities", "pet_names", "jobs", "titles", "nouns", "colours", "foods"):
+        assert len(heldout[name]) >= 10
+    for name in set(train) - SHARED_LISTS:
+        assert not set(map(str.lower, train[name])) & set(map(str.lower, heldout[name])), name
+
+
+def test_heldout_tools() -> None:
+    train = {name for spec in read_specs("train") for name in spec.names}
+    heldout = {name for spec in read_specs("heldout") for name in spec.names}
+    assert len(train) > 300
+    assert len(heldout) > 30
+    assert not train & heldout
+
+
+def test_trained_sums_are_not_heldout_ones() -> None:
+    rng = Random(1)
+    for _ in range(300):
+        conversation = make_conversation("arithmetic", rng)
+        found = re.match(r"(\d+)[+-](\d+):", conversation.think)
+        assert not found or not is_heldout(int(found[1]), int(found[2]))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "minus", "wanted"),
+    [
+        (27, 58, False, "27+58: 7+8=15, 2+5+1=8 -> 85"),
+        (4, 5, False, "4+5: 4+5=9 -> 9"),
+        (90, 17, True, "90-17: 10-7=3, 9-1-1=7 -> 73"),
+        (17, 90, True, "17-90: 17<90, 90-17: 10-7=3, 9-1-1=7 -> -73"),
+        (58, 51, True, "58-51: 8-1=7, 5-5=0 -> 7"),
+    ],
+)
+def test_scratch_steps(a: int, b: int, minus: bool, wanted: str) -> None:
+    assert steps(a, b, minus) == wanted
+
+
+def test_scratch_steps_always_add_up() -> None:
+    for a in range(0, 100, 7):
+        for b in range(100):
+            for minus in (False, True):
+                text = steps(a, b, minus)
+                for left, right in re.findall(r"(?<!\d)(\d+(?:[+-]\d+)+)=(\d+)", text):
+                    assert sum(int(part) for part in re.findall(r"[+-]?\d+", left)) == int(right)
+                assert text.endswith(f"-> {a - b if minus else a + b}")

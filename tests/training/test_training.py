@@ -1,0 +1,82 @@
+"""A tiny run trains, resumes to the same losses and exports; the shipped model is as small as promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from training import run
+from training.loop import Trainer
+from training.model import Nano
+from training.recipe import Phase, Recipe
+
+NANO = Path(__file__).parents[2] / "quire" / "nano"
+MIX = {"arithmetic": 1.0, "quire": 1.0}
+TINY = Recipe(
+    pieces=400, spaced=40, width=32, layers=1, heads=2, inner=32, steps=8, tokens_per_step=512, warmup=2,
+    phases=(Phase("a", 0.5, MIX), Phase("b", 0.5, MIX)),
+)  # fmt: skip
+
+
+def trainer(work: Path) -> Trainer:
+    (work / "tokenizer.json").parent.mkdir(parents=True, exist_ok=True)
+    (work / "tokenizer.json").write_bytes((NANO / "tokenizer.json").read_bytes())
+    return Trainer(TINY, work, compiled=False, dtype=torch.float32)
+
+
+def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+    whole = trainer(tmp_path / "whole").train(8, save_every=100, report=lambda _: None)
+    assert whole[-1] < whole[0]
+    first = trainer(tmp_path / "parts")
+    losses = first.train(5, save_every=100, report=lambda _: None)
+    second = trainer(tmp_path / "parts")
+    assert second.resume()
+    assert second.step == 5
+    losses += second.train(8, save_every=100, report=lambda _: None)
+    assert losses == pytest.approx(whole, rel=1e-5)
+
+
+def test_command_line_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "Recipe", lambda: TINY)
+    work = tmp_path / "work"
+    trainer(work)
+    arguments = ["--work", str(work), "--out", str(tmp_path / "out"), "--until", "2", "--no-compile"]
+    run.main(arguments)
+    config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    assert config["model_type"] == "llama"
+    assert (tmp_path / "out" / "chat_template.jinja").exists()
+
+
+def test_same_logits_as_transformers(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "work")
+    run.export(made.model, made.tokenizer, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    ours = Nano(made.model.shape, torch.float32)
+    ours.load_state_dict({name: weight.bfloat16().float() for name, weight in made.model.state_dict().items()})
+    ids = torch.randint(0, made.tokenizer.get_vocab_size(), (2, 200))
+    with torch.no_grad():
+        assert torch.allclose(ours.logits(ours.hidden(ids)), theirs(ids).logits, atol=1e-4)
+
+
+def test_shipped_model_is_small() -> None:
+    assert sum(path.stat().st_size for path in NANO.iterdir()) <= 25_000_000
+    with safe_open(NANO / "model.safetensors", "pt") as weights:
+        tensors = [weights.get_tensor(name) for name in weights.keys()]
+    assert sum(tensor.numel() for tensor in tensors) <= 12_000_000
+    assert all(tensor.dtype is torch.bfloat16 for tensor in tensors)
+
+
+def test_shipped_folder_loads_and_answers() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(NANO)
+    model = AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hello"}], add_generation_prompt=True, tokenize=False
+    )
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    output = model.generate(input_ids=inputs["input_ids"], max_new_tokens=60)
+    assert "quire-nano" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
