@@ -12,6 +12,7 @@ from quire.api.served import ServedModel
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
 from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.renderer import Prompt
 from quire.multimodal.tokenizer import Tokenizer
 
@@ -52,30 +53,25 @@ def sampling_params(
     )
 
 
-def text_params(body: GenerationFields, limits: LimitOptions) -> TextParams:
-    """How the tokens of a request become text.
+def sequences(
+    body: GenerationFields, prompt: Prompt, params: SamplingParams, limits: LimitOptions
+) -> list[GenerateRequest]:
+    """The n sequences of a request behind one prompt; each draws with a seed of its own.
 
     Raises:
         InvalidRequest: too many stop strings, or an empty one.
     """
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if len(stop) > limits.max_stop:
-        raise InvalidRequest(f"`stop` takes at most {limits.max_stop} strings, not {len(stop)}.", "stop")
-    if "" in stop:
-        raise InvalidRequest("`stop` cannot contain an empty string.", "stop")
-    return TextParams(
-        stop=stop,
-        include_stop=body.include_stop_str_in_output,
-        skip_special_tokens=body.skip_special_tokens,
-        min_tokens=body.min_tokens,
-    )
-
-
-def for_choice(params: SamplingParams, index: int) -> SamplingParams:
-    """Params of the index-th of n answers: each draws with a seed of its own."""
-    if index == 0 or params.seed is None:
-        return params
-    return msgspec.structs.replace(params, seed=params.seed + index)
+    text = _text_params(body, limits)
+    return [
+        GenerateRequest(
+            prompt=prompt.token_ids,
+            params=msgspec.structs.replace(params, seed=None if params.seed is None else params.seed + index),
+            text=text,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+        )
+        for index in range(body.n or 1)
+    ]
 
 
 def truncated(prompt: Prompt, body: GenerationFields, model: ServedModel) -> Prompt:
@@ -137,6 +133,20 @@ def _check_limits(body: GenerationFields, limits: LimitOptions, max_tokens: int,
             )
     if len(body.bad_words or ()) > limits.max_bad_words:
         raise InvalidRequest(f"`bad_words` takes at most {limits.max_bad_words} words.", "bad_words")
+
+
+def _text_params(body: GenerationFields, limits: LimitOptions) -> TextParams:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stop) > limits.max_stop:
+        raise InvalidRequest(f"`stop` takes at most {limits.max_stop} strings, not {len(stop)}.", "stop")
+    if "" in stop:
+        raise InvalidRequest("`stop` cannot contain an empty string.", "stop")
+    return TextParams(
+        stop=stop,
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        min_tokens=body.min_tokens,
+    )
 
 
 def _temperature(value: float) -> float:

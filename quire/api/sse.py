@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,7 +20,7 @@ from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
-Result = TypeVar("Result")
+_CLIENT_CLOSED = 499  # nobody reads it; logs and metrics show it
 
 
 def event(body: Any) -> bytes:
@@ -50,11 +51,13 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `work`, which is cancelled if the client goes away; then none."""
+async def answer(request: Request, work: Coroutine[Any, Any, BaseModel], headers: Mapping[str, str]) -> Response:
+    """A plain answer with the result of `work`, which is cancelled when the client goes away."""
     task = asyncio.ensure_future(work)
     await _first(task, _disconnected(request.receive))
-    return None if task.cancelled() else task.result()
+    if task.cancelled():
+        return Response(status_code=_CLIENT_CLOSED)
+    return Response(task.result().model_dump_json(), headers=dict(headers), media_type="application/json")
 
 
 async def _with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

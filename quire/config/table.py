@@ -27,7 +27,8 @@ concurrency = 32
 ```
 
 A switch that is on by default is turned off with `--no-...`.
-A value that will not do, and a variable or key that names nothing, is refused with the setting's name and what it takes.
+A value that will not do is refused with the setting's name and what it takes, and a variable or key that names nothing
+is refused as well.
 
 This page is written by `python -m quire.config.table`; a test holds it to the code.
 """

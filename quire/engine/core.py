@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +44,6 @@ from quire.engine.wire.protocol import (
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
-_IDLE_WAIT = 1.0  # seconds between looks at whether the parent process lives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +79,8 @@ class EngineCore:
         self._running = True
 
     def run(self) -> None:
-        """Loop until `Shutdown` comes or the process that started this one is gone."""
-        parent = os.getppid()
-        while self._running and os.getppid() == parent:
+        """Loop until `Shutdown` comes."""
+        while self._running:
             self._drain_inbox()
             if self._scheduler.has_work:
                 self.step()
@@ -101,7 +98,7 @@ class EngineCore:
 
     def _drain_inbox(self) -> None:
         """Take all messages that are there; wait for one if there is nothing else to do."""
-        wait = 0.0 if self._scheduler.has_work else _IDLE_WAIT
+        wait = 0.0 if self._scheduler.has_work else None
         while self._running:
             try:
                 message = self._channel.receive(wait)

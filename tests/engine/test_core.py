@@ -61,7 +61,7 @@ class Script:
         self.left = list(messages)
         self.sent: list[Any] = []
 
-    def receive(self, _: float) -> Any:
+    def receive(self, _: float | None) -> Any:
         message = self.left.pop(0) if self.left else None
         if isinstance(message, MalformedMessage):
             raise message

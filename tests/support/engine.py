@@ -37,7 +37,7 @@ class Channel:
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    def receive(self, _: float) -> None:
+    def receive(self, _: float | None) -> None:
         return None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.launch import ThreadCore
+from quire.engine.wire.launch import CoreEntry, CoreHandle, ThreadCore
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -146,17 +146,20 @@ def _logprobs(token: int, alternatives: int) -> TokenLogprobs:
 
 
 @asynccontextmanager
-async def running_client(core: FakeCore, *, capacity: int = 64) -> AsyncIterator[EngineClient]:
-    """A client connected to the fake core."""
-    handle = ThreadCore()
+async def running_client(
+    core: CoreEntry, *, capacity: int = 64, handle: CoreHandle | None = None
+) -> AsyncIterator[EngineClient]:
+    """A client connected to a core in a thread, or wherever `handle` runs it."""
+    handle = handle or ThreadCore()
     client = EngineClient(FrontChannel(handle.address), byte_tokenizer(), capacity=capacity)
     handle.start(core, client.fail)
     await client.ready()
     try:
         yield client
     finally:
-        core.hold.clear()
-        core.deaf.clear()
+        if isinstance(core, FakeCore):
+            core.hold.clear()
+            core.deaf.clear()
         await client.close()
         await handle.join(5)
 

@@ -17,6 +17,7 @@ from quire.api.reasoning import ReasoningTags
 from quire.api.served import ServedModel, Services
 from quire.app.factory import create_app
 from quire.config.commands import Serve
+from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
@@ -39,20 +40,24 @@ class Server:
 @asynccontextmanager
 async def running_server(
     folder: Path,
-    *cores: FakeCore,
+    *cores: CoreEntry,
     names: Sequence[str] = ("fake", "alias"),
     capacity: int = 64,
     chat_template: str | None = None,
+    handle: CoreHandle | None = None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
-    """A server for one model per core; the first has all names, others are `fake-1` and so on."""
+    """A server for one model per core; the first has all names, others are `fake-1` and so on.
+
+    `handle` says where a single core runs, if not in a thread.
+    """
     write_tokenizer(folder, **({} if chat_template is None else {"chat_template": chat_template}))
     options = Serve(**settings)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
-            client = await stack.enter_async_context(running_client(core, capacity=capacity))
+            client = await stack.enter_async_context(running_client(core, capacity=capacity, handle=handle))
             tokenizer = Tokenizer.load(folder)
             model = ServedModel(
                 names=tuple(names) if index == 0 else (f"fake-{index}",),

@@ -28,9 +28,9 @@ from quire.api.protocol.chat import (
 )
 from quire.api.protocol.common import ERRORS
 from quire.api.reasoning import ReasoningCounter, ReasoningSplitter, ReasoningTags
-from quire.api.sampling import for_choice, room_for_output, sampling_params, text_params, truncated
+from quire.api.sampling import room_for_output, sampling_params, sequences, truncated
 from quire.api.served import ServedModel, Services
-from quire.api.sse import EventStream, event, unless_gone
+from quire.api.sse import EventStream, answer, event
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal import renderer
 from quire.multimodal.renderer import Prompt
@@ -54,12 +54,7 @@ def router(services: Services) -> APIRouter:
         )
         call = await _prepare(body, conversation, model, services, answer_id("chatcmpl", request, body.request_id))
         admit(model.client, len(call.requests))
-        if body.stream:
-            return EventStream(_chunks(call), headers)
-        whole = await unless_gone(request, _complete(call))
-        if whole is None:
-            return Response(status_code=499)
-        return Response(whole.model_dump_json(), headers=headers, media_type="application/json")
+        return EventStream(_chunks(call), headers) if body.stream else await answer(request, _complete(call), headers)
 
     return routes
 
@@ -126,17 +121,7 @@ async def _prepare(
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    text = text_params(body, services.limits)
-    requests = [
-        GenerateRequest(
-            prompt=prompt.token_ids,
-            params=for_choice(params, index),
-            text=text,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-        )
-        for index in range(body.n or 1)
-    ]
+    requests = sequences(body, prompt, params, services.limits)
     return _Call(ChunkHead(call_id, int(time.time()), model.names[0]), body, model, prompt, requests)
 
 

@@ -21,9 +21,9 @@ from quire.api.identity import answer_id, fingerprint
 from quire.api.logprobs import LogprobFormatter
 from quire.api.protocol.common import ERRORS
 from quire.api.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from quire.api.sampling import for_choice, room_for_output, sampling_params, text_params, truncated
+from quire.api.sampling import room_for_output, sampling_params, sequences, truncated
 from quire.api.served import ServedModel, Services
-from quire.api.sse import EventStream, event, unless_gone
+from quire.api.sse import EventStream, answer, event
 from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.multimodal.renderer import Prompt
@@ -40,12 +40,7 @@ def router(services: Services) -> APIRouter:
         headers = fields.judge(body, strict=services.strict_fields)
         call = await _prepare(body, model, services, answer_id("cmpl", request, body.request_id))
         admit(model.client, len(call.requests))
-        if body.stream:
-            return EventStream(_chunks(call), headers)
-        whole = await unless_gone(request, _complete(call))
-        if whole is None:
-            return Response(status_code=499)
-        return Response(whole.model_dump_json(), headers=headers, media_type="application/json")
+        return EventStream(_chunks(call), headers) if body.stream else await answer(request, _complete(call), headers)
 
     return routes
 
@@ -91,18 +86,7 @@ async def _prepare(body: CompletionRequest, model: ServedModel, services: Servic
     prompts = [truncated(prompt, body, model) for prompt in await _prompts(body, model, services)]
     requests: list[GenerateRequest] = []
     for prompt in prompts:
-        params = _params(body, model, services, prompt)
-        text = text_params(body, services.limits)
-        requests += [
-            GenerateRequest(
-                prompt=prompt.token_ids,
-                params=for_choice(params, index),
-                text=text,
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-            )
-            for index in range(body.n or 1)
-        ]
+        requests += sequences(body, prompt, _params(body, model, services, prompt), services.limits)
     echoes = [
         prompt.text if prompt.text is not None else await model.renderer.decode(prompt.token_ids.tolist())
         for prompt in (prompts if body.echo else ())

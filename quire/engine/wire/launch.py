@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import multiprocessing.connection
+import os
+import signal
 import tempfile
 import threading
 import uuid
@@ -55,7 +58,7 @@ class ProcessCore:
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
         """Run `entry` in a fresh interpreter and watch over it."""
         process = multiprocessing.get_context("spawn").Process(
-            target=entry, args=(self.address,), name="quire-engine", daemon=True
+            target=_run_beside_parent, args=(entry, self.address), name="quire-engine", daemon=True
         )
         process.start()
         self._process = process
@@ -82,3 +85,17 @@ class ProcessCore:
                 process.kill()
                 await asyncio.to_thread(process.join)
         self._folder.cleanup()
+
+
+def _run_beside_parent(entry: CoreEntry, address: str) -> None:
+    """Body of a core's process: it must not outlive the server, even one that is killed, nor take its Ctrl+C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="quire-watch", daemon=True).start()
+    entry(address)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

@@ -134,12 +134,12 @@ class CoreChannel(_Channel[FrontMessage]):
         """Queue a message to the front end."""
         self._socket.send_multipart(self._encoder.encode(message), copy=True)
 
-    def receive(self, timeout: float) -> FrontMessage | None:
-        """The front end's next message, or none within `timeout` seconds.
+    def receive(self, timeout: float | None) -> FrontMessage | None:
+        """The front end's next message, or none within `timeout` seconds; without one, wait for it.
 
         Raises:
             MalformedMessage: what came is none.
         """
-        if not self._socket.poll(round(timeout * 1000)):
+        if not self._socket.poll(None if timeout is None else round(timeout * 1000)):
             return None
         return self._decoder.decode(self._socket.recv_multipart())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -14,7 +15,7 @@ from quire.engine.wire.protocol import SamplingParams
 State = TypeVar("State")
 
 
-class _ByRow(Generic[State]):
+class _ByRow(ABC, Generic[State]):
     """A stage whose state is one value for each row that uses it."""
 
     def __init__(self) -> None:
@@ -40,15 +41,17 @@ class _ByRow(Generic[State]):
                 if (state := self._state.get(row)) is not None:
                     self._change(logits[index], state, row, table)
 
+    @abstractmethod
     def _make(self, params: SamplingParams) -> State | None:
-        raise NotImplementedError
+        """The state of a row with these params; none if it does not use the stage."""
 
+    @abstractmethod
     def _change(self, logits: Tensor, state: State, row: int, table: RequestTable) -> None:
-        raise NotImplementedError
+        """Change one row of logits (vocab,) in place."""
 
 
 class AllowedTokens(_ByRow[Tensor]):
-    """allowed_token_ids: everything else is impossible. The state is what is forbidden, as ids that stay."""
+    """allowed_token_ids: everything else is impossible. The state is the ids that stay."""
 
     def _make(self, params: SamplingParams) -> Tensor | None:
         return torch.tensor(params.allowed_token_ids) if params.allowed_token_ids else None
