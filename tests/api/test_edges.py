@@ -22,7 +22,9 @@ LONG = {"prompt": "x", "max_tokens": 400}
 
 
 async def test_a_client_that_leaves_a_stream_frees_its_request(tmp_path: Path) -> None:
-    core = FakeCore(answer=says("x" * 400), step_seconds=0.002)
+    core = FakeCore(answer=says("x" * 400))
+    core.hold.set()
+    core.allow(3)
     async with running_server(tmp_path, core) as server:
         async with server.http.stream("POST", COMPLETIONS, json={**LONG, "n": 3, "stream": True}) as answer:
             await anext(answer.aiter_bytes())
@@ -288,7 +290,9 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
 
 
 async def test_metrics_return_to_nothing_after_clients_left(tmp_path: Path) -> None:
-    core = FakeCore(answer=says("x" * 400), step_seconds=0.002)
+    core = FakeCore(answer=says("x" * 400))
+    core.hold.set()
+    core.allow(1)
     async with running_server(tmp_path, core) as server:
         async with server.http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
             await anext(answer.aiter_bytes())

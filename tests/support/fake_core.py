@@ -62,7 +62,7 @@ class FakeCore:
     """Generates one token a step for each request, as `answer` says.
 
     Attributes:
-        hold: while set, no steps are made.
+        hold: while set, only those steps are made that `allow` lets through.
         received: all messages, in order.
         active: ids of requests that are being answered.
     """
@@ -70,31 +70,33 @@ class FakeCore:
     answer: Callable[[AddRequest], list[int]] = upper_case
     hold: threading.Event = field(default_factory=threading.Event)
     deaf: threading.Event = field(default_factory=threading.Event)
-    step_seconds: float = 0.0
     die_at_step: int | None = None
     received: list[FrontMessage] = field(default_factory=list)
     active: dict[str, tuple[AddRequest, list[int], int]] = field(default_factory=dict)
     steps: int = 0
+    _allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def allow(self, steps: int) -> None:
+        """Let so many steps be made while the core is on hold."""
+        self._allowed.release(steps)
 
     def __call__(self, address: str) -> None:
         """Body of the core's thread."""
         with CoreChannel(address) as channel:
             channel.send(Ready(INFO))
             while self._listen(channel):
-                if self.active and not self.hold.is_set():
+                if self.active and (not self.hold.is_set() or self._allowed.acquire(blocking=False)):
                     self.steps += 1
                     if self.steps == self.die_at_step:
                         channel.send(CoreDied("told to die"))
                         return
-                    if self.step_seconds:
-                        time.sleep(self.step_seconds)
                     channel.send(self._step())
 
     def _listen(self, channel: CoreChannel) -> bool:
         while self.deaf.is_set():
             time.sleep(0.01)
         busy = bool(self.active) and not self.hold.is_set()
-        message = channel.receive(0.0 if busy else 0.02)
+        message = channel.receive(0.0 if busy else 0.005)
         while message is not None:
             self.received.append(message)
             match message:

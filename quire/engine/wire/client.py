@@ -123,11 +123,12 @@ class EngineClient:
             del self._streams[request_id]
             self.observer.on_finish(stream.record())
             if not ended_by_core and stream.finish_reason != "error" and self._dead is None:
-                await asyncio.shield(self._channel.send(Abort([request_id])))
+                with suppress(EngineDead):
+                    await asyncio.shield(self._channel.send(Abort([request_id])))
 
     async def close(self) -> None:
         """Tell the core to end and stop listening to it; open streams fail."""
-        if self._dead is None:
+        with suppress(EngineDead):
             await self._channel.send(Shutdown())
         self._end("the server is shutting down")
         for task in self._tasks:
@@ -190,8 +191,8 @@ class EngineClient:
     async def _ping(self) -> None:
         with suppress(EngineDead):
             await self.ready()
-        while self._dead is None:
-            if self._unanswered is None:
-                self._unanswered = time.monotonic()
-                await self._channel.send(Ping(next(self._serials)))
-            await asyncio.sleep(_PING_EVERY)
+            while self._dead is None:
+                if self._unanswered is None:
+                    self._unanswered = time.monotonic()
+                    await self._channel.send(Ping(next(self._serials)))
+                await asyncio.sleep(_PING_EVERY)

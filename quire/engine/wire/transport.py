@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 import zmq.asyncio
 
-from quire.engine.wire.errors import MalformedMessage
+from quire.engine.wire.errors import EngineDead, MalformedMessage
 from quire.engine.wire.protocol import CoreMessage, FrontMessage
 
 _ARRAY = 1  # msgpack extension: (frame index, dtype, shape)
@@ -108,8 +108,16 @@ class FrontChannel(_Channel[CoreMessage]):
         self._decoder: Decoder[CoreMessage] = Decoder(CoreMessage)
 
     async def send(self, message: FrontMessage) -> None:
-        """Queue a message to the core."""
-        await self._socket.send_multipart(self._encoder.encode(message), copy=True)
+        """Queue a message to the core.
+
+        Raises:
+            EngineDead: nobody is at the other end.
+        """
+        try:
+            # The queue has no bound, so only a missing core could make this wait, and for ever.
+            await self._socket.send_multipart(self._encoder.encode(message), flags=zmq.NOBLOCK, copy=True)
+        except zmq.Again as error:
+            raise EngineDead("The engine is gone.") from error
 
     async def receive(self) -> CoreMessage:
         """The core's next message.

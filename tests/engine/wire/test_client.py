@@ -59,6 +59,8 @@ async def test_steps_that_nobody_fetched_come_as_one_delta() -> None:
 
 async def test_closing_a_stream_frees_its_request() -> None:
     core = FakeCore(answer=says("x" * 1000))
+    core.hold.set()
+    core.allow(1)
     async with running_client(core) as client:
         async with aclosing(client.generate(request(max_tokens=1000))) as deltas:
             await anext(deltas)
@@ -82,6 +84,8 @@ async def test_cancelling_before_the_first_token_frees_the_request() -> None:
 
 async def test_a_stop_string_ends_the_request_in_the_core() -> None:
     core = FakeCore(answer=says("one two three" + "x" * 1000))
+    core.hold.set()
+    core.allow(len("one two thr"))
     async with running_client(core) as client:
         text, last = await collect(client, request(max_tokens=2000, stop=(" thr",)))
         assert (text, last.finish_reason, last.stop_reason) == ("one two", "stop", " thr")
@@ -121,6 +125,19 @@ async def test_a_death_ends_all_streams_and_refuses_new_ones() -> None:
             await collect(client, request())
 
 
+async def test_a_request_to_a_core_that_is_gone_does_not_wait_for_ever() -> None:
+    """The core has ended, but its last word has not been read yet."""
+    core = FakeCore(die_at_step=1)
+    async with running_client(core) as client:
+        with pytest.raises(EngineDead):
+            await collect(client, request())
+        client._dead = None
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineDead):
+                await collect(client, request())
+        client.fail("it is gone")
+
+
 async def test_a_core_that_owes_a_sign_of_life_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_PING_EVERY", 0.01)
     core = FakeCore()
@@ -141,12 +158,16 @@ async def test_the_books_see_every_end() -> None:
         def on_finish(self, record: RequestRecord) -> None:
             self.records.append(record)
 
-    async with running_client(FakeCore()) as client:
+    core = FakeCore()
+    async with running_client(core) as client:
         books = client.observer = Books()
         await collect(client, request("hello"))
         await collect(client, request("hello", max_tokens=2))
-        async with aclosing(client.generate(request("hello"))) as deltas:
-            await anext(deltas)
+        core.hold.set()
+        task = asyncio.create_task(collect(client, request("hello")))
+        await until(lambda: core.active)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         reasons = [record.finish_reason for record in books.records]
         assert reasons == ["stop", "length", "abort"]
         whole = books.records[0]
