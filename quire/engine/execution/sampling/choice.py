@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.engine.wire.protocol import SamplingParams
 
-_NUCLEUS = 1024  # likeliest tokens looked at before a whole vocabulary is sorted for top-p
+_NUCLEUS = (256, 4096)  # likeliest tokens looked at before a whole vocabulary is sorted for top-p
 _MASK64 = (1 << 64) - 1
 
 
@@ -62,25 +62,25 @@ def _draw_narrow(logits: Tensor, params: Sequence[SamplingParams], randoms: Tens
     vocab = logits.shape[-1]
     top_k = torch.tensor([[one.top_k if 0 < one.top_k < vocab else vocab] for one in params])
     top_p = torch.tensor([[one.top_p] for one in params])
-    width = min(vocab, max(_NUCLEUS, *(one.top_k for one in params)))
-    if not _covers(logits, width, top_k, top_p):
-        width = vocab
-    values, ids = logits.topk(width, -1)
-    values.masked_fill_(torch.arange(width) >= top_k, -torch.inf)
-    total = torch.where(top_k <= width, values.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True))
-    probs = (values - total).exp()
+    limited = top_k < vocab
+    total = None if bool(limited.all()) else logits.logsumexp(-1, keepdim=True)
+    for width in _widths(vocab, int(top_k.max())):
+        values, ids = logits.topk(width, -1) if width < vocab else logits.sort(-1, descending=True)
+        values.masked_fill_(torch.arange(width) >= top_k, -torch.inf)
+        kept = values.logsumexp(-1, keepdim=True)
+        whole = kept if total is None else torch.where(limited, kept, total)
+        if total is None or bool((limited | ((kept - whole).exp() >= top_p)).all()):
+            break  # what was looked at holds all that top-k or top-p leaves of each row
+    probs = (values - whole).exp()
     before = probs.cumsum(-1) - probs
     before[:, 0] = 0.0  # the likeliest token always stays
     picked = _invert(probs.masked_fill_(before >= top_p, 0.0), randoms)
     return ids.gather(-1, torch.tensor(picked)[:, None])[:, 0].tolist()
 
 
-def _covers(logits: Tensor, width: int, top_k: Tensor, top_p: Tensor) -> bool:
-    """Whether the `width` likeliest tokens hold all that top-k or top-p leaves of each row."""
-    if width == logits.shape[-1]:
-        return True
-    mass = (logits.topk(width, -1).values.logsumexp(-1) - logits.logsumexp(-1)).exp()[:, None]
-    return bool(((top_k <= width) | (mass >= top_p)).all())
+def _widths(vocab: int, top_k: int) -> list[int]:
+    """How many of the likeliest tokens to look at, until that is enough; a whole vocabulary takes long to sort."""
+    return [top_k, vocab] if top_k < vocab else [*(width for width in _NUCLEUS if width < vocab), vocab]
 
 
 def _invert(probs: Tensor, randoms: Tensor) -> list[int]:
