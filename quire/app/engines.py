@@ -10,6 +10,7 @@ from quire.api.reasoning import ReasoningTags
 from quire.api.served import ServedModel
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
+from quire.config.options import ChatOptions, EngineOptions, ModelOptions
 from quire.engine.core import CoreConfig, serve_core
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
@@ -35,7 +36,12 @@ class RunningEngine:
             self._tokenizer.backend,
             capacity=settings.max_num_seqs + settings.max_queued_requests,
         )
-        config = CoreConfig(folder=source.folder, model=settings, engine=settings, sharers=sharers)
+        config = CoreConfig(
+            folder=source.folder,
+            model=ModelOptions.of(settings),
+            engine=EngineOptions.of(settings),
+            sharers=sharers,
+        )
         self._handle.start(partial(serve_core, config), self.client.fail)
 
     async def serve(self) -> ServedModel:
@@ -46,7 +52,7 @@ class RunningEngine:
         """
         info = await self.client.ready()
         settings, folder = self._settings, self._source.folder
-        renderer = Renderer(folder, self._tokenizer, settings, info.max_model_len)
+        renderer = Renderer(folder, self._tokenizer, ChatOptions.of(settings), info.max_model_len)
         tags = ReasoningTags()
         thinks = settings.reasoning_tags == "auto" and renderer.template_mentions(tags.end)
         return ServedModel(

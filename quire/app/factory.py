@@ -12,11 +12,11 @@ from quire.api import errors
 from quire.api.routes import chat, completions, health, models
 from quire.api.served import Services
 from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
-from quire.config.options import LimitOptions, ServerOptions
+from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 
 
-def create_app(services: Services, metrics: Metrics, server: ServerOptions, limits: LimitOptions) -> ASGIApp:
+def create_app(services: Services, metrics: Metrics, server: ServerOptions) -> ASGIApp:
     """The whole HTTP side as one ASGI callable."""
     app = FastAPI(title="Quire", version=__version__, root_path=server.root_path)
     errors.install(app)
@@ -33,7 +33,7 @@ def create_app(services: Services, metrics: Metrics, server: ServerOptions, limi
         layers.append(_cors(server.allowed_origins))
     if server.api_key:
         layers.append(authentication(server.api_key))
-    layers.append(body_limit(int(limits.max_body_size)))
+    layers.append(body_limit(int(services.limits.max_body_size)))
     return fold(app, layers)
 
 

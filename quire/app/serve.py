@@ -19,6 +19,7 @@ from quire.app.factory import create_app
 from quire.app.models import ModelSource, resolve_models
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
+from quire.config.options import LimitOptions, ServerOptions
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.errors import PromptError
@@ -46,7 +47,7 @@ async def _serve(settings: Serve, sources: Sequence[ModelSource]) -> int:
     async with _engines(settings, sources) as models:
         services = Services(
             models=models,
-            limits=settings,
+            limits=LimitOptions.of(settings),
             strict_fields=settings.strict_fields,
             trust_request_chat_template=settings.trust_request_chat_template,
             stall_timeout=settings.stall_timeout,
@@ -56,7 +57,8 @@ async def _serve(settings: Serve, sources: Sequence[ModelSource]) -> int:
         )
         for index, model in enumerate(models):
             model.client.observer = ModelMetrics(metrics, model.names[0], index)
-        server = _Server(create_app(services, metrics, settings, settings), services, settings)
+        options = ServerOptions.of(settings)
+        server = _Server(create_app(services, metrics, options), services, options)
         await server.serve()
         return 0 if server.started else 1
 
@@ -75,7 +77,7 @@ async def _engines(settings: Serve, sources: Sequence[ModelSource]) -> AsyncIter
 class _Server(uvicorn.Server):
     """Uvicorn, with our start-up line, and readiness that falls as soon as a signal comes."""
 
-    def __init__(self, app: ASGIApp, services: Services, settings: Serve) -> None:
+    def __init__(self, app: ASGIApp, services: Services, settings: ServerOptions) -> None:
         self._services = services
         self._settings = settings
         super().__init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, WithJsonSchema
 from pydantic_settings import CliImplicitFlag, NoDecode
@@ -34,6 +34,11 @@ _CONFIG: Any = ConfigDict(frozen=True, extra="forbid")
 
 class Options(BaseModel):
     model_config = _CONFIG
+
+    @classmethod
+    def of(cls, settings: BaseModel) -> Self:
+        """This group's share of a command's settings."""
+        return cls.model_validate({name: getattr(settings, name) for name in cls.model_fields})
 
 
 class ServerOptions(Options):

@@ -78,7 +78,7 @@ async def running_server(
             trust_request_chat_template=options.trust_request_chat_template,
             stall_timeout=options.stall_timeout,
         )
-        app = create_app(services, metrics, options, options)
+        app = create_app(services, metrics, options)
         url = await stack.enter_async_context(listening(app))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
         yield Server(url, http, services)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from quire.config.options import EngineOptions
+from quire.engine.execution.memory import free_memory
 from quire.engine.models.decoder import CacheShape
 
 
@@ -44,7 +44,7 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
         blocks = int(options.kv_cache_memory) // bytes_per_block
         advice = "--kv-cache-memory must be larger"
     else:
-        available = psutil.virtual_memory().available * options.memory_fraction / sharers
+        available = free_memory() * options.memory_fraction / sharers
         most_needed = options.max_num_seqs * -(-context_len // options.block_size)
         blocks = min(int(available) // bytes_per_block, most_needed)
         advice = "free some memory or raise --memory-fraction"

@@ -99,12 +99,14 @@ class EngineClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Generate one sequence; closing the generator early frees the request within an engine step.
 
+        Whether there is room is asked before, with `admit`: a stream that has begun should not fail for want of it.
+
         Raises:
-            EngineOverloaded: batch and queue are full.
             RequestFailed: the engine gave the request up.
             EngineDead: the engine has ended.
         """
-        self.admit(1)
+        if self._dead is not None:
+            raise self._dead
         request_id = uuid.uuid4().hex
         detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
         stream = self._streams[request_id] = SequenceStream(request, detokenizer)

@@ -107,7 +107,7 @@ async def test_more_than_the_queue_takes_is_refused() -> None:
         tasks = [asyncio.create_task(collect(client, request())) for _ in range(2)]
         await until(lambda: len(core.active) == 2)
         with pytest.raises(EngineOverloaded) as refused:
-            await collect(client, request())
+            client.admit(1)
         assert refused.value.retry_after >= 1
         core.hold.clear()
         assert [text for text, _ in await asyncio.gather(*tasks)] == ["HELLO", "HELLO"]

@@ -1,0 +1,64 @@
+"""How large the KV cache becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from quire.config.options import EngineOptions
+from quire.engine.execution import cache
+from quire.engine.execution.cache import OutOfCacheMemory, allocate_caches, block_bytes, count_blocks
+from quire.engine.execution.memory import free_memory
+from quire.engine.models.decoder import CacheShape
+
+SHAPES = [CacheShape(2, 8, 8), CacheShape(1, 12, 8, values_in_keys=True)]
+
+
+def test_bytes_of_a_block() -> None:
+    assert block_bytes(SHAPES, 16, torch.bfloat16) == (2 * (8 + 8) + 12) * 16 * 2
+
+
+def test_memory_that_was_asked_for() -> None:
+    assert count_blocks(EngineOptions(kv_cache_memory=1000), 90, 10_000, 1) == 11
+    with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory"):
+        count_blocks(EngineOptions(kv_cache_memory=1000), 1001, 10_000, 1)
+
+
+def test_a_share_of_free_memory_but_no_more_than_can_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "free_memory", lambda: 1_000_000)
+    options = EngineOptions(memory_fraction=0.5, max_num_seqs=4, block_size=16)
+    assert count_blocks(options, 1000, 100_000, 1) == 500
+    assert count_blocks(options, 1000, 100_000, 2) == 250
+    assert count_blocks(options, 1000, 100, 1) == 4 * 7
+    with pytest.raises(OutOfCacheMemory, match="--memory-fraction"):
+        count_blocks(options, 600_000, 100, 1)
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    machine = psutil.virtual_memory().total
+    assert 0 < free_memory(tmp_path) <= machine
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(tmp_path) > 10_000
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert free_memory(tmp_path) == 700
+
+
+def test_pages_take_no_memory_until_they_are_written() -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    caches = allocate_caches([CacheShape(8, 64, 64)] * 4, 4096, 16, torch.bfloat16)
+    size = sum(one.keys.nbytes + one.values.nbytes for one in caches)
+    assert size == 512 << 20
+    assert process.memory_info().rss - before < size / 10
+    assert not caches[0].keys[3, 77].any()
+
+
+def test_latent_values_lie_in_the_keys() -> None:
+    (latent,) = allocate_caches([SHAPES[1]], 4, 16, torch.float32)
+    assert latent.values.shape == (1, 4, 16, 8)
+    latent.keys[0, 1, 2] = 5
+    assert latent.values[0, 1, 2].tolist() == [5] * 8
