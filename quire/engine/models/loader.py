@@ -18,7 +18,6 @@ from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import CausalLM, Decoder
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
-from quire.engine.models.fallback import load_fallback
 from quire.engine.models.quantised import check_quantisation
 from quire.engine.models.weights import WeightFiller, allocate
 
@@ -54,6 +53,8 @@ def load_model(folder: Path, options: ModelOptions, bar: ProgressBar) -> LoadedM
         total = checkpoint.total_bytes
         if known and options.model_impl != "transformers":
             return _load_decoder(config, options, checkpoint, dtype, bar)
+    from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
+
     context_len = _context_len(options, _promised_positions(config.get_text_config()))
     with bar(total) as progress:
         model = load_fallback(folder, dtype)
