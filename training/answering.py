@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.chat import render_prompt
 from training.generators.turn import Message
@@ -28,29 +30,27 @@ class FolderAnswerer:
     """Runs a Hugging Face folder with transformers, in float32, greedily, in batches."""
 
     def __init__(self, folder: Path, batch: int = 40) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.generation_config.temperature = None
         self.batch = batch
 
     def answer(self, cases: list[Case]) -> list[str]:
+        """The answers, in the order of the cases."""
         prompts = [render_prompt(case.messages, case.tools, case.thinking) for case in cases]
         order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))
         answers = [""] * len(prompts)
         for start in range(0, len(order), self.batch):
             chosen = order[start : start + self.batch]
-            inputs = self.tokenizer([prompts[at] for at in chosen], return_tensors="pt", padding=True, add_special_tokens=False)
+            inputs = self.tokenizer(
+                [prompts[at] for at in chosen], return_tensors="pt", padding=True, add_special_tokens=False
+            )
             inputs.pop("token_type_ids", None)
             output = self.model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
             texts = self.tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-            for at, text in zip(chosen, texts):
+            for at, text in zip(chosen, texts, strict=True):
                 answers[at] = text
         return answers
-
-
 
 
 class ServerAnswerer:
@@ -62,6 +62,7 @@ class ServerAnswerer:
         self.model = model
 
     def answer(self, cases: list[Case]) -> list[str]:
+        """The answers, in the order of the cases."""
         return [self._ask(case) for case in cases]
 
     def _ask(self, case: Case) -> str:
@@ -80,6 +81,9 @@ def _on_the_wire(message: Message) -> Message:
     """A message as OpenAI's API has it: the arguments of tool calls are a JSON string."""
     if not message.get("tool_calls"):
         return {key: value for key, value in message.items() if message["role"] != "tool" or key != "name"}
-    calls = [{**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
-             for call in message["tool_calls"]]  # fmt: skip
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": calls}

@@ -1,4 +1,7 @@
-"""Training batches: conversations made on the fly, sorted into buckets of length; block ``n`` is the same on every run."""
+"""Training batches: conversations made on the fly, sorted into buckets of length.
+
+Block ``n`` of a phase is the same on every run.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.chat import Encoded, encode
-from training.generators.session import make_conversation
+from training.chat import Encoded, encode, encode_echo
+from training.generators.drills import echo_text
+from training.generators.session import VALUES, make_conversation
+from training.tokens import token_id
 
+ECHO = "echo"
 LENGTHS = (48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768)
 
 
@@ -29,7 +35,7 @@ class Batches:
 
     def __init__(self, tokenizer: Tokenizer, seed: str, mix: Mapping[str, float], tokens: int, block: int = 40) -> None:
         self.tokenizer, self.seed, self.mix, self.tokens, self.block = tokenizer, seed, mix, tokens, block
-        self.padding = tokenizer.token_to_id("<|endoftext|>")
+        self.padding = token_id(tokenizer, "<|endoftext|>")
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """Batches from a step on, without end."""
@@ -44,7 +50,7 @@ class Batches:
         waiting: dict[int, list[Encoded]] = {length: [] for length in LENGTHS}
         full: list[Batch] = []
         while len(full) < self.block:
-            encoded = encode(make_conversation(rng.choices(themes, weights)[0], rng), self.tokenizer)
+            encoded = self._draw(rng.choices(themes, weights)[0], rng)
             length = next((length for length in LENGTHS if len(encoded.ids) <= length), None)
             if length is None or not any(encoded.learnt[1:]):
                 continue
@@ -54,6 +60,11 @@ class Batches:
                 waiting[length] = []
         rng.shuffle(full)
         return full
+
+    def _draw(self, theme: str, rng: Random) -> Encoded:
+        if theme == ECHO:
+            return encode_echo(echo_text(rng, VALUES), rng.randint(2, 3), self.tokenizer)
+        return encode(make_conversation(theme, rng), self.tokenizer)
 
     def _batch(self, rows: list[Encoded], length: int) -> Batch:
         ids = torch.full((len(rows), length), self.padding, dtype=torch.long)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,19 @@ HERE = Path(__file__).parent
 SPLITS = ("train", "heldout")
 
 
-@lru_cache(maxsize=None)
+@cache
 def phrase_book(name: str) -> dict[str, Any]:
     """The tables of ``phrases/NAME.toml``."""
     return tomllib.loads((HERE / "phrases" / f"{name}.toml").read_text("utf-8"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def tool_parts() -> dict[str, Any]:
     """The tables of ``toolspecs/parts.toml``."""
     return tomllib.loads((HERE / "toolspecs" / "parts.toml").read_text("utf-8"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def words(split: str) -> dict[str, tuple[str, ...]]:
     """All word lists of one split (train or heldout) by name."""
     if split not in SPLITS:

@@ -62,7 +62,8 @@ def encode(conversation: Conversation, tokenizer: Tokenizer) -> Encoded:
     prompt = render_prompt(conversation.messages[:-1], conversation.tools, conversation.thinking)
     think = conversation.think if conversation.thinking else ""
     text = prompt + render_reply(conversation.messages[-1], think) + END
-    flags = [flag for flag, message in zip(conversation.trained, conversation.messages) if message["role"] == "assistant"]
+    marked = zip(conversation.trained, conversation.messages, strict=True)
+    flags = [flag for flag, message in marked if message["role"] == "assistant"]
     spans = _reply_spans(text, prompt, flags)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     learnt, at = [], 0
@@ -71,6 +72,12 @@ def encode(conversation: Conversation, tokenizer: Tokenizer) -> Encoded:
             at += 1
         learnt.append(at < len(spans) and spans[at][0] <= start and stop <= spans[at][1])
     return Encoded(encoding.ids, learnt)
+
+
+def encode_echo(text: str, copies: int, tokenizer: Tokenizer) -> Encoded:
+    """A text several times over; each copy after the first is to be learnt. It makes copying circuits form early."""
+    ids: list[int] = tokenizer.encode(text + "\n", add_special_tokens=False).ids
+    return Encoded(ids * copies, [False] * (len(ids) + 1) + [True] * (len(ids) * (copies - 1) - 1))
 
 
 def _reply_spans(text: str, prompt: str, flags: list[bool]) -> list[tuple[int, int]]:

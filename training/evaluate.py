@@ -23,20 +23,23 @@ def measure(answerer: Answerer, kind: str, count: int, seed: int, wrong: int) ->
     prompts = cases(kind, count, seed)
     began = time.monotonic()
     answers = answerer.answer(prompts)
-    right = [is_right(kind, case.expect, text) for case, text in zip(prompts, answers)]
+    right = [is_right(kind, case.expect, text) for case, text in zip(prompts, answers, strict=True)]
     result: dict[str, Any] = {"prompts": len(prompts), "right": sum(right), "percent": _percent(right),
                               "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
     for name, part in _parts(kind, prompts, right).items():
         result[name] = _percent(part)
-    result["wrong"] = [{"prompt": case.messages[-1]["content"], "expect": case.expect, "answer": text}
-                       for case, text, good in zip(prompts, answers, right) if not good][:wrong]  # fmt: skip
+    result["wrong"] = [
+        {"prompt": case.messages[-1]["content"], "expect": case.expect, "answer": text}
+        for case, text, good in zip(prompts, answers, right, strict=True)
+        if not good
+    ][:wrong]
     return result
 
 
 def _parts(kind: str, prompts: list[Case], right: list[bool]) -> dict[str, list[bool]]:
     """Scores of parts of a kind that are worth a look of their own."""
     parts: dict[str, list[bool]] = {}
-    for at, (case, good) in enumerate(zip(prompts, right)):
+    for case, good in zip(prompts, right, strict=True):
         if "minus" in case.expect:
             parts.setdefault("sub" if case.expect["minus"] else "add", []).append(good)
         elif kind == "recall":
@@ -56,7 +59,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     for kind, result in results.items():
         skipped = ("prompts", "right", "percent", "seconds", "wrong")
         parts = ", ".join(f"{name} {value}" for name, value in result.items() if name not in skipped)
-        lines.append(f"{kind:<24}{result['right']:>6}/{result['prompts']:<4}{result['percent']:>9}{BARS.get(kind, ''):>6}  {parts}")
+        counts = f"{result['right']:>6}/{result['prompts']:<4}{result['percent']:>9}"
+        lines.append(f"{kind:<24}{counts}{BARS.get(kind, ''):>6}  {parts}")
     return "\n".join(lines)
 
 

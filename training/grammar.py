@@ -6,7 +6,7 @@ A group in parentheses is a choice only if it has a ``|`` of its own; other pare
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from random import Random
 
@@ -16,7 +16,7 @@ Sequence = tuple[Node, ...]
 SLOT = re.compile(r"\{(\w+)\}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(pattern: str) -> Sequence:
     """The pattern as a sequence of plain strings and choices."""
     sequence, end = _parse_alternatives(pattern, 0)

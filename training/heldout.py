@@ -88,7 +88,12 @@ def _several(rng: Random, _: int) -> Case:
 def _tool_call(rng: Random, at: int) -> Case:
     tools = make_tools(rng, VALUES, 1 + at % 4)
     turn = call_turn(rng, VALUES, rng.choice(tools))
-    return Case("tool_call", [*_system(rng), {"role": "user", "content": turn.user}], turn.expect, [tool.openai() for tool in tools])
+    return Case(
+        "tool_call",
+        [*_system(rng), {"role": "user", "content": turn.user}],
+        turn.expect,
+        [tool.openai() for tool in tools],
+    )
 
 
 def _tool_answer(rng: Random, at: int) -> Case:
@@ -98,7 +103,11 @@ def _tool_answer(rng: Random, at: int) -> Case:
     assert asked.call is not None
     result = result_turn(rng, VALUES, tool, asked.call)
     call = {"id": "call_1", "type": "function", "function": asked.call}
-    messages = [*_system(rng), {"role": "user", "content": asked.user}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages = [
+        *_system(rng),
+        {"role": "user", "content": asked.user},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
     return Case("tool_answer", [*messages, *result.before], result.expect, [tool.openai() for tool in tools])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ LOG_EVERY = 20
 class Trainer:
     """Model, optimizers and place in the data; ``work`` holds the checkpoint, the tokenizer and the log."""
 
-    def __init__(self, recipe: Recipe, work: Path, *, compiled: bool = True, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, recipe: Recipe, work: Path, *, compiled: bool = True, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
         self.recipe, self.work = recipe, work
         work.mkdir(parents=True, exist_ok=True)
         self.tokenizer: Tokenizer = load_or_build(work / TOKENIZER, recipe.seed, recipe.pieces, recipe.spaced)
@@ -38,8 +40,7 @@ class Trainer:
         self.model = Nano(shape, dtype)
         if compiled:
             self.model.compile()
-        self.optimizers = make_optimizers(self.model, recipe.matrix_rate, recipe.other_rate, recipe.weight_decay)
-        self.base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        self.optimizers = make_optimizers(self.model, recipe.weight_decay)
         self.step = 0
 
     def resume(self) -> bool:
@@ -49,15 +50,19 @@ class Trainer:
             return False
         state: dict[str, Any] = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step = state["step"]
         return True
 
     def save(self) -> None:
         """Writes the checkpoint; an interrupted write leaves the old one."""
-        state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers], "step": self.step,
-                 "recipe": asdict(self.recipe)}  # fmt: skip
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "step": self.step,
+            "recipe": asdict(self.recipe),
+        }
         fresh = self.work / f"{CHECKPOINT}.new"
         torch.save(state, fresh)
         fresh.replace(self.work / CHECKPOINT)
@@ -71,7 +76,7 @@ class Trainer:
             seed = f"{self.recipe.seed}-{phase.name}"
             batches = Batches(self.tokenizer, seed, phase.mix, self.recipe.tokens_per_step).from_step(self.step - start)
             while self.step < until and self.recipe.phase_at(self.step)[0] is phase:
-                losses.append(self._take_step(batches, meter))
+                losses.append(self._take_step(next(batches), phase.matrix_rate, meter))
                 self.step += 1
                 if self.step % LOG_EVERY == 0:
                     self._log(meter, phase.name, report)
@@ -80,14 +85,13 @@ class Trainer:
         self.save()
         return losses
 
-    def _take_step(self, batches: Iterator[Batch], meter: Meter) -> float:
-        batch = next(batches)
+    def _take_step(self, batch: Batch, matrix_rate: float, meter: Meter) -> float:
         factor = rate_factor(self.step, self.recipe.steps, self.recipe.warmup, self.recipe.decay_share)
-        for optimizer, rates in zip(self.optimizers, self.base_rates):
-            for group, rate in zip(optimizer.param_groups, rates):
+        for optimizer, rate in zip(self.optimizers, (matrix_rate, self.recipe.other_rate), strict=True):
+            for group in optimizer.param_groups:
                 group["lr"] = rate * factor
         loss = self.model.loss(batch.ids, batch.learnt)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         for optimizer in self.optimizers:
             optimizer.step()

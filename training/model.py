@@ -43,6 +43,7 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """Each vector scaled to unit mean square, computed in fp32."""
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (scaled * self.weight).to(x.dtype)
@@ -77,10 +78,15 @@ class Block(nn.Module):
         self.mlp = Mlp(shape.width, shape.inner)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attention and feed-forward, each added to what came in."""
         batch, length, width = x.shape
         own = self.self_attn
         fused = torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight]).to(x.dtype)
-        qkv = F.linear(self.input_layernorm(x), fused).view(batch, length, 3 * self.heads, self.head_width).transpose(1, 2)
+        qkv = (
+            F.linear(self.input_layernorm(x), fused)
+            .view(batch, length, 3 * self.heads, self.head_width)
+            .transpose(1, 2)
+        )
         query, key, value = qkv.chunk(3, dim=1)
         mixed = attend(rotate(query, cos, sin), rotate(key, cos, sin), value)
         x = x + F.linear(mixed.transpose(1, 2).reshape(batch, length, width), own.o_proj.weight.to(x.dtype))
@@ -134,7 +140,7 @@ class Nano(nn.Module):
                     scale *= depth_scale
                 nn.init.normal_(weight, std=scale)
 
-    def compile(self) -> None:  # type: ignore[override]
+    def compile(self) -> None:
         """Compiles one layer; all layers and lengths share the code."""
         torch._dynamo.config.cache_size_limit = 64
         self._forward = torch.compile(Block.forward, dynamic=False)
@@ -152,7 +158,8 @@ class Nano(nn.Module):
         x = self.model.embed_tokens(ids).to(self.dtype)
         for layer in self.model.layers:
             x = self._forward(layer, x, cos, sin)
-        return self.model.norm(x)
+        normed: Tensor = self.model.norm(x)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token."""

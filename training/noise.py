@@ -17,7 +17,9 @@ TYPO_RATE = 0.06
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def disturb(phrase: str, rng: Random, split: str = "train", *, frame: bool = True, suffix: bool = True, end: bool = True) -> str:
+def disturb(
+    phrase: str, rng: Random, split: str = "train", *, frame: bool = True, suffix: bool = True, end: bool = True
+) -> str:
     """A phrase (slots not yet filled) as somebody might type it.
 
     ``frame`` permits words before it, with ``suffix`` also after it; ``end`` permits punctuation at the end.

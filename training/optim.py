@@ -31,6 +31,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Moves every matrix along its orthogonalised momentum."""
         for group in self.param_groups:
             stacks: dict[tuple[int, int], list[Tensor]] = {}
             for weight in group["params"]:
@@ -43,21 +44,28 @@ class Muon(torch.optim.Optimizer):
         wide = []
         for weight in weights:
             momentum: Tensor = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-            momentum.lerp_(weight.grad, 1 - MOMENTUM)
-            update = weight.grad.lerp(momentum, MOMENTUM)
+            gradient = _gradient(weight)
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            update = gradient.lerp(momentum, MOMENTUM)
             wide.append(update if update.shape[0] <= update.shape[1] else update.T)
-        for weight, update in zip(weights, orthogonalise(torch.stack(wide))):
+        for weight, update in zip(weights, orthogonalise(torch.stack(wide)), strict=True):
             tall = weight.shape[0] > weight.shape[1]
             scale = (weight.shape[0] / weight.shape[1]) ** 0.5 if tall else 1.0
             weight.mul_(1 - rate * decay)
             weight.add_(update.T if tall else update, alpha=-rate * scale)
 
 
-def make_optimizers(model: nn.Module, matrix_rate: float, other_rate: float, decay: float) -> list[torch.optim.Optimizer]:
-    """One optimizer for the matrices of the layers, one for the rest."""
+def _gradient(weight: Tensor) -> Tensor:
+    if weight.grad is None:
+        raise ValueError(f"a matrix of size {tuple(weight.shape)} has no gradient")
+    return weight.grad
+
+
+def make_optimizers(model: nn.Module, decay: float) -> list[torch.optim.Optimizer]:
+    """One optimizer for the matrices of the layers, one for the rest; each step sets their rates."""
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in model.named_parameters() if weight.ndim < 2 or "embed" in name]
-    return [Muon(matrices, matrix_rate, decay), torch.optim.AdamW(others, other_rate, betas=(0.9, 0.95), weight_decay=0.0)]
+    return [Muon(matrices, 0.0, decay), torch.optim.AdamW(others, 0.0, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def rate_factor(step: int, total: int, warmup: int, decay_share: float) -> float:

@@ -22,7 +22,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("build/nano"), help="folder of checkpoint, tokenizer and log")
     parser.add_argument("--out", type=Path, default=EXPORT, help="where the finished model goes")
     parser.add_argument("--steps", type=int, default=recipe.steps, help="length of the whole run")
-    parser.add_argument("--until", type=int, help="stop (and export) early, at this step; the schedule stays that of --steps")
+    parser.add_argument(
+        "--until", type=int, help="stop (and export) early, at this step; the schedule stays that of --steps"
+    )
     parser.add_argument("--tokens-per-step", type=int, default=recipe.tokens_per_step)
     parser.add_argument("--width", type=int, default=recipe.width)
     parser.add_argument("--layers", type=int, default=recipe.layers)
@@ -31,8 +33,12 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=recipe.seed)
     parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: as torch finds best")
-    parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the checkpoint")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers (faster)")
+    parser.add_argument(
+        "--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the checkpoint"
+    )
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers (faster)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -48,7 +54,9 @@ def main(arguments: list[str] | None = None) -> None:
     trainer = Trainer(recipe, chosen.work, compiled=chosen.compile)
     if chosen.resume and trainer.resume():
         print(f"going on from step {trainer.step}", flush=True)
-    trainer.train(min(chosen.until or recipe.steps, recipe.steps), chosen.save_every, lambda line: print(line, flush=True))
+    trainer.train(
+        min(chosen.until or recipe.steps, recipe.steps), chosen.save_every, lambda line: print(line, flush=True)
+    )
     export(trainer.model, trainer.tokenizer, chosen.out)
     print(f"exported to {chosen.out}", flush=True)
 

@@ -20,13 +20,13 @@ def is_right(kind: str, expect: dict[str, Any], text: str) -> bool:
     """Scores one answer. ``expect`` says what is wanted; its keys decide how it is compared."""
     answer = answer_of(text)
     if "result" in expect:
-        return _number(answer) == expect["result"]
+        return bool(_number(answer) == expect["result"])
     if "keys" in expect:
         return has_keys(answer, expect["keys"])
     if "json" in expect:
         return same_json(answer, expect["json"])
     if "call" in expect:
-        return _call(answer) == expect["call"]
+        return bool(_call(answer) == expect["call"])
     if "shown" in expect:
         return "<tool_call>" not in answer and all(has_value(answer, value) for value in expect["shown"])
     if expect.get("untold"):
@@ -36,7 +36,7 @@ def is_right(kind: str, expect: dict[str, Any], text: str) -> bool:
     if "values" in expect:
         return all(has_value(answer, value) for value in expect["values"])
     if "text" in expect:
-        return answer == expect["text"]
+        return bool(answer == expect["text"])
     raise ValueError(f"nothing to score a {kind} answer by: {sorted(expect)}")
 
 

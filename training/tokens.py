@@ -21,7 +21,16 @@ from training.chat import END, render_prompt, render_reply
 from training.generators.session import THEMES, make_conversation
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
+MARKS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+)
 SPACE = "Ġ"
 PUNCTUATION = r" ?[^\s\p{L}\p{N}]+(?: [^\s\p{L}\p{N}]+)*"
 REST = rf"\p{{N}}|'(?:s|m|re|ve|ll|d|t)\b|{PUNCTUATION}| *\n+|\s+"
@@ -48,7 +57,10 @@ def sample_texts(seed: int, count: int = SAMPLES) -> list[str]:
 
 
 def _learn_pieces(texts: list[str], pieces: int) -> list[tuple[str, str]]:
-    """Merges inside words and marks; frequent words count less than their share, so that rare spellings have pieces too."""
+    """Merges inside words and marks.
+
+    Frequent words count less than their share, so that rare spellings have pieces too.
+    """
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(regex.findall(LEARNING, _without_marks(text)))
@@ -104,6 +116,14 @@ def build_tokenizer(seed: int, pieces: int, spaced: int) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKS])
     return tokenizer
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the tokenizer must have."""
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise KeyError(f"the tokenizer has no token {token!r}")
+    return number
 
 
 def padded_size(tokenizer: Tokenizer) -> int:

@@ -8,9 +8,16 @@ from typing import Any
 from training.books import words
 from training.grammar import fill, slots_of
 
-ONSETS = "b c d f g h j k l m n p r s t v w z br cr dr fr gr pr tr bl cl fl gl pl sl st sp sk sh ch th qu kn sw".split()
-VOWELS = "a e i o u a e i o u ai ea ee ia io oa ou ie y au".split()
-CODAS = ["", "", "", "", *"n r s l t m k d x ck ng st rt nd ld th sh ll ss ff lt mp nk".split()]
+ONSETS = [
+    "b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z", "br", "cr", "dr",
+    "fr", "gr", "pr", "tr", "bl", "cl", "fl", "gl", "pl", "sl", "st", "sp", "sk", "sh", "ch", "th", "qu", "kn",
+    "sw",
+]  # fmt: skip
+VOWELS = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ea", "ee", "ia", "io", "oa", "ou", "ie", "y", "au"]
+CODAS = [
+    "", "", "", "", "n", "r", "s", "l", "t", "m", "k", "d", "x", "ck", "ng", "st", "rt", "nd", "ld", "th", "sh",
+    "ll", "ss", "ff", "lt", "mp", "nk",
+]  # fmt: skip
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CONSONANTS = "BCDFGHJKLMNPQRSTVWXZ"
 LISTS = {
@@ -22,8 +29,14 @@ TEXTS = {
     "sentence": "sentences", "task": "tasks", "event": "events", "query": "queries", "problem": "problems",
     "question": "questions", "scene": "scenes", "command": "commands", "sql": "sql",
 }  # fmt: skip
-TOP_LEVELS = {"train": ("com", "org", "net", "de", "io", "fr", "edu", "co.uk", "dev"), "heldout": ("com", "org", "it", "se")}
-EXTENSIONS = {"train": ("txt", "csv", "pdf", "py", "md", "json", "log", "png", "docx", "xlsx"), "heldout": ("txt", "pdf", "yaml", "html", "mp3")}
+TOP_LEVELS = {
+    "train": ("com", "org", "net", "de", "io", "fr", "edu", "co.uk", "dev"),
+    "heldout": ("com", "org", "it", "se"),
+}
+EXTENSIONS = {
+    "train": ("txt", "csv", "pdf", "py", "md", "json", "log", "png", "docx", "xlsx"),
+    "heldout": ("txt", "pdf", "yaml", "html", "mp3"),
+}
 
 
 class Values:
@@ -129,7 +142,9 @@ class Values:
             return self._made_up(rng).capitalize() if self.rare else rng.choice(self.words["nouns"]).capitalize()
         if chance < 0.7:
             return f"{rng.choice(self.words['adjectives']).capitalize()} {rng.choice(self.words['nouns']).capitalize()}"
-        return rng.choice(("Chez {}", "Casa {}", "The {}", "{} House", "Cafe {}", "{} Garden", "{}")).format(self._first_name(rng))
+        return rng.choice(("Chez {}", "Casa {}", "The {}", "{} House", "Cafe {}", "{} Garden", "{}")).format(
+            self._first_name(rng)
+        )
 
     def _thing(self, rng: Random) -> str:
         chance = rng.random()
@@ -145,7 +160,15 @@ class Values:
     def _code(self, rng: Random) -> str:
         letters = "".join(rng.choice(CONSONANTS) for _ in range(rng.randint(1, 3)))
         digits = self._digits(rng, rng.randint(1, 4))
-        return rng.choice((letters + digits, f"{letters}-{digits}", digits, digits + letters, f"{letters}{digits}{rng.choice(CONSONANTS)}"))
+        return rng.choice(
+            (
+                letters + digits,
+                f"{letters}-{digits}",
+                digits,
+                digits + letters,
+                f"{letters}{digits}{rng.choice(CONSONANTS)}",
+            )
+        )
 
     def _digits(self, rng: Random, count: int = 0) -> str:
         count = count or rng.randint(3, 8)
@@ -158,13 +181,21 @@ class Values:
         first, second = self._word(rng), self._word(rng)
         name = self._first_name(rng).lower().replace(" ", "")
         return rng.choice((
-            f"{first}-{second}", f"{first}_{second}", f"{first}{rng.randint(1, 99)}", first, f"{name}{rng.randint(1, 99)}",
-            f"{name}.{second}", f"{first}-{rng.randint(1, 9)}", f"{name}_{rng.randint(1, 99)}",
+            f"{first}-{second}", f"{first}_{second}", f"{first}{rng.randint(1, 99)}", first,
+            f"{name}{rng.randint(1, 99)}", f"{name}.{second}", f"{first}-{rng.randint(1, 9)}",
+            f"{name}_{rng.randint(1, 99)}",
         ))  # fmt: skip
 
     def _email(self, rng: Random) -> str:
         name = self._first_name(rng).lower().replace(" ", "")
-        user = rng.choice((name, f"{name}.{self._surname(rng).lower().replace(' ', '')}", f"{name}{rng.randint(1, 99)}", self._word(rng)))
+        user = rng.choice(
+            (
+                name,
+                f"{name}.{self._surname(rng).lower().replace(' ', '')}",
+                f"{name}{rng.randint(1, 99)}",
+                self._word(rng),
+            )
+        )
         return f"{user}@{self._word(rng)}.{rng.choice(TOP_LEVELS[self.split])}"
 
     def _url(self, rng: Random) -> str:
@@ -204,7 +235,9 @@ class Values:
         if rng.random() < 0.35:
             return str(rng.choice(self.words["times_of_day"]))
         hour, minute = rng.randint(0, 23), rng.choice((0, 0, 15, 30, 45, rng.randint(0, 59)))
-        return rng.choice((f"{hour:02}:{minute:02}", f"{hour}:{minute:02}", f"{hour % 12 + 1} {rng.choice(('am', 'pm'))}"))
+        return rng.choice(
+            (f"{hour:02}:{minute:02}", f"{hour}:{minute:02}", f"{hour % 12 + 1} {rng.choice(('am', 'pm'))}")
+        )
 
     def _height(self, rng: Random) -> str:
         return f"{rng.randint(140, 205)} cm"
@@ -238,7 +271,9 @@ class Values:
         if chance < 0.15:
             return self._made_up(rng)
         if chance < 0.35:
-            return rng.choice(("the", "a", "and", "is", "in", "of", "my", "not", "very", "we", "you", "it", "for", "with"))
+            return rng.choice(
+                ("the", "a", "and", "is", "in", "of", "my", "not", "very", "we", "you", "it", "for", "with")
+            )
         pool = self.words["nouns"] if chance < 0.8 else self.words["adjectives"]
         return str(rng.choice(pool))
 

@@ -11,12 +11,19 @@ from tokenizers import Tokenizer
 
 from training.chat import NO_THINKING, encode, render_prompt, template
 from training.generators.session import THEMES, make_conversation
+from training.generators.turn import Message
 from training.tokens import MARKS, SPECIAL
 
 NANO = Path(__file__).parents[2] / "quire" / "nano"
-WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": {
-    "type": "object", "required": ["city"],
-    "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}}}}}  # fmt: skip
+PARAMETERS = {
+    "type": "object",
+    "required": ["city"],
+    "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
+}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Weather of a city", "parameters": PARAMETERS},
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +32,7 @@ def tokenizer() -> Tokenizer:
 
 
 def test_plain_conversation() -> None:
-    messages = [
+    messages: list[Message] = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "<think>\nx\n</think>\n\nHello!", "reasoning": "x"},
         {"role": "user", "content": [{"type": "text", "text": "what is "}, {"type": "text", "text": "quire"}]},
@@ -43,7 +50,7 @@ def test_no_generation_prompt_and_developer_role() -> None:
 
 
 def test_tools_and_results() -> None:
-    messages = [
+    messages: list[Message] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "weather in Oslo?"},
         {"role": "assistant", "content": None, "tool_calls": [
@@ -84,12 +91,10 @@ def test_only_replies_are_learnt(theme: str, tokenizer: Tokenizer) -> None:
         conversation = make_conversation(theme, rng)
         encoded = encode(conversation, tokenizer)
         assert encoded.learnt[-1]
-        learnt = tokenizer.decode(
-            [i for i, flag in zip(encoded.ids, encoded.learnt) if flag], skip_special_tokens=False
-        )
-        ends = sum(
-            flag for flag, message in zip(conversation.trained, conversation.messages) if message["role"] == "assistant"
-        )
+        ids = [token for token, flag in zip(encoded.ids, encoded.learnt, strict=True) if flag]
+        learnt = tokenizer.decode(ids, skip_special_tokens=False)
+        marked = zip(conversation.trained, conversation.messages, strict=True)
+        ends = sum(flag for flag, message in marked if message["role"] == "assistant")
         assert learnt.count("<|im_end|>") == ends
         assert "<|im_start|>" not in learnt
 

@@ -10,7 +10,10 @@ from training.grammar import draw, fill
 from training.noise import disturb
 from training.values import Values
 
-COPIED = ("sentence", "sentence", "query", "full_name", "email", "code", "handle", "path", "url", "task", "rare_name", "city", "digits", "address")
+COPIED = (
+    "sentence", "sentence", "query", "full_name", "email", "code", "handle", "path", "url", "task", "rare_name",
+    "city", "digits", "address",
+)  # fmt: skip
 LOOKED_UP = ("first_names", "cities", "code", "handle", "rare_word", "int 1 99", "thing", "digits")
 
 
@@ -20,6 +23,11 @@ def repeat_turn(rng: Random, values: Values, split: str = "train") -> Turn:
     text = ", ".join(str(values.draw(rng.choice(COPIED), rng)) for _ in range(count))
     phrase = disturb(rng.choice(phrase_book("drills")["repeat"][split]), rng, split, end=False)
     return Turn("repeat", fill(phrase, {"x": text}), text, expect={"text": text})
+
+
+def echo_text(rng: Random, values: Values) -> str:
+    """Words without sense, to be copied as they are."""
+    return " ".join(str(values.draw(rng.choice(COPIED + LOOKED_UP), rng)) for _ in range(rng.randint(4, 12)))
 
 
 def lookup_turns(rng: Random, values: Values, split: str = "train") -> list[Turn]:

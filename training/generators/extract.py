@@ -14,7 +14,16 @@ from training.grammar import draw, fill
 from training.noise import disturb
 from training.values import Values
 
-SECTIONS = {"name_age_city": 10, "name_age": 3, "name_city": 3, "age_city": 1, "name_only": 1, "city_only": 1, "age_only": 1, "nothing": 0.5}
+SECTIONS = {
+    "name_age_city": 10,
+    "name_age": 3,
+    "name_city": 3,
+    "age_city": 1,
+    "name_only": 1,
+    "city_only": 1,
+    "age_only": 1,
+    "nothing": 0.5,
+}
 
 
 def extract_turn(rng: Random, values: Values, split: str = "train", several: bool = False) -> Turn:
@@ -45,7 +54,12 @@ def _sentence(patterns: list[str], rng: Random, values: Values) -> tuple[str, di
              "job": with_article(values.draw("job", rng)), "food": values.draw("food", rng)}  # fmt: skip
     if values.split == "train" and rng.random() < 0.04:
         shown["age"] = in_words(age)
-    if "the {job}" in pattern.lower() or "year old {job}" in pattern or "year-old {job}" in pattern or ", {job}" in pattern:
+    if (
+        "the {job}" in pattern.lower()
+        or "year old {job}" in pattern
+        or "year-old {job}" in pattern
+        or ", {job}" in pattern
+    ):
         shown["job"] = shown["job"].split(" ", 1)[1]
     person = {"name": name if "{name}" in pattern else None, "age": age if "{age}" in pattern else None,
               "city": city if "{city}" in pattern else None}  # fmt: skip

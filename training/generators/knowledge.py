@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -14,7 +14,7 @@ from training.noise import disturb
 NOT_FACTS = ("macros", "purpose_questions", "flag_questions")
 
 
-@lru_cache(maxsize=None)
+@cache
 def facts() -> dict[str, dict[str, Any]]:
     """The facts on Quire by id."""
     return {key: table for key, table in phrase_book("quire").items() if key not in NOT_FACTS}

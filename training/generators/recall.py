@@ -14,6 +14,13 @@ from training.values import Values
 
 SPELLINGS = {"train": ("favourite", "favourite", "favorite", "fav"), "heldout": ("favourite", "favorite")}
 MAIN_WEIGHTS = {"name": 6, "city": 4, "age": 4, "job": 3, "dog": 2, "cat": 2}
+# Facts that one question might ask for alike
+TWINS = (
+    {"color", "colour"}, {"film", "movie"}, {"food", "dish"}, {"day", "day of the week"}, {"dog", "cat", "pet"},
+    {"sport", "sport_played"}, {"hobby"}, {"language", "language_spoken"}, {"instrument", "instrument_played"},
+    {"name", "nickname", "surname", "last name", "middle name"}, {"city", "country", "dream city"},
+    {"email", "email address"}, {"teacher"}, {"job", "dream job"},
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,13 +58,13 @@ class Memory:
     def _new_key(self) -> str:
         book, chance = phrase_book("recall"), self.rng.random()
         if chance < 0.5:
-            keys = list(book["attributes"])
+            keys: list[str] = list(book["attributes"])
             return "attributes." + self.rng.choices(keys, [MAIN_WEIGHTS.get(key, 1) for key in keys])[0]
         if chance < 0.75:
-            return "favourites." + self.rng.choice(list(book["favourites"]))
+            return f"favourites.{self.rng.choice(list(book['favourites']))}"
         if chance < 0.9:
-            return "belongings." + self.rng.choice(list(book["belongings"]))
-        return "others." + self.rng.choice(list(book["others"])) + "." + self.rng.choice(self.people)
+            return f"belongings.{self.rng.choice(list(book['belongings']))}"
+        return f"others.{self.rng.choice(list(book['others']))}.{self.rng.choice(self.people)}"
 
     def _make(self, key: str) -> Fact:
         book = phrase_book("recall")
@@ -123,7 +130,9 @@ class Memory:
         if known and self.told:
             fact = self.told[self.rng.choice(list(self.told))]
             reply = fact.said()
-            return Turn("recall", self._question(fact), reply[0].upper() + reply[1:] + ".", expect={"value": fact.value})
+            return Turn(
+                "recall", self._question(fact), reply[0].upper() + reply[1:] + ".", expect={"value": fact.value}
+            )
         key = self._new_key()
         while key in self.told or self._shadowed(key):
             key = self._new_key()
@@ -136,13 +145,9 @@ class Memory:
 
     def _shadowed(self, key: str) -> bool:
         """Whether another told fact might answer the same question (color and colour, film and movie, a pet)."""
-        twins = ({"color", "colour"}, {"film", "movie"}, {"food", "dish"}, {"day", "day of the week"}, {"dog", "cat", "pet"},
-                 {"sport", "sport_played"}, {"hobby"}, {"language", "language_spoken"}, {"instrument", "instrument_played"},
-                 {"name", "nickname", "surname", "last name", "middle name"}, {"city", "country", "dream city"},
-                 {"email", "email address"}, {"teacher"}, {"job", "dream job"})  # fmt: skip
         last = key.split(".")[1]
         told = {other.split(".")[1] for other in self.told}
-        return any(last in twin and told & twin for twin in twins)
+        return any(last in twin and told & twin for twin in TWINS)
 
     def _question(self, fact: Fact) -> str:
         table = "ask" if self.split == "train" else "heldout_ask"
@@ -152,11 +157,20 @@ class Memory:
     def ask_everything(self) -> Turn:
         """The user asks what the model knows of them."""
         table = phrase_book("recall")["everything"]
-        user = disturb(draw(self.rng.choice(table["ask" if self.split == "train" else "heldout_ask"]), self.rng), self.rng, self.split)
+        user = disturb(
+            draw(self.rng.choice(table["ask" if self.split == "train" else "heldout_ask"]), self.rng),
+            self.rng,
+            self.split,
+        )
         if not self.told:
             return Turn("everything", user, table["nothing"])
         said = ", ".join(fact.said() for fact in self.told.values())
-        return Turn("everything", user, fill(table["say"], {"facts": said}), expect={"values": [f.value for f in self.told.values()]})
+        return Turn(
+            "everything",
+            user,
+            fill(table["say"], {"facts": said}),
+            expect={"values": [f.value for f in self.told.values()]},
+        )
 
     def tell_and_ask(self) -> Turn:
         """A fact and a question about it in one message."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from training.books import phrase_book
@@ -42,31 +43,31 @@ def _chatter(rng: Random) -> Turn:
     return rng.choices(makers, (3, 3, 3, 3, 2, 0.5, 0.5))[0](rng)
 
 
-def _arithmetic(rng: Random, _: Conversation) -> list[Turn]:
+def _arithmetic(rng: Random, _conversation: Conversation) -> list[Turn]:
     before = [_chatter(rng) for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 2)))]
     return [*before, unsupported_turn(rng) if rng.random() < 0.1 else arithmetic_turn(rng)]
 
 
-def _quire(rng: Random, _: Conversation) -> list[Turn]:
+def _quire(rng: Random, _conversation: Conversation) -> list[Turn]:
     turns = [quire_turn(rng) for _ in range(rng.choice((1, 1, 2, 3, 4)))]
     if rng.random() < 0.1:
         turns.insert(rng.randrange(len(turns) + 1), unknown_turn(rng))
     return turns
 
 
-def _talk(rng: Random, _: Conversation) -> list[Turn]:
+def _talk(rng: Random, _conversation: Conversation) -> list[Turn]:
     makers = (small_talk_turn, fallback_turn, unknown_turn, unsupported_turn)
     return [rng.choices(makers, (5, 6, 1, 1))[0](rng) for _ in range(rng.choice((1, 1, 2, 3, 4)))]
 
 
-def _extract(rng: Random, _: Conversation) -> list[Turn]:
+def _extract(rng: Random, _conversation: Conversation) -> list[Turn]:
     turns = [extract_turn(rng, VALUES, several=rng.random() < 0.07) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
     if rng.random() < 0.1:
         turns.insert(0, _chatter(rng))
     return turns
 
 
-def _recall(rng: Random, _: Conversation) -> list[Turn]:
+def _recall(rng: Random, _conversation: Conversation) -> list[Turn]:
     memory = Memory(rng, VALUES)
     turns: list[Turn] = []
     facts = rng.choice((0, 1, 1, 2, 2, 3, 4, 5, 6))
@@ -96,7 +97,7 @@ def _question(memory: Memory, rng: Random) -> Turn:
     return memory.ask(rng.random() < 0.75)
 
 
-def _drill(rng: Random, _: Conversation) -> list[Turn]:
+def _drill(rng: Random, _conversation: Conversation) -> list[Turn]:
     if rng.random() < 0.5:
         return lookup_turns(rng, VALUES)
     return [repeat_turn(rng, VALUES) for _ in range(rng.choice((1, 2, 3, 4)))]
@@ -107,7 +108,9 @@ def _few_tools(rng: Random, conversation: Conversation) -> list[Turn]:
 
 
 def _tools(rng: Random, conversation: Conversation) -> list[Turn]:
-    return _tool_turns(rng, conversation, make_tools(rng, VALUES, rng.choice((1, 2, 2, 3, 3, 4, 4))), rng.choice((1, 1, 2, 2, 3, 4)))
+    return _tool_turns(
+        rng, conversation, make_tools(rng, VALUES, rng.choice((1, 2, 2, 3, 3, 4, 4))), rng.choice((1, 1, 2, 2, 3, 4))
+    )
 
 
 def _tool_turns(rng: Random, conversation: Conversation, tools: list[Tool], exchanges: int) -> list[Turn]:
@@ -137,11 +140,13 @@ def _aside(rng: Random, tools: list[Tool]) -> Turn:
     shown = " ".join(f"{tool.name} {tool.about}" for tool in tools).lower().replace("_", " ")
     while True:
         turn = rng.choices((quire_turn, small_talk_turn, fallback_turn), (3, 3, 3))[0](rng)
-        if turn.kind != "fallback" or not any(word in shown for word in turn.user.lower().strip("?.!").split() if len(word) > 3):
+        if turn.kind != "fallback" or not any(
+            word in shown for word in turn.user.lower().strip("?.!").split() if len(word) > 3
+        ):
             return turn
 
 
-def _mixed(rng: Random, _: Conversation) -> list[Turn]:
+def _mixed(rng: Random, _conversation: Conversation) -> list[Turn]:
     memory = Memory(rng, VALUES)
     turns: list[Turn] = []
     for _ in range(rng.randint(3, 8)):
@@ -159,7 +164,7 @@ def _mixed(rng: Random, _: Conversation) -> list[Turn]:
     return turns
 
 
-THEMES = {
+THEMES: dict[str, Callable[[Random, Conversation], list[Turn]]] = {
     "arithmetic": _arithmetic, "quire": _quire, "talk": _talk, "extract": _extract, "recall": _recall, "drill": _drill,
     "few_tools": _few_tools, "tools": _tools, "mixed": _mixed,
 }  # fmt: skip

@@ -13,8 +13,13 @@ from training.values import Values
 
 NAMED_RATE = 0.3
 GIBBERISH_RATE = 0.1
-RESULT_KEYS = ("id", "status", "result", "count", "total", "name", "message", "date", "price", "code", "value", "owner", "city")
-RESULT_KINDS = ("code", "int 1 900", "rare_word", "full_name", "date", "city", "enum open closed done ok", "thing", "bool")
+RESULT_KEYS = (
+    "id", "status", "result", "count", "total", "name", "message", "date", "price", "code", "value", "owner",
+    "city",
+)  # fmt: skip
+RESULT_KINDS = (
+    "code", "int 1 900", "rare_word", "full_name", "date", "city", "enum open closed done ok", "thing", "bool",
+)  # fmt: skip
 
 
 def make_tool(values: Values, rng: Random) -> Tool:
@@ -43,9 +48,8 @@ def _object(rng: Random, values: Values, gibberish: bool) -> str:
 
 def _about(verb: str, thing: str, rng: Random) -> str:
     pattern = rng.choice(tool_parts()["abouts"]["train"])
-    about = fill(pattern.replace("{a} {o}", "{ao}"), {"v": verb, "V": verb.capitalize(), "o": thing, "O": thing.capitalize(),
-                                                    "ao": with_article(thing)})  # fmt: skip
-    return finish_about(about, rng)
+    slots = {"v": verb, "V": verb.capitalize(), "o": thing, "O": thing.capitalize(), "ao": with_article(thing)}
+    return finish_about(fill(pattern.replace("{a} {o}", "{ao}"), slots), rng)
 
 
 def _parameters(rng: Random, values: Values) -> tuple[list[Parameter], list[tuple[str, str]]]:
@@ -57,7 +61,11 @@ def _parameters(rng: Random, values: Values) -> tuple[list[Parameter], list[tupl
         table: dict[str, Any] = rng.choice(parts["params"])
         name, kind, ways = rng.choice(table["names"]), table["kind"], table["phrases"]
         if rng.random() < NAMED_RATE:
-            name, kind, ways = rng.choice(parts["named"]["words"]), rng.choice(parts["named"]["kinds"]), parts["named"]["phrases"]
+            name, kind, ways = (
+                rng.choice(parts["named"]["words"]),
+                rng.choice(parts["named"]["kinds"]),
+                parts["named"]["phrases"],
+            )
             name = str(values.draw("rare_word", rng)) if rng.random() < 0.15 else name
         if any(other.name == name for other in parameters):
             continue

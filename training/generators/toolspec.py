@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -76,7 +76,7 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-@lru_cache(maxsize=None)
+@cache
 def read_specs(split: str) -> tuple[ToolSpec, ...]:
     """The hand-written tools of a split."""
     text = (HERE / "toolspecs" / f"{split}.txt").read_text("utf-8")
@@ -104,7 +104,9 @@ def make_parameter(slot: str, name: str, kind: str, required: bool, values: Valu
     if kind.startswith("enum"):
         return Parameter(slot, name, kind, required, tuple(values.enum(kind, rng)))
     if kind.startswith("int"):
-        return Parameter(slot, name, kind, required, type=rng.choice(INTEGER_TYPES) if values.split == "train" else "integer")
+        return Parameter(
+            slot, name, kind, required, type=rng.choice(INTEGER_TYPES) if values.split == "train" else "integer"
+        )
     return Parameter(slot, name, kind, required)
 
 

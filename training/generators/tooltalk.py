@@ -25,7 +25,7 @@ def make_tools(rng: Random, values: Values, count: int) -> list[Tool]:
     names: set[str] = set()
     while len(tools) < count:
         tool = _any_tool(rng, values, tools)
-        if tool.name.lower() not in names and 0 < len(tool.parameters):
+        if tool.name.lower() not in names and len(tool.parameters) > 0:
             names.add(tool.name.lower())
             tools.append(tool)
     return tools
