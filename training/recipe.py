@@ -31,7 +31,7 @@ MAIN = Phase(
 )  # fmt: skip
 # Copying was what held all themes back after 1,800 steps: pure copies join.
 COPY = Phase(
-    "copy", 3000, 0.015,
+    "copy", 5400, 0.015,
     {"echo": 0.09, "drill": 0.07, "few_tools": 0.12, "tools": 0.17, "recall": 0.16, "extract": 0.13, "quire": 0.08,
      "talk": 0.04, "arithmetic": 0.08, "arithmetic_direct": 0.02, "mixed": 0.04},
 )  # fmt: skip
@@ -54,7 +54,7 @@ class Recipe:
     layers: int = 6
     heads: int = 4
     inner: int = 704
-    steps: int = 10_000
+    steps: int = 9600
     tokens_per_step: int = 4096
     other_rate: float = 3e-3
     weight_decay: float = 0.02
