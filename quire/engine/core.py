@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import time
@@ -24,6 +25,7 @@ from quire.engine.execution.table import RequestTable
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.objections import objection, without_foreign_ends
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.plan import StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -44,6 +46,7 @@ from quire.engine.wire.protocol import (
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
+_CHECK_AFTER = 3.0  # seconds of idleness; the check of a large pool holds the GIL for long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +70,17 @@ class EngineCore:
         *,
         vocab_size: int,
         seed: int = 0,
-        on_idle: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_idle` is called whenever nothing is left to do."""
+        """`check` asserts that the books balance; it is called once nothing has been left to do for a while."""
         self._scheduler = scheduler
         self._execute = execute
         self._channel = channel
         self._vocab_size = vocab_size
-        self._seeds = itertools.count(seed << 32)
-        self._on_idle = on_idle
+        # Far from other servers' seeds, whatever the size of ours, with room to count in 64 bits.
+        self._seeds = itertools.count(int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=7).digest()))
+        self.check = check
+        self._check_at: float | None = None  # when idleness has lasted long enough for it
         self._running = True
 
     def run(self) -> None:
@@ -84,6 +89,9 @@ class EngineCore:
             self._drain_inbox()
             if self._scheduler.has_work:
                 self.step()
+            elif self._check_at is not None and time.monotonic() >= self._check_at:
+                self._check_at = None
+                self.check()
 
     def step(self) -> None:
         """Schedule, execute, publish once."""
@@ -93,12 +101,11 @@ class EngineCore:
         stats = self._scheduler.stats()
         stats.step_seconds = time.monotonic() - started
         self._channel.send(StepOutput(outputs, stats))
-        if not self._scheduler.has_work:
-            self._on_idle()
+        self._note_idleness()
 
     def _drain_inbox(self) -> None:
         """Take all messages that are there; wait for one if there is nothing else to do."""
-        wait = 0.0 if self._scheduler.has_work else None
+        wait = self._wait()
         while self._running:
             try:
                 message = self._channel.receive(wait)
@@ -127,32 +134,34 @@ class EngineCore:
     def _report_idle(self) -> None:
         """Without a step to come, let the front end know that nothing is held any more."""
         self._channel.send(StepOutput([], self._scheduler.idle_stats()))
-        self._on_idle()
+        self._note_idleness()
+
+    def _note_idleness(self) -> None:
+        self._check_at = None if self._scheduler.has_work else time.monotonic() + _CHECK_AFTER
+
+    def _wait(self) -> float | None:
+        """Seconds to wait for a message; none for as long as it takes."""
+        if self._scheduler.has_work:
+            return 0.0
+        return None if self._check_at is None else max(0.0, self._check_at - time.monotonic())
 
     def _add(self, message: AddRequest) -> None:
+        params = without_foreign_ends(message.params, self._vocab_size)
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=next(self._seeds))
+        message = msgspec.structs.replace(message, params=params)
         error = self._objection(message)
-        if error is not None:
+        if error is None:
+            self._scheduler.add(message)
+        else:
             output = SequenceOutput(message.request_id, [], "error", error=error)
-            self._channel.send(StepOutput([output], self._scheduler.stats()))
-            return
-        if message.params.seed is None:
-            message = msgspec.structs.replace(
-                message, params=msgspec.structs.replace(message.params, seed=next(self._seeds))
-            )
-        self._scheduler.add(message)
+            self._channel.send(StepOutput([output], self._scheduler.idle_stats()))
 
     def _objection(self, message: AddRequest) -> str | None:
-        """Why a request cannot be run, whatever the front end let through."""
-        prompt, limit = message.prompt, self._scheduler.limits.max_model_len
         if message.request_id in self._scheduler:
             return f"request id {message.request_id} is in use"
-        if prompt.ndim != 1 or prompt.dtype.kind not in "iu" or not len(prompt):
-            return "the prompt is not a non-empty list of token ids"
-        if len(prompt) >= limit:
-            return f"the prompt has {len(prompt)} tokens, but the context holds {limit}"
-        if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
-            return "the prompt has token ids outside the vocabulary"
-        return None
+        limit = self._scheduler.limits.max_model_len
+        return objection(message, vocab_size=self._vocab_size, max_model_len=limit)
 
 
 def serve_core(config: CoreConfig, address: str) -> None:
@@ -183,6 +192,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     per_block = block_bytes(loaded.model.caches, options.block_size, loaded.dtype)
     num_blocks = count_blocks(options, per_block, loaded.context_len, config.sharers)
     context_len = _fitting_context(loaded, config, num_blocks)
+    loaded.model.set_context(context_len)
     table = RequestTable(options.max_num_seqs, context_len, options.block_size)
     caches = allocate_caches(loaded.model.caches, num_blocks, options.block_size, loaded.dtype)
     sampler = Sampler(table, loaded.vocab_size)
@@ -200,9 +210,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         scheduler.check()
         runner.check()
 
-    core = EngineCore(
-        scheduler, runner.execute, channel, vocab_size=loaded.vocab_size, seed=options.seed, on_idle=check
-    )
+    core = EngineCore(scheduler, runner.execute, channel, vocab_size=loaded.vocab_size, seed=options.seed, check=check)
     info = ModelInfo(
         architecture=loaded.architecture,
         implementation=loaded.implementation,

@@ -60,7 +60,12 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, length
         seen &= position >= lengths[:, None] - math.window
     scores.masked_fill_(~seen[None, :, None, :], -torch.inf)
     sinks = None if math.sinks is None else math.sinks.view(kv_heads, 1, -1, 1)
-    out = torch.matmul(_softmax(scores, sinks).to(v.dtype), v)
+    weights = _softmax(scores, sinks).to(v.dtype)
+    out = torch.matmul(weights, v)
+    if bool(out.isnan().any()):
+        # A weight of 0 does not mute what is not finite; pages that sequences left behind may hold that. Muting it
+        # always would take longer than the product.
+        out = torch.matmul(weights, v.masked_fill_(~seen[None, :, :, None], 0.0))
     return out.transpose(0, 1).reshape(count, heads, -1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 from quire.config.options import ModelOptions
+from quire.engine import core as core_module
 from quire.engine.core import EngineCore
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.wire.errors import MalformedMessage
 from quire.engine.wire.protocol import AddRequest, Ping, Pong, SamplingParams, Shutdown, StepOutput
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
-from tests.support.tokenizer import VOCAB_SIZE
+from tests.support.tokenizer import EOS, VOCAB_SIZE
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,57 @@ def test_an_impossible_request_fails_alone(folder: Path, prompt: Any, complaint:
     assert complaint in refusal.error
     engine.run()
     assert engine.results["good"].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"repetition_penalty": 1e39}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-39}, "repetition_penalty"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": 1e-40}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"presence_penalty": -math.inf}, "presence_penalty"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"bad_words": ((),)}, "empty word"),
+        ({"bad_words": ((1, VOCAB_SIZE),)}, "bad_words"),
+        ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
+        ({"logit_bias": {1: math.nan}}, "bias of token 1"),
+        ({"allowed_token_ids": (-1,)}, "allowed_token_ids"),
+        ({"stop_token_ids": (1 << 70,)}, "stop_token_ids"),
+        ({"allowed_token_ids": (EOS, 7), "min_tokens": 2, "eos_token_ids": (EOS,), "stop_token_ids": (7,)}, "no token"),
+        ({"allowed_token_ids": (5, 6), "bad_words": ((5,), (6,))}, "no token"),
+        ({"bad_words": tuple((token,) for token in range(VOCAB_SIZE))}, "no token"),
+    ],
+)
+def test_impossible_params_fail_alone(folder: Path, fields: dict[str, Any], complaint: str) -> None:
+    engine = Engine(folder)
+    engine.add("good", random_prompt(1, 5), greedy(3))
+    params = SamplingParams(**{"max_tokens": 5, **fields})
+    engine.core._handle(AddRequest("bad", np.array([1], np.int32), params))
+    (refusal,) = [output for message in engine.channel.sent for output in message.outputs]
+    engine.channel.sent.clear()
+    assert (refusal.request_id, refusal.finish_reason) == ("bad", "error")
+    assert complaint in refusal.error
+    engine.run()
+    assert engine.results["good"].finish_reason == "length"
+
+
+def test_end_tokens_beyond_the_vocabulary_are_ignored(folder: Path) -> None:
+    engine = Engine(folder)
+    result = engine.generate([1, 2], greedy(3, min_tokens=2, eos_token_ids=(VOCAB_SIZE + 5,)))
+    assert (len(result.tokens), result.finish_reason) == (3, "length")
+
+
+def test_a_refusal_does_not_count_the_last_step_again(folder: Path) -> None:
+    engine = Engine(folder)
+    engine.add("good", random_prompt(1, 50), greedy(30))
+    engine.core.step()
+    assert engine.channel.sent[-1].stats.step_tokens == 50
+    engine.core._handle(AddRequest("bad", np.array([], np.int32), greedy(3)))
+    stats = engine.channel.sent[-1].stats
+    assert (stats.step_tokens, stats.prefix_queries, stats.running) == (0, 0, 1)
 
 
 def test_an_id_in_use_is_refused(folder: Path) -> None:
@@ -95,6 +148,31 @@ def test_a_malformed_message_does_not_kill_the_loop(folder: Path) -> None:
     assert [output.finish_reason for output in tokens] == [None, "length"]
 
 
+def test_books_are_checked_once_for_each_stretch_of_idleness(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "_CHECK_AFTER", 0.0)
+    engine = Engine(folder)
+    checks = []
+    add = AddRequest("r", np.array([1, 2], np.int32), greedy(1))
+    script = Script(add, None, Ping(1), None, Ping(2), None, Ping(3), None, add, None, Ping(4), None, Shutdown())
+    core = EngineCore(
+        engine.core._scheduler,
+        engine.core._execute,
+        script,  # type: ignore[arg-type]
+        vocab_size=VOCAB_SIZE,
+        check=lambda: checks.append(len(script.left)),
+    )
+    core.run()
+    assert checks == [9, 1]  # messages that were left
+
+
+def test_large_seeds_of_servers_differ(folder: Path) -> None:
+    free = SamplingParams(max_tokens=12, temperature=1.5)
+    texts = {
+        tuple(Engine(folder, seed=seed).generate([1, 2, 3], free).tokens) for seed in (0, 1 << 32, 1 << 33, 1 << 62)
+    }
+    assert len(texts) == 4
+
+
 def test_aborted_requests_free_their_blocks_at_once(folder: Path) -> None:
     engine = Engine(folder)
     engine.add("a", random_prompt(1, 50), greedy(50))
@@ -137,6 +215,7 @@ def test_a_cache_smaller_than_the_context_shortens_it(folder: Path) -> None:
     per_block = small.cache_bytes // small.num_blocks
     engine = Engine(folder, kv_cache_memory=5 * per_block)
     assert (engine.info.num_blocks, engine.info.max_model_len) == (5, 80)
+    assert engine.model.context_len == 80  # a long rope's frequencies depend on it
     with pytest.raises(OutOfCacheMemory, match="--max-model-len"):
         Engine(folder, model=ModelOptions(max_model_len=100), kv_cache_memory=5 * per_block)
 

@@ -108,3 +108,23 @@ def test_values_that_lie_in_the_keys() -> None:
     math = ScoreMath(0.3)
     out = paged_decode(q, keys, keys[..., :8], table[None], torch.tensor([9]), math)
     torch.testing.assert_close(out, spelled_out(q, k, k[..., :8], math))
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_what_others_left_in_the_pages_does_not_matter(which: int) -> None:
+    torch.manual_seed(0)
+    math = maths(4)[which]
+    lengths = [5, 14]
+    sequences = [(torch.randn(n, 2, 8), torch.randn(n, 2, 8)) for n in lengths]
+    keys, values, tables = paged(sequences)
+    clean = values.clone()
+    table = torch.stack([torch.cat((tables[0], torch.zeros(2, dtype=torch.int64))), tables[1]])
+    q = torch.randn(2, 4, 8)
+    mine = {int(block) for one in tables for block in one}
+    for block in range(values.shape[1]):
+        if block not in mine:
+            keys[:, block], values[:, block] = torch.nan, torch.inf
+    values[:, tables[0][1], 1:] = torch.nan  # behind the first one's last position
+    out = paged_decode(q, keys, values, table, torch.tensor(lengths), math)
+    torch.testing.assert_close(out, paged_decode(q, keys, clean, table, torch.tensor(lengths), math))
+    assert out.isfinite().all()

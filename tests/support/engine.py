@@ -79,6 +79,10 @@ class Engine:
         self._collect()
 
     @property
+    def model(self) -> Any:
+        return self.core._execute.__self__._model  # type: ignore[attr-defined]
+
+    @property
     def busy(self) -> bool:
         return self.core._scheduler.has_work
 
@@ -88,7 +92,7 @@ class Engine:
 
     def step(self) -> None:
         self.core.step()
-        self.core._scheduler.check()
+        self.core.check()
         self._collect()
 
     def run(self) -> None:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
-# Limit and use in bytes, of control groups version 2 and 1.
+# Limit, use and statistics of control groups version 2 and 1, and what the page cache is called in the last.
 _FILES = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ("memory.max", "memory.current", "memory.stat", ("inactive_file", "active_file")),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        ("total_inactive_file", "total_active_file"),
+    ),
 )
 
 
 def free_memory(cgroup: Path = _CGROUP) -> int:
     """Bytes that are available on the machine, or left to the control group if that is less."""
     available = int(psutil.virtual_memory().available)
-    for limit, used in _FILES:
-        left = _number(cgroup / limit), _number(cgroup / used)
-        if left[0] is not None and left[1] is not None:
-            return min(available, max(0, left[0] - left[1]))
+    for limit_file, used_file, stat_file, cached in _FILES:
+        limit, used = _number(cgroup / limit_file), _number(cgroup / used_file)
+        if limit is not None and used is not None:
+            # The kernel counts the page cache as used, but gives it up where memory is short.
+            used -= min(used, _sum(cgroup / stat_file, cached))
+            return min(available, max(0, limit - used))
     return available
 
 
@@ -30,3 +38,12 @@ def _number(path: Path) -> int | None:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+
+
+def _sum(path: Path, names: Collection[str]) -> int:
+    """Sum of some of a file's `name number` lines."""
+    try:
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+        return sum(int(line[1]) for line in lines if line[0] in names)
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -47,6 +47,9 @@ class CausalLM(Protocol):
     def logits(self, features: Tensor) -> Tensor:
         """(rows, vocab) float32."""
 
+    def set_context(self, context_len: int) -> None:
+        """No sequence will be longer; a long rope chooses its frequencies by this."""
+
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each in a residual branch."""
@@ -104,6 +107,10 @@ class Decoder(nn.Module):
             x = layer(x, step)
         out: Tensor = self.norm(x[rows])
         return out
+
+    def set_context(self, context_len: int) -> None:
+        """See `CausalLM`."""
+        self.context_len = context_len
 
     def logits(self, features: Tensor) -> Tensor:
         """(rows, vocab) float32 of hidden states (rows, hidden)."""

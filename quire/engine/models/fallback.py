@@ -7,6 +7,7 @@ any other model. Slower than the decoder, but there from a new model's first day
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from quire.engine.models.layers.step import Attend
 from quire.kernels.paged_attention import ScoreMath
 
 _NAME = "quire_paged"
+_loading = threading.Lock()  # from_pretrained changes torch's default dtype for the whole process, and back
 
 
 class _Binding:
@@ -82,23 +84,28 @@ class FallbackModel:
         logits: Tensor = out.logits[0]
         return logits if self._keeps_rows else logits[rows]
 
+    def set_context(self, context_len: int) -> None:
+        """Ropes that would depend on it are refused."""
+
     def logits(self, features: Tensor) -> Tensor:
         """As float32; they are logits already."""
         return features.float()
 
 
-def load_fallback(folder: Path, dtype: torch.dtype) -> FallbackModel:
-    """Load a folder with transformers.
+def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackModel:
+    """Load a folder, whose config was read, with transformers.
 
     Raises:
         UnknownArchitecture: transformers knows no causal LM of this kind.
-        UnsupportedModel: its attention cannot be taken over.
+        UnsupportedModel: its attention cannot be taken over, or its rope depends on the batch.
         WeightMismatch: the checkpoint does not fit.
     """
+    _check_rope(config.get_text_config())
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
-        )
+        with _loading:
+            module, report = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
+            )
     except (ValueError, KeyError) as error:
         raise UnknownArchitecture(f"neither Quire nor transformers can run it as a causal LM: {error}") from error
     except RuntimeError as error:  # mis-shaped weights
@@ -109,6 +116,18 @@ def load_fallback(folder: Path, dtype: torch.dtype) -> FallbackModel:
     if not getattr(module, "_supports_attention_backend", False):
         raise UnsupportedModel(f"{type(module).__name__} does not let its attention be replaced")
     return FallbackModel(module.eval())
+
+
+def _check_rope(config: Any) -> None:
+    """Refuse ropes that transformers turns by the batch's largest position: other requests would change the output."""
+    params = getattr(config, "rope_parameters", None) or {}
+    for part in (params, *(value for value in params.values() if isinstance(value, dict))):
+        kind = part.get("rope_type", "default")
+        if "dynamic" in kind or kind == "longrope":
+            raise UnsupportedModel(
+                f"transformers turns its rope, of type {kind!r}, by the largest position in the batch, "
+                "so requests would change each other's output"
+            )
 
 
 class _Probe:

@@ -57,7 +57,7 @@ def load_model(folder: Path, options: ModelOptions, bar: ProgressBar) -> LoadedM
 
     context_len = _context_len(options, _promised_positions(config.get_text_config()))
     with bar(total) as progress:
-        model = load_fallback(folder, dtype)
+        model = load_fallback(folder, config, dtype)
         progress(total)
     vocab = config.get_text_config().vocab_size
     return LoadedModel(model, config.model_type, "transformers", dtype, vocab, context_len, total)

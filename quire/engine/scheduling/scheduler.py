@@ -230,6 +230,13 @@ class Scheduler:
         del self._requests[request.id]
         if request.blocks:
             self._leave_batch(request)
+        elif len(self._waiting) > 2 * (len(self._requests) - len(self._running)):
+            self._drop_gone()
+
+    def _drop_gone(self) -> None:
+        """Take those that are gone out of the heap; done once they are half of it, this costs little for each."""
+        self._waiting = [item for item in self._waiting if self._requests.get(item[1].id) is item[1]]
+        heapq.heapify(self._waiting)
 
     def _leave_batch(self, request: Request) -> None:
         self._running.remove(request)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from tokenizers import Tokenizer
 
 from quire.engine.wire.detokenizer import Detokenizer
-from quire.engine.wire.errors import EngineDead, EngineOverloaded, MalformedMessage
+from quire.engine.wire.errors import EngineDead, EngineOverloaded, MalformedMessage, RequestFailed
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -124,7 +124,7 @@ class EngineClient:
         finally:
             del self._streams[request_id]
             self.observer.on_finish(stream.record())
-            if not ended_by_core and stream.finish_reason != "error" and self._dead is None:
+            if not ended_by_core and self._dead is None:
                 with suppress(EngineDead):
                     await asyncio.shield(self._channel.send(Abort([request_id])))
 
@@ -162,18 +162,21 @@ class EngineClient:
                 logger.error("dropped a malformed message from the engine: %s", error)
                 continue
             self._last_seen = time.monotonic()
-            self._handle(message)
+            try:
+                self._handle(message)
+            except Exception:  # the task's edge: its end would leave every stream waiting
+                logger.exception("a message from the engine could not be handled")
 
     def _handle(self, message: CoreMessage) -> None:
         match message:
             case StepOutput(outputs=outputs, stats=stats):
                 self._stats = stats
-                self.observer.on_step(stats)
                 for output in outputs:
                     self._deliver(output)
+                self.observer.on_step(stats)
             case Pong():
                 self._unanswered = None
-            case Ready(info=info):
+            case Ready(info=info) if not self._ready.done():
                 self._ready.set_result(info)
             case CoreDied(error=error):
                 self.fail(error)
@@ -182,6 +185,13 @@ class EngineClient:
         stream = self._streams.get(output.request_id)
         if stream is None or stream.finish_reason is not None:
             return  # the client left, or a stop string ended it; the abort is on its way
+        try:
+            self._put(stream, output)
+        except Exception as error:  # the stream's edge: the others go on
+            logger.exception("an output of request %s could not be handled", output.request_id)
+            stream.fail(RequestFailed(f"The output could not be handled: {type(error).__name__}: {error}"))
+
+    def _put(self, stream: SequenceStream, output: SequenceOutput) -> None:
         times, now = stream.times, self._last_seen
         times.scheduled = times.scheduled or output.scheduled_at
         if output.token_ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -62,6 +63,8 @@ class ProcessCore:
         )
         process.start()
         self._process = process
+        # Before multiprocessing's own handler, which would wait for ever for a process that ignores SIGTERM.
+        atexit.register(process.kill)
         loop = asyncio.get_running_loop()
 
         def ended() -> None:
@@ -84,12 +87,14 @@ class ProcessCore:
             if process.is_alive():
                 process.kill()
                 await asyncio.to_thread(process.join)
+            atexit.unregister(process.kill)
         self._folder.cleanup()
 
 
 def _run_beside_parent(entry: CoreEntry, address: str) -> None:
-    """Body of a core's process: it must not outlive the server, even one that is killed, nor take its Ctrl+C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Body of a core's process: the server ends it, by message, and it must not outlive even one that is killed."""
+    for sent_to_all in (signal.SIGINT, signal.SIGTERM):  # by a terminal or a supervisor; open answers are drained first
+        signal.signal(sent_to_all, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="quire-watch", daemon=True).start()
     entry(address)
 

@@ -80,7 +80,8 @@ class SequenceStream:
             self.fail(RequestFailed(output.error))
             return
         before = self._detokenizer.tokens_used
-        text = self._detokenizer.push(output.token_ids, last=output.finish_reason is not None)
+        reason = output.finish_reason
+        text = self._detokenizer.push(output.token_ids, last=reason is not None, stopped=reason == "stop")
         used = self._detokenizer.tokens_used - before
         self.output_tokens += used
         self.cached_tokens = output.cached_tokens or self.cached_tokens
@@ -92,8 +93,8 @@ class SequenceStream:
         delta.prompt_logprobs = output.prompt_logprobs or delta.prompt_logprobs
         if self._detokenizer.matched is not None:
             delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.matched
-        elif output.finish_reason is not None:
-            delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
+        elif reason is not None:
+            delta.finish_reason, delta.stop_reason = reason, output.stop_reason
         self.finish_reason = delta.finish_reason
         self._pending = delta
         self._wake()

@@ -47,6 +47,21 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     assert free_memory(tmp_path) == 700
 
 
+def test_the_page_cache_of_a_container_is_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 400\nactive_file 200\nfile 600\n")
+    assert free_memory(tmp_path) == 700
+    older = tmp_path / "memory"
+    older.mkdir()
+    for name in ("memory.current", "memory.max"):
+        (tmp_path / name).unlink()
+    (older / "memory.usage_in_bytes").write_text("900\n")
+    (older / "memory.limit_in_bytes").write_text("1000\n")
+    (older / "memory.stat").write_text("active_file 7\ntotal_inactive_file 500\ntotal_active_file 50\n")
+    assert free_memory(tmp_path) == 650
+
+
 def test_pages_take_no_memory_until_they_are_written() -> None:
     process = psutil.Process()
     before = process.memory_info().rss

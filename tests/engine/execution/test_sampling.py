@@ -102,6 +102,35 @@ def test_a_tiny_top_p_is_greedy() -> None:
     assert set(draws(200, logits(), top_p=1e-9)) == {logits().argmax().item()}
 
 
+def test_a_top_p_that_float32_takes_for_zero_is_greedy() -> None:
+    assert set(draws(200, logits(), top_p=1e-60)) == {logits().argmax().item()}
+
+
+def test_a_large_top_k_is_not_cut_beside_a_top_p() -> None:
+    flat = logits(vocab=5000) / 100
+    ours = [params(temperature=1.0, top_k=2000)] * 50
+    randoms = [uniform(seed, 0) for seed in range(50)]
+    alone = choose(flat.expand(50, -1).clone(), ours, randoms)
+    beside = [*ours, params(temperature=1.0, top_p=0.01)]
+    assert choose(flat.expand(51, -1).clone(), beside, [*randoms, 0.5])[:50] == alone
+    assert len(set(alone) - set(flat.topk(256).indices.tolist())) > 20
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_p": 0.3}, {"top_k": 50}, {"top_k": 200, "top_p": 0.9}, {"min_p": 0.5, "top_k": 9}]
+)
+def test_equally_likely_tokens_are_drawn_alike_whatever_is_beside(fields: dict[str, Any]) -> None:
+    """Models in bfloat16 give many tokens the same logit."""
+    rough = logits(vocab=8000).bfloat16().float().expand(60, -1)
+    flat = logits(seed=1, vocab=8000)[None] / 100
+    ours = [params(temperature=1.0, **fields)] * 60
+    randoms = [uniform(seed, 0) for seed in range(60)]
+    alone = choose(rough.clone(), ours, randoms)
+    for other in ({"top_p": 0.1}, {"top_p": 0.9}, {"top_k": 3000}):
+        beside = [*ours, params(temperature=1.0, **other)]
+        assert choose(torch.cat((rough, flat)), beside, [*randoms, 0.5])[:60] == alone
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(0, 1 << 62))
 @settings(deadline=None)
 def test_a_seed_gives_the_same_token_whatever_is_beside_it(kinds: list[int], seed: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,57 @@ def test_a_context_beyond_the_models_is_refused(folder: Path) -> None:
 
 def test_the_fallback_can_be_asked_for(folder: Path) -> None:
     assert load(folder, model_impl="transformers").implementation == "transformers"
+
+
+def test_ropes_that_depend_on_the_batch_are_refused_for_the_fallback(tmp_path: Path) -> None:
+    long = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 64,
+    }
+    for name, folder in (
+        ("dynamic", save_model(make_model("llama-dynamic"), tmp_path / "dynamic")),
+        ("longrope", save_model(make_model("llama", rope_parameters=long), tmp_path / "longrope")),
+    ):
+        load(folder)
+        with pytest.raises(UnsupportedModel, match=f"'{name}'.*largest position"):
+            load(folder, model_impl="transformers")
+
+
+def test_fallback_models_are_loaded_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each load changes torch's default dtype for a while."""
+    from transformers import AutoModelForCausalLM
+
+    inside, most = 0, 0
+    real = AutoModelForCausalLM.from_pretrained
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            inside -= 1
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counted)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: load(folder, model_impl="transformers", dtype="bfloat16"), range(3)))
+    assert most == 1
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_rope_for_each_layer_type_does_not_stretch_the_context(tmp_path: Path) -> None:
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    wide = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+    ropes = {"full_attention": wide, "sliding_attention": plain}
+    folder = save_model(make_model("gemma3"), tmp_path)
+    for order in (sorted(ropes), sorted(ropes, reverse=True)):
+        change_config(folder, rope_parameters={name: ropes[name] for name in order})
+        assert load(folder).context_len == 256
 
 
 def test_quires_decoder_can_be_insisted_on(tmp_path: Path) -> None:

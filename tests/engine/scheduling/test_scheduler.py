@@ -249,6 +249,21 @@ def test_arrival_decides_without_priority() -> None:
     assert list(follower.ended) == ["a", "b", "c"]
 
 
+def test_aborted_requests_do_not_pile_up_in_line() -> None:
+    scheduler = make(seqs=1)
+    follower = Follower(scheduler)
+    scheduler.add(request("runs", range(5), 40))
+    follower.step()
+    scheduler.add(request("waits", range(9), 4))
+    for index in range(300):
+        scheduler.add(request(f"r{index}", range(30)))
+        scheduler.abort(f"r{index}")
+        scheduler.check()
+        assert len(scheduler._waiting) < 5
+    follower.run()
+    assert follower.ended == {"runs": "length", "waits": "length"}
+
+
 def test_a_budget_below_the_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="budget"):
         SchedulerLimits(max_seqs=8, max_tokens=4, max_model_len=10)

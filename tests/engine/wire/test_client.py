@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from quire.engine.wire import client as client_module
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.errors import EngineDead, EngineOverloaded
-from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams, SequenceOutput
+from quire.engine.wire.errors import EngineDead, EngineOverloaded, RequestFailed
+from quire.engine.wire.launch import ThreadCore
+from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams, SequenceOutput, StepStats, TokenLogprobs
 from quire.engine.wire.records import NullObserver, RequestRecord
 from quire.engine.wire.stream import Delta, GenerateRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
@@ -55,6 +57,66 @@ async def test_steps_that_nobody_fetched_come_as_one_delta() -> None:
     stream.put(SequenceOutput("id", ids[-1:], "length"))
     delta = await stream.next()
     assert (delta.text, delta.token_ids, delta.finish_reason) == ("HELLO", ids, "length")
+
+
+@pytest.mark.parametrize(
+    ("text_params", "reason", "shown"),
+    [
+        ({}, "stop", "HI"),
+        ({"include_stop": True}, "stop", "HI!"),
+        ({}, "length", "HI!"),
+        ({"stop": ("!",)}, "stop", "HI"),
+    ],
+)
+async def test_a_stop_token_has_text_only_if_wanted(text_params: dict[str, Any], reason: Any, shown: str) -> None:
+    wanted = request(**text_params)
+    stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+    ids = byte_tokenizer().encode("HI!").ids
+    entries = [TokenLogprobs([token], [-1.0], [1]) for token in ids]
+    stream.put(SequenceOutput("id", ids[:1], logprobs=entries[:1]))
+    stream.put(SequenceOutput("id", ids[1:], reason, logprobs=entries[1:]))
+    delta = await stream.next()
+    assert (delta.text, delta.token_ids, delta.logprobs, delta.finish_reason) == (shown, ids, entries, reason)
+    assert stream.output_tokens == 3
+
+
+async def test_an_end_token_shows_if_special_tokens_and_stops_are_wanted() -> None:
+    core = FakeCore()
+    async with running_client(core) as client:
+        assert (await collect(client, request(skip_special_tokens=False)))[0] == "HELLO"
+        shown, _ = await collect(client, request(skip_special_tokens=False, include_stop=True))
+        assert shown == "HELLO<|im_end|>"
+
+
+async def test_an_output_that_cannot_be_handled_fails_its_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = FakeCore(answer=says("x" * 1000))
+    core.hold.set()
+    async with running_client(core) as client:
+        good = asyncio.create_task(collect(client, request(max_tokens=5)))
+        await until(lambda: len(core.active) == 1)
+        bad = asyncio.create_task(collect(client, request(max_tokens=1000)))
+        await until(lambda: len(core.active) == 2)
+
+        def burst(_: SequenceOutput) -> None:
+            raise OverflowError("nonsense")
+
+        monkeypatch.setattr(list(client._streams.values())[1], "put", burst)
+        core.allow(1)
+        with pytest.raises(RequestFailed, match="nonsense"):
+            await bad
+        await until(lambda: len(core.active) == 1)
+        core.hold.clear()
+        assert (await good)[0] == "xxxxx"
+
+
+async def test_books_that_fail_do_not_stop_the_streams() -> None:
+    class Books(NullObserver):
+        def on_step(self, stats: StepStats) -> None:
+            raise ZeroDivisionError
+
+    async with running_client(FakeCore()) as client:
+        client.observer = Books()
+        assert (await collect(client, request()))[0] == "HELLO"
 
 
 async def test_closing_a_stream_frees_its_request() -> None:
@@ -127,10 +189,12 @@ async def test_a_death_ends_all_streams_and_refuses_new_ones() -> None:
 
 async def test_a_request_to_a_core_that_is_gone_does_not_wait_for_ever() -> None:
     """The core has ended, but its last word has not been read yet."""
-    core = FakeCore(die_at_step=1)
-    async with running_client(core) as client:
+    core, handle = FakeCore(die_at_step=1), ThreadCore()
+    async with running_client(core, handle=handle) as client:
         with pytest.raises(EngineDead):
             await collect(client, request())
+        await handle.join(5)
+        await asyncio.sleep(0.1)  # until its end of the queue is closed
         client._dead = None
         async with asyncio.timeout(5):
             with pytest.raises(EngineDead):

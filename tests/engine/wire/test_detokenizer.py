@@ -78,3 +78,41 @@ def test_special_tokens_show_only_if_wanted() -> None:
     assert Detokenizer(TOKENIZER, [], TextParams()).push(ids, last=True) == "hi"
     shown = Detokenizer(TOKENIZER, [], TextParams(skip_special_tokens=False))
     assert shown.push(ids, last=True) == "hi<|im_end|>"
+
+
+def test_what_a_prompt_ends_in_does_not_come_again() -> None:
+    for end in ("hello \ufffd", "\ufffd\ufffd"):
+        detokenizer = Detokenizer(TOKENIZER, TOKENIZER.encode(end).ids, TextParams())
+        given = [detokenizer.push([token]) for token in TOKENIZER.encode("xyz").ids]
+        assert given == ["x", "y", "z"]
+
+
+def test_a_character_that_the_prompt_began_is_completed() -> None:
+    ids = TOKENIZER.encode("to \u20ac!").ids
+    for end in range(4, 6):
+        detokenizer = Detokenizer(TOKENIZER, ids[:end], TextParams())
+        assert "".join(detokenizer.push([token]) for token in ids[end:]) == "\u20ac!"
+
+
+def test_broken_bytes_at_the_end_are_given_out() -> None:
+    euro = TOKENIZER.encode("\u20ac").ids
+    for ids, text in ((TOKENIZER.encode("a\ufffd").ids, "a\ufffd"), (euro[:2], "\ufffd")):
+        assert Detokenizer(TOKENIZER, [], TextParams()).push(ids, last=True) == text
+        shown = Detokenizer(TOKENIZER, [], TextParams(stop=("never",)))
+        assert shown.push(ids) + shown.push([], last=True) == text
+
+
+def test_broken_bytes_are_not_held_without_bound() -> None:
+    begun = TOKENIZER.encode("\u20ac").ids[0]
+    detokenizer = Detokenizer(TOKENIZER, TOKENIZER.encode("so ").ids, TextParams())
+    given = [detokenizer.push([begun]) for _ in range(1000)]
+    held = 1000 - len("".join(given))
+    assert held < 50
+    rest = detokenizer.push(TOKENIZER.encode("end").ids, last=True)
+    assert "".join(given) + rest == "\ufffd" * 1000 + "end"
+
+
+def test_special_tokens_without_number_leave_the_text_alone() -> None:
+    detokenizer = Detokenizer(TOKENIZER, [], TextParams())
+    text = [detokenizer.push([token]) for token in [*TOKENIZER.encode("a\u20ac").ids, *[EOS] * 500, 65]]
+    assert "".join(text) == TOKENIZER.decode([*TOKENIZER.encode("a\u20ac").ids, 65])

@@ -8,7 +8,7 @@ import tempfile
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.wire.errors import MalformedMessage
@@ -33,6 +33,7 @@ from quire.engine.wire.transport import CoreChannel, Decoder, Encoder, FrontChan
     bias=st.dictionaries(st.integers(0, 1000), st.floats(-100, 100), max_size=3),
     salt=st.none() | st.text(),
 )
+@settings(deadline=None)
 def test_requests_come_out_as_they_went_in(
     tokens: list[int], seed: int | None, bias: dict[int, float], salt: str | None
 ) -> None:
@@ -53,6 +54,7 @@ def test_outputs_come_out_as_they_went_in() -> None:
 
 
 @given(frames=st.lists(st.binary(max_size=40), max_size=3))
+@settings(deadline=None)
 def test_nonsense_is_malformed(frames: list[bytes]) -> None:
     with pytest.raises(MalformedMessage):
         Decoder[FrontMessage](FrontMessage).decode(frames)

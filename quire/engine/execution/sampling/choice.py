@@ -36,9 +36,10 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[f
 
 
 def _draw(logits: Tensor, params: Sequence[SamplingParams], randoms: Tensor) -> list[int]:
-    logits = logits / torch.tensor([[one.temperature] for one in params])
+    logits = logits / torch.tensor([[one.temperature] for one in params], dtype=torch.float32)
     if any(one.min_p for one in params):
-        floor = torch.tensor([[math.log(one.min_p) if one.min_p else -math.inf] for one in params])
+        floors = [[math.log(one.min_p) if one.min_p else -math.inf] for one in params]
+        floor = torch.tensor(floors, dtype=torch.float32)
         logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + floor, -torch.inf)
     narrow = [i for i, one in enumerate(params) if one.top_k or one.top_p < 1]
     if not narrow:
@@ -61,26 +62,47 @@ def _draw_narrow(logits: Tensor, params: Sequence[SamplingParams], randoms: Tens
     """Top-k, then top-p among these; rows have at least one of them."""
     vocab = logits.shape[-1]
     top_k = torch.tensor([[one.top_k if 0 < one.top_k < vocab else vocab] for one in params])
-    top_p = torch.tensor([[one.top_p] for one in params])
+    top_p = torch.tensor([[one.top_p] for one in params], dtype=torch.float32)
     limited = top_k < vocab
     total = None if bool(limited.all()) else logits.logsumexp(-1, keepdim=True)
-    for width in _widths(vocab, int(top_k.max())):
-        values, ids = logits.topk(width, -1) if width < vocab else logits.sort(-1, descending=True)
-        values.masked_fill_(torch.arange(width) >= top_k, -torch.inf)
-        kept = values.logsumexp(-1, keepdim=True)
-        whole = kept if total is None else torch.where(limited, kept, total)
-        if total is None or bool((limited | ((kept - whole).exp() >= top_p)).all()):
-            break  # what was looked at holds all that top-k or top-p leaves of each row
+    values, ids = _likeliest(logits, top_k, top_p, total)
+    values.masked_fill_(torch.arange(values.shape[-1]) >= top_k, -torch.inf)
+    kept = values.logsumexp(-1, keepdim=True)
+    whole = kept if total is None else torch.where(limited, kept, total)
     probs = (values - whole).exp()
-    before = probs.cumsum(-1) - probs
-    before[:, 0] = 0.0  # the likeliest token always stays
-    picked = _invert(probs.masked_fill_(before >= top_p, 0.0), randoms)
+    dropped = probs.cumsum(-1) - probs >= top_p
+    dropped[:, 0] = False  # the likeliest token always stays
+    picked = _invert(probs.masked_fill_(dropped, 0.0), randoms)
     return ids.gather(-1, torch.tensor(picked)[:, None])[:, 0].tolist()
 
 
-def _widths(vocab: int, top_k: int) -> list[int]:
-    """How many of the likeliest tokens to look at, until that is enough; a whole vocabulary takes long to sort."""
-    return [top_k, vocab] if top_k < vocab else [*(width for width in _NUCLEUS if width < vocab), vocab]
+def _likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Values and ids of at least those tokens that top-k or top-p leaves of each row, likeliest first.
+
+    Of equally likely tokens the smallest id comes first, so that a row's tokens do not depend on how many are looked
+    at, and thus on the other rows. `total`: log of a row's whole weight, if any row has no top-k.
+    """
+    vocab = logits.shape[-1]
+    limited = top_k < vocab
+    deepest = int(top_k.where(limited, 0).max())
+    for width in (width for width in _NUCLEUS if deepest < width < vocab):
+        values, ids = _ordered(*logits.topk(width, -1, sorted=False))
+        last = values[:, -1:]
+        sure = values > last  # others that are as likely as the last one may be missing
+        enough = (sure.sum(-1, keepdim=True) >= top_k) | (last == -torch.inf)
+        if total is not None:
+            mass = (values - total).exp().mul_(sure).sum(-1, keepdim=True)
+            enough |= ~limited & (mass >= top_p)
+        if bool(enough.all()):
+            return values, ids
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    return values, ids
+
+
+def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    ids, order = ids.sort(-1)
+    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, order)
 
 
 def _invert(probs: Tensor, randoms: Tensor) -> list[int]:

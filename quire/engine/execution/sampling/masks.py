@@ -68,7 +68,8 @@ class LogitBias(_ByRow[tuple[Tensor, Tensor]]):
     def _make(self, params: SamplingParams) -> tuple[Tensor, Tensor] | None:
         if not params.logit_bias:
             return None
-        return torch.tensor(list(params.logit_bias)), torch.tensor(list(params.logit_bias.values()))
+        ids, bias = list(params.logit_bias), list(params.logit_bias.values())
+        return torch.tensor(ids), torch.tensor(bias, dtype=torch.float32)
 
     def _change(self, logits: Tensor, state: tuple[Tensor, Tensor], row: int, table: RequestTable) -> None:
         ids, bias = state

@@ -59,8 +59,9 @@ def _punish(logits: Tensor, seen: _Seen) -> None:
     params = seen.params
     occurred = seen.generated > 0
     if params.repetition_penalty != 1.0:
-        factor = torch.where(logits > 0, 1.0 / params.repetition_penalty, params.repetition_penalty)
-        logits.copy_(torch.where(seen.in_prompt | occurred, logits * factor, logits))
+        penalty = params.repetition_penalty
+        punished = torch.where(logits > 0, logits / penalty, logits * penalty)
+        logits.copy_(torch.where(seen.in_prompt | occurred, punished, logits))
     if params.frequency_penalty:
         logits.sub_(seen.generated, alpha=params.frequency_penalty)
     if params.presence_penalty:

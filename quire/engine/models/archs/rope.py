@@ -43,9 +43,11 @@ def rope_of(config: Any, head_dim: int, layer_type: str | None = None, *, interl
 
 
 def max_positions(config: Any) -> int:
-    """Tokens of context that a config promises, counting what its rope scaling adds."""
+    """Tokens of context that a config promises, counting what its rope scaling adds.
+
+    Configs with a rope for each layer type count it themselves.
+    """
     params = config.rope_parameters or {}
-    params = next(iter(params.values()), {}) if params and all(isinstance(v, dict) for v in params.values()) else params
     limit = int(config.max_position_embeddings)
     if params.get("rope_type") == "yarn":
         return max(limit, int(params.get("original_max_position_embeddings", limit) * params["factor"]))

@@ -22,10 +22,10 @@ def _frequencies(rope: Rope, positions: Tensor, context_len: int) -> Tensor:
     """(pairs,) or (tokens, pairs)."""
     extension = rope.extension
     if isinstance(extension, LongRope) and context_len > extension.trained_len:
-        return torch.tensor(extension.inv_freq, device=positions.device)
+        return torch.tensor(extension.inv_freq, dtype=torch.float32, device=positions.device)
     if isinstance(extension, DynamicNtk):
         return _dynamic_ntk(rope.dim, extension, positions)
-    return torch.tensor(rope.inv_freq, device=positions.device)
+    return torch.tensor(rope.inv_freq, dtype=torch.float32, device=positions.device)
 
 
 def _dynamic_ntk(dim: int, ntk: DynamicNtk, positions: Tensor) -> Tensor:
