@@ -1,4 +1,4 @@
-"""Reads JSON bodies strictly: no NaN, no lone surrogates, no bottomless nesting."""
+"""Reads JSON bodies strictly: said to be JSON, no NaN, no lone surrogates, no bottomless nesting."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import orjson
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+
+from quire.api.errors import InvalidRequest
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -25,8 +27,17 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         """The usual handler around a stricter request."""
         handle = super().get_route_handler()
+        takes_body = self.body_field is not None
 
         async def strict(request: Request) -> Response:
+            if takes_body:
+                _check_media_type(request)
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return strict
+
+
+def _check_media_type(request: Request) -> None:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != "application/json":
+        raise InvalidRequest("Unsupported Media Type: Only 'application/json' is allowed")

@@ -10,6 +10,22 @@ from quire.api.protocol.models import TokenizeRequest
 from quire.multimodal import renderer
 
 
+def unread_fields(
+    body: ChatRequest | TokenizeRequest, conversation: renderer.ChatRequest, templates: renderer.Renderer
+) -> list[str]:
+    """Names of what a request gives to its template, and the template never reads.
+
+    Raises:
+        PromptError: there is no template, or it is none.
+    """
+    given = [name for name in ("tools", "documents") if getattr(conversation, name)]
+    variables = sorted(body.chat_template_kwargs or ())
+    return [
+        *(name for name in given if not templates.reads(conversation, name)),
+        *(f"chat_template_kwargs.{name}" for name in variables if not templates.reads(conversation, name)),
+    ]
+
+
 def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> renderer.ChatRequest:
     """What the template is given.
 

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quire.api.protocol.common import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from quire.multimodal.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class _GenerationConfig(BaseModel):
+    """The part of generation_config.json that is used, within the bounds that requests have."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +53,21 @@ def read_defaults(folder: Path, tokenizer: Tokenizer, mode: Literal["auto", "non
     eos = tuple(dict.fromkeys(token for token in ids if token is not None))
     if mode == "none":
         return GenerationDefaults(eos_token_ids=eos)
-    values: dict[str, Any] = {
-        name: kind(given[name])
-        for name, kind in (
-            ("temperature", float),
-            ("top_p", float),
-            ("top_k", int),
-            ("min_p", float),
-            ("repetition_penalty", float),
-        )
-        if given.get(name) is not None
-    }
+    values = _within_bounds(given)
     if given.get("do_sample") is False:  # said, not just left out
         values["temperature"] = 0.0
-    return GenerationDefaults(eos_token_ids=eos, max_tokens=given.get("max_new_tokens"), **values)
+    return GenerationDefaults(eos_token_ids=eos, max_tokens=values.pop("max_new_tokens", None), **values)
+
+
+def _within_bounds(given: dict[str, Any]) -> dict[str, Any]:
+    """Sampling defaults; what a request could not ask for is no default either."""
+    known = {name: given[name] for name in _GenerationConfig.model_fields if given.get(name) is not None}
+    while True:
+        try:
+            return _GenerationConfig.model_validate(known).model_dump(exclude_none=True)
+        except ValidationError as error:
+            for name in {str(problem["loc"][0]) for problem in error.errors()}:
+                logger.warning("generation_config.json: left out %s=%r, which is out of bounds", name, known.pop(name))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -58,4 +78,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _as_list(value: Any) -> list[int]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    values = value if isinstance(value, list) else [value]
+    return [entry for entry in values if type(entry) is int and entry >= 0]

@@ -4,6 +4,7 @@ ApiError
 ├── InvalidRequest    400
 ├── Unauthorized      401
 ├── NotFound          404
+├── TooLarge          413
 ├── Overloaded        503 with Retry-After
 ├── Unavailable       503
 └── Internal          500
@@ -12,7 +13,7 @@ ApiError
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +22,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.engine.wire.errors import EngineDead, EngineError, EngineOverloaded, RequestFailed
 from quire.multimodal.errors import PromptError
@@ -48,7 +50,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The envelope."""
-        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": int(self.status)}}
+        message = str(self).encode(errors="replace").decode()  # a template may have put half a character into it
+        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": int(self.status)}}
 
     def response(self) -> Response:
         """The answer."""
@@ -74,6 +77,13 @@ class NotFound(ApiError):
 
     status = HTTPStatus.NOT_FOUND
     kind = "NotFoundError"
+
+
+class TooLarge(ApiError):
+    """The body has more bytes than the server takes."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    kind = "RequestEntityTooLargeError"
 
 
 class Overloaded(ApiError):
@@ -128,35 +138,77 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         return _from_http(error).response()
 
-    async def unexpected(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return Internal("Internal server error").response()
-
     app.add_exception_handler(ApiError, ours)
     app.add_exception_handler(EngineError, below)
     app.add_exception_handler(PromptError, below)
     app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_middleware(_LastResort)
+
+
+class _LastResort:
+    """Answers whatever else is raised. (Starlette's handler raises it again, and that ends a kept-alive connection.)"""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            if begun or scope["type"] != "http":
+                raise  # an answer that has begun can only be cut off
+            logger.exception("%s %r failed", scope["method"], scope["path"])
+            await Internal("Internal server error").response()(scope, receive, send)
 
 
 def _validation_error(error: RequestValidationError) -> InvalidRequest:
-    problems = error.errors()
-    lines = [f"{_location(item)}: {_message(item)}" for item in problems[:_MOST_PROBLEMS]]
-    if len(problems) > _MOST_PROBLEMS:
-        lines.append(f"and {len(problems) - _MOST_PROBLEMS} more")
-    return InvalidRequest("; ".join(lines), _location(problems[0]) if problems else None)
+    """All problems, those of one field (which may be alternatives to each other) together."""
+    found: dict[str | None, dict[str, None]] = {}
+    for problem in error.errors():
+        found.setdefault(_location(problem, error.body), {})[_message(problem)] = None
+    lines = [f"{where or 'body'}: {_either(list(said))}" for where, said in list(found.items())[:_MOST_PROBLEMS]]
+    if len(found) > _MOST_PROBLEMS:
+        lines.append(f"and {len(found) - _MOST_PROBLEMS} more")
+    return InvalidRequest("; ".join(lines), next(iter(found), None))
 
 
 def _message(problem: Mapping[str, Any]) -> str:
-    cause = problem.get("ctx", {}).get("error")
-    return f"{problem['msg']}: {cause}" if problem["type"] == "json_invalid" else str(problem["msg"])
+    if problem["type"] == "json_invalid":
+        return f"{problem['msg']}: {problem['ctx']['error']}"
+    return str(problem["msg"]).removeprefix("Value error, ")
 
 
-def _location(problem: Mapping[str, Any]) -> str:
-    """Dotted path of the field, without the word `body` and the names of union members."""
-    path = [str(part) for part in problem["loc"] if part != "body"]
-    return ".".join(part for part in path if part.isidentifier() or part.isdigit()) or "body"
+def _either(messages: Sequence[str]) -> str:
+    shared = "Input should be "
+    if all(message.startswith(shared) for message in messages):
+        return shared + " or ".join(message.removeprefix(shared) for message in messages)
+    return "; ".join(messages)
+
+
+def _location(problem: Mapping[str, Any], body: Any) -> str | None:
+    """Dotted path of the field: what the body really has, without the names of union members."""
+    if problem["type"] == "json_invalid":
+        return None
+    if named := problem.get("ctx", {}).get("param"):
+        return str(named)
+    parts = [part for part in problem["loc"] if part != "body"]
+    path = []
+    for number, part in enumerate(parts, 1):
+        inside = isinstance(body, dict) and part in body
+        inside = inside or (isinstance(body, list) and isinstance(part, int) and part < len(body))
+        if inside:
+            body = body[part]
+        if inside or (problem["type"] == "missing" and number == len(parts)):
+            path.append(str(part))
+    return ".".join(path) or None
 
 
 def _from_http(error: HTTPException) -> ApiError:
@@ -166,6 +218,6 @@ def _from_http(error: HTTPException) -> ApiError:
     answer.kind = {
         404: "NotFoundError",
         405: "MethodNotAllowedError",
-        413: "RequestEntityTooLargeError",
+        413: TooLarge.kind,
     }.get(status, "BadRequestError")
     return answer

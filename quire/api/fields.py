@@ -103,9 +103,12 @@ def judge(body: BaseModel, *, strict: bool, unread: Iterable[str] = ()) -> dict[
     if not unknown:
         return {}
     if strict:
-        raise InvalidRequest(f"Unknown field `{unknown[0]}`; the server runs with --strict-fields.", unknown[0])
-    logger.warning("ignored unknown request fields: %s", ", ".join(unknown[:_MOST_NAMES]))
-    return {HEADER: ", ".join(quote(name[:100], safe="[]._- ") for name in unknown[:_MOST_NAMES])}
+        raise InvalidRequest(
+            f"Field `{unknown[0]}` would have no effect; the server runs with --strict-fields.", unknown[0]
+        )
+    named = ", ".join(quote(name[:100], safe="[]._- ") for name in unknown[:_MOST_NAMES])
+    logger.warning("ignored request fields: %s", named)
+    return {HEADER: named}
 
 
 def _undeclared(body: BaseModel) -> Iterable[tuple[str, Any]]:

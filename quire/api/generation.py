@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from quire.api.errors import InvalidRequest
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.api.served import ServedModel
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.stream import Delta, GenerateRequest
 
 Indexed = tuple[int, Delta]
 
 
-def admit(client: EngineClient, sequences: int) -> None:
-    """Refuse a request that finds no room, before anything of it runs.
+def admit(model: ServedModel, sequences: int, param: str) -> Callable[[], None]:
+    """Take places for a request before anything of it runs; gives what frees them at its end.
+
+    Args:
+        model: the model.
+        sequences: how many places.
+        param: the field that makes them so many.
 
     Raises:
         EngineOverloaded: come again later.
         InvalidRequest: it would never find room.
         EngineDead: the engine has ended.
     """
+    client, places = model.client, model.places
     if sequences > client.capacity:
-        raise InvalidRequest(f"The request asks for {sequences} sequences; the server takes {client.capacity} at once.")
-    client.admit(sequences)
+        raise InvalidRequest(
+            f"The request asks for {sequences} sequences; the server takes {client.capacity} at once.", param
+        )
+    client.admit(sequences + max(0, places.held - client.in_flight))
+    places.held += sequences
+
+    def free() -> None:
+        places.held -= sequences
+
+    return free
 
 
 async def run(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Indexed, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,18 @@ from quire.engine.wire.protocol import TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 
 _LEAST = -9999.0  # JSON has no minus infinity
+
+
+class TextPosition:
+    """Characters of a text before its next token; one that several tokens make up counts behind the last of them."""
+
+    def __init__(self) -> None:
+        self.characters = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def advance(self, token: bytes) -> None:
+        """Go behind a token."""
+        self.characters += len(self._decoder.decode(token))
 
 
 class LogprobFormatter:
@@ -30,24 +43,23 @@ class LogprobFormatter:
         ]
 
     def completion(
-        self, entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], offset: int
-    ) -> tuple[dict[str, Any], int]:
-        """Columns of a completion choice's `logprobs`, and the text offset behind them.
+        self, entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], position: TextPosition
+    ) -> dict[str, Any]:
+        """Columns of a completion choice's `logprobs`, from a position of its text on.
 
         An entry is none where there was nothing to predict a token from.
         """
         texts = [self._text(token) for token in tokens]
         offsets = []
         for token in tokens:
-            offsets.append(offset)
-            offset += len(self._tokenizer.token_text(token))
-        columns = {
+            offsets.append(position.characters)
+            position.advance(self._tokenizer.token_bytes(token))
+        return {
             "text_offset": offsets,
             "token_logprobs": [None if entry is None else _finite(entry.logprobs[0]) for entry in entries],
             "tokens": texts,
             "top_logprobs": [None if entry is None else self._by_text(entry) for entry in entries],
         }
-        return columns, offset
 
     def prompt(self, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
         """Items of `prompt_logprobs`: candidates by token id."""

@@ -28,13 +28,16 @@ class ReasoningSplitter:
     where the tags touch it.
     """
 
-    def __init__(self, tags: ReasoningTags, prompt: str | None) -> None:
-        """A prompt whose template has opened the block already begins inside it."""
+    def __init__(self, tags: ReasoningTags, prompt: str | None, continued: str = "") -> None:
+        """It begins inside the block if the template, or a message that is `continued`, has opened it already."""
         self._tags = tags
-        opened = prompt is not None and prompt.rstrip().endswith(tags.start)
-        self._part = _Part.REASONING if opened else _Part.UNDECIDED
+        self._part = _Part.UNDECIDED
         self._held = ""
         self._fresh = True  # nothing of the current part was given out yet
+        if prompt is not None and prompt.rstrip().endswith(tags.start):
+            self._part = _Part.REASONING
+        elif continued.strip():
+            self._go_on(continued)
 
     @property
     def in_content(self) -> bool:
@@ -60,6 +63,12 @@ class ReasoningSplitter:
                 content = content.lstrip()
                 self._fresh = not content
         return reasoning, content
+
+    def _go_on(self, text: str) -> None:
+        start, end = (text.rfind(tag) for tag in (self._tags.start, self._tags.end))
+        self._part = _Part.REASONING if start > end else _Part.CONTENT
+        given = text.rpartition(self._tags.start if start > end else self._tags.end)[2]
+        self._fresh = not given.strip()
 
     def _decide(self, last: bool) -> None:
         start, text = self._tags.start, self._held.lstrip()

@@ -14,10 +14,11 @@ from quire.engine.wire.detokenizer import TextParams
 from quire.engine.wire.protocol import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.renderer import Prompt
-from quire.multimodal.tokenizer import Tokenizer
 
 _GREEDY_BELOW = 1e-5  # temperatures that leave nothing to chance
 _COLDEST = 0.01  # smaller ones overflow some logits
+_LEAST_TOP_P = 1e-6  # smaller ones may be 0 to a float32
+_SEEDS = 1 << 64
 
 
 def sampling_params(
@@ -32,25 +33,27 @@ def sampling_params(
     _check_limits(body, limits, max_tokens, logprobs)
     if body.priority and not model.by_priority:
         raise InvalidRequest("`priority` needs a server with --scheduling-policy priority.", "priority")
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
         temperature=_temperature(defaults.temperature if body.temperature is None else body.temperature),
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        top_p=max(_LEAST_TOP_P, defaults.top_p if body.top_p is None else body.top_p),
         top_k=max(0, defaults.top_k if body.top_k is None else body.top_k),
         min_p=defaults.min_p if body.min_p is None else body.min_p,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or defaults.repetition_penalty,
         seed=body.seed,
-        eos_token_ids=() if body.ignore_eos else defaults.eos_token_ids,
+        eos_token_ids=() if body.ignore_eos else model.eos_token_ids,
         stop_token_ids=_in_vocabulary(body.stop_token_ids or (), model, "stop_token_ids"),
         logit_bias=_logit_bias(body.logit_bias or {}, model),
         allowed_token_ids=_allowed(body.allowed_token_ids, model),
-        bad_words=_bad_words(body.bad_words or (), model.renderer.tokenizer),
+        bad_words=_bad_words(body.bad_words or (), model),
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )
+    _check_choice(params, model.info.vocab_size)
+    return params
 
 
 def sequences(
@@ -65,7 +68,7 @@ def sequences(
     return [
         GenerateRequest(
             prompt=prompt.token_ids,
-            params=msgspec.structs.replace(params, seed=None if params.seed is None else params.seed + index),
+            params=msgspec.structs.replace(params, seed=_seed(params.seed, index)),
             text=text,
             priority=body.priority,
             cache_salt=body.cache_salt,
@@ -149,6 +152,11 @@ def _text_params(body: GenerationFields, limits: LimitOptions) -> TextParams:
     )
 
 
+def _seed(seed: int | None, index: int) -> int | None:
+    """The seed of the index-th answer; behind the largest comes the smallest."""
+    return None if seed is None else (seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+
+
 def _temperature(value: float) -> float:
     return 0.0 if value < _GREEDY_BELOW else max(value, _COLDEST)
 
@@ -178,9 +186,31 @@ def _logit_bias(bias: dict[str, float], model: ServedModel) -> dict[int, float]:
     return parsed
 
 
-def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
     """Each word as the tokens of its two spellings, at a text's start and behind a space."""
     if any(not word.strip() for word in words):
         raise InvalidRequest("`bad_words` cannot contain an empty word.", "bad_words")
-    spellings = [prefix + word.lstrip() for word in words for prefix in ("", " ")]
-    return tuple(dict.fromkeys(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spellings))
+    tokenizer, size = model.renderer.tokenizer, model.info.vocab_size
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if not tokens or max(tokens) >= size:
+                raise InvalidRequest(f"`bad_words`: {word!r} has no tokens in this model's vocabulary.", "bad_words")
+            found[tokens] = None
+    return tuple(found)
+
+
+def _check_choice(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse requests that forbid every token that could come first."""
+    banned = {word[0] for word in params.bad_words if len(word) == 1}
+    if params.min_tokens:
+        banned.update(params.eos_token_ids, params.stop_token_ids)
+    if params.allowed_token_ids:
+        if banned.issuperset(params.allowed_token_ids):
+            raise InvalidRequest(
+                "`allowed_token_ids` leaves no token: `bad_words` or `min_tokens` forbid them all.",
+                "allowed_token_ids",
+            )
+    elif len(banned) >= vocab_size:
+        raise InvalidRequest("`bad_words` or `min_tokens` forbid every token.", "bad_words")

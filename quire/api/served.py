@@ -15,6 +15,13 @@ from quire.engine.wire.protocol import ModelInfo
 from quire.multimodal.renderer import Renderer
 
 
+@dataclass(slots=True)
+class Places:
+    """Sequences of requests from their admission to their end; the client counts them only once they have begun."""
+
+    held: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """A model, its engine and its names; the first one is in its answers."""
@@ -27,7 +34,13 @@ class ServedModel:
     defaults: GenerationDefaults
     reasoning: ReasoningTags | None = None
     by_priority: bool = False
+    places: Places = field(default_factory=Places)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """What ends an answer; a model's files may name tokens that it does not have."""
+        return tuple(token for token in self.defaults.eos_token_ids if token < self.info.vocab_size)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -33,16 +33,23 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], free: Callable[[], None]
+    ) -> None:
+        """`free` is called at the end, whatever that is."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
+        self._free = free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        body = asyncio.ensure_future(self._send_events(send))
-        await _first(body, _disconnected(receive))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            body = asyncio.ensure_future(self._send_events(send))
+            await _first(body, _disconnected(receive))
+        finally:
+            self._free()
 
     async def _send_events(self, send: Send) -> None:
         async with aclosing(_with_errors(self._events)) as events:
@@ -51,10 +58,15 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, BaseModel], headers: Mapping[str, str]) -> Response:
-    """A plain answer with the result of `work`, which is cancelled when the client goes away."""
-    task = asyncio.ensure_future(work)
-    await _first(task, _disconnected(request.receive))
+async def answer(
+    request: Request, work: Coroutine[Any, Any, BaseModel], headers: Mapping[str, str], free: Callable[[], None]
+) -> Response:
+    """A plain answer with the result of `work`, which is cancelled when the client goes away; `free` ends either."""
+    try:
+        task = asyncio.ensure_future(work)
+        await _first(task, _disconnected(request.receive))
+    finally:
+        free()
     if task.cancelled():
         return Response(status_code=_CLIENT_CLOSED)
     return Response(task.result().model_dump_json(), headers=dict(headers), media_type="application/json")

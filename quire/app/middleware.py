@@ -10,13 +10,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.errors import Unauthorized
+from quire.api.errors import TooLarge, Unauthorized
+from quire.api.fields import HEADER as IGNORED_FIELDS
 from quire.api.identity import REQUEST_ID, clean_request_id, new_request_id
 from quire.api.served import Services
 from quire.metrics.prometheus import Metrics
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})  # for probes, which have no key
 _QUIET_PATHS = _OPEN_PATHS | {"/metrics", "/load", "/version"}
+_EXPOSED = ", ".join((REQUEST_ID, IGNORED_FIELDS, "retry-after"))
 Middleware = Callable[[ASGIApp], ASGIApp]
 
 
@@ -45,7 +47,10 @@ def bookkeeping(services: Services, metrics: Metrics) -> Middleware:
                 nonlocal status
                 if message["type"] == "http.response.start":
                     status = message["status"]
-                    MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                    headers = MutableHeaders(scope=message)
+                    headers[REQUEST_ID] = request_id
+                    if "access-control-allow-origin" in headers:  # scripts see no others of our own
+                        headers["access-control-expose-headers"] = _EXPOSED
                 await send(message)
 
             started = time.monotonic()
@@ -65,15 +70,16 @@ def bookkeeping(services: Services, metrics: Metrics) -> Middleware:
 
 def authentication(keys: Sequence[str]) -> Middleware:
     """Let only clients with one of the keys pass; probes need none."""
-    accepted = [f"Bearer {key}".encode() for key in keys]
+    accepted = [key.encode() for key in keys]
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS:
                 await app(scope, receive, send)
                 return
-            given = Headers(scope=scope).get("authorization", "").encode()
-            if any([hmac.compare_digest(given, key) for key in accepted]):  # noqa: C419 look at every key, always
+            scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+            known = [hmac.compare_digest(given.strip().encode(), key) for key in accepted]  # look at every key, always
+            if scheme.lower() == "bearer" and any(known):
                 await app(scope, receive, send)
             elif scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008, "reason": "a valid API key is needed"})
@@ -91,18 +97,25 @@ def body_limit(most: int) -> Middleware:
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            refusal = TooLarge(f"The body is larger than the {most} bytes that this server takes.")
+            announced = Headers(scope=scope).get("content-length", "0")
+            if announced.isdigit() and int(announced) > most:  # a client that waits for 100 need not send it at all
+                await refusal.response()(scope, receive, send)
+                return
             received = 0
 
             async def counted() -> Message:
                 nonlocal received
                 message = await receive()
                 received += len(message.get("body", b""))
-                announced = Headers(scope=scope).get("content-length", "0")
-                if received > most or (announced.isdigit() and int(announced) > most):
-                    raise HTTPException(413, f"The body is larger than the {most} bytes that this server takes.")
+                if received > most:
+                    raise HTTPException(refusal.status, str(refusal))  # the one kind that FastAPI lets through
                 return message
 
-            await app(scope, counted if scope["type"] == "http" else receive, send)
+            await app(scope, counted, send)
 
         return handle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -14,7 +14,7 @@ from quire.engine.wire.protocol import StepStats
 from quire.engine.wire.records import RequestRecord, RequestTimes
 from quire.metrics import buckets
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # version 1.0.0 would promise names in any letters, quoted
 _PREFIX, _ALIAS = "quire:", "vllm:"
 _LABELS = ("model_name", "engine")
 _REASONS = ("stop", "length", "abort", "error")

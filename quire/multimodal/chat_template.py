@@ -15,6 +15,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.multimodal.errors import PromptError
 
+# What a template may come to, being a program of somebody else's; deep or long ones end Python's own compiler.
+_FAILURES = (
+    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError),
+    *(RuntimeError, SyntaxError, MemoryError),
+)
+
 
 class _GenerationTag(Extension):
     """`{% generation %}` marks text for training; here it is just its body."""
@@ -70,7 +76,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, *_FAILURES) as error:
             raise PromptError(f"The chat template is not valid: {error}", "chat_template") from error
         self.source = source
         self.variables = frozenset(meta.find_undeclared_variables(tree))
@@ -86,7 +92,7 @@ class ChatTemplate:
             return self._template.render(variables)
         except jinja2.TemplateError as error:
             raise PromptError(f"The chat template refused the messages: {error}", "messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        except _FAILURES as error:
             raise PromptError(f"The chat template failed on the messages: {error}", "messages") from error
 
 

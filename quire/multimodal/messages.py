@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from quire.multimodal.errors import PromptError
 
 Message = dict[str, Any]
@@ -54,7 +56,7 @@ def _text_of(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text" if "text" in part else None)
-    key = _TEXT_PARTS.get(kind)
+    key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
         raise PromptError(f"Content parts of type {kind!r} are not supported; this model takes text.", where)
     text = part.get(key)
@@ -64,11 +66,22 @@ def _text_of(part: Any, where: str) -> str:
 
 
 def _tool_call(call: Mapping[str, Any], where: str) -> Message:
-    function = dict(call.get("function") or {})
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as error:
-            raise PromptError(f"The arguments of a tool call are not valid JSON: {error}", where) from error
+    given = call.get("function") or {}
+    if not isinstance(given, Mapping):
+        raise PromptError("The `function` of a tool call must be an object.", where)
+    function = dict(given)
+    if isinstance(function.get("arguments"), str):
+        function["arguments"] = _arguments(function["arguments"], where)
     return {**call, "function": function}
+
+
+def _arguments(text: str, where: str) -> Any:
+    if not text.strip():
+        return {}
+    try:
+        orjson.loads(text)  # refuses NaN and halves of characters, but makes floats of long integers
+        return json.loads(text)
+    except ValueError as error:
+        raise PromptError(f"The arguments of a tool call are not valid JSON: {error}", where) from error
+    except RecursionError as error:
+        raise PromptError("The arguments of a tool call are nested too deep.", where) from error

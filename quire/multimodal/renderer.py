@@ -20,6 +20,7 @@ from quire.multimodal.messages import normalise
 from quire.multimodal.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_MOST_CHARACTERS = 1 << 20  # to tokenise for whoever does not want it to fit; more, if the context holds more
 _CUT = "\ue000quire:cut\ue000"  # marks where an unfinished last message ends
 Result = TypeVar("Result")
 
@@ -69,7 +70,7 @@ class Renderer:
             room: refuse texts that cannot have so few tokens, without tokenising them.
 
         Raises:
-            PromptError: it is certainly too long.
+            PromptError: it is certainly too long, or no text.
         """
         self._check_size(text, room)
         return await self._in_worker(partial(self._encode, text, add_special_tokens))
@@ -86,10 +87,15 @@ class Renderer:
         """Text of tokens, special ones included."""
         return await self._in_worker(partial(self.tokenizer.decode, tokens, skip_special_tokens=False))
 
-    def unread_variables(self, request: ChatRequest) -> list[str]:
-        """Names among the request's variables that its template never reads."""
-        known = self._template(request).variables
-        return sorted(name for name in request.variables if name not in known)
+    def reads(self, request: ChatRequest, name: str) -> bool:
+        """Whether the request's template looks at a variable."""
+        return name in self._template(request).variables
+
+    def final_text(self, request: ChatRequest) -> str:
+        """Text of the last message, as its template is given it."""
+        (last,) = normalise(request.messages[-1:], as_parts=self._template(request).wants_parts)
+        content = last["content"]
+        return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
     @property
     def has_template(self) -> bool:
@@ -108,6 +114,10 @@ class Renderer:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
     def _encode(self, text: str, add_special_tokens: bool) -> Prompt:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON within JSON, and templates, can write half of a character
+            raise PromptError(f"The prompt holds what is no character: {error}", "input_text") from error
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return Prompt(np.array(ids, np.int32), text)
 
@@ -158,6 +168,9 @@ class Renderer:
                 f"The prompt has {len(text)} characters; the model's context holds {self.max_model_len} tokens.",
                 "input_text",
             )
+        most = max(_MOST_CHARACTERS, self.max_model_len * self.tokenizer.longest_token)
+        if len(text) > most:
+            raise PromptError(f"The text has {len(text)} characters; at most {most} are tokenised.", "input_text")
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> None:

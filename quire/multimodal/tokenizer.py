@@ -53,11 +53,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokens of a text, with the tokens around it that the model expects if wanted."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # As a batch of one: `encode` would keep every other thread from running until it is done.
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of tokens."""
-        return self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_id(self, text: str) -> int | None:
         """Id of a token by its text."""

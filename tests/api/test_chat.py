@@ -174,6 +174,10 @@ async def test_a_final_message_is_continued(tmp_path: Path) -> None:
         assert body["choices"][0]["message"]["content"] == " more"
         body = await ask(server, messages=history, continue_final_message=True, echo=True)
         assert body["choices"][0]["message"]["content"] == "I say  more"
+        parts = [{"type": "text", "text": "I"}, {"type": "text", "text": "say"}]
+        history[-1] = {"role": "assistant", "content": parts}
+        body = await ask(server, messages=history, continue_final_message=True, echo=True)
+        assert body["choices"][0]["message"]["content"] == "I\nsay more"
         both = {"messages": history, "continue_final_message": True, "add_generation_prompt": True}
         assert (await server.post(PATH, both)).status_code == 400
     assert prompts(core)[0].endswith("<|im_start|>assistant\nI say ")
@@ -196,6 +200,32 @@ async def test_reasoning_is_split_off(tmp_path: Path) -> None:
         assert "".join(delta.get("reasoning", "") for delta in deltas) == "well, 1+1"
         assert "".join(delta.get("content", "") for delta in deltas) == "2"
         assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == reasoning_tokens
+
+
+async def test_reasoning_goes_on_where_a_final_message_left_off(tmp_path: Path) -> None:
+    core = FakeCore(answer=says(" + 1</think>\n28"))
+    history = [*HI, {"role": "assistant", "content": "<think>\n27"}]
+    async with running_server(tmp_path, core) as server:
+        for cut in ({}, {"truncate_prompt_tokens": 3}):
+            message = (await ask(server, messages=history, continue_final_message=True, **cut))["choices"][0]["message"]
+            assert (message["reasoning"], message["content"]) == (" + 1", "28")
+
+
+async def test_reasoning_that_a_template_opened_is_known_behind_a_cut(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("1</think>2"))
+    async with running_server(tmp_path, core, chat_template="{{ messages[0].content }}<think>\n") as server:
+        body = await ask(server, messages=[{"role": "user", "content": "long" * 200}], truncate_prompt_tokens=5)
+        assert (body["choices"][0]["message"]["reasoning"], body["choices"][0]["message"]["content"]) == ("1", "2")
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+async def test_streams_and_plain_answers_count_the_same_reasoning(tmp_path: Path, most: int) -> None:
+    async with running_server(tmp_path, FakeCore(answer=says("<think>abc</think>d"))) as server:
+        plain = (await ask(server, max_tokens=most))["usage"]
+        options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": most}
+        chunks = chunks_of((await server.post(PATH, {"messages": HI, **options})).text)
+        assert chunks[-1]["usage"] == plain
+        assert plain["completion_tokens_details"]["reasoning_tokens"] == most
 
 
 async def test_reasoning_stays_in_the_text_if_wanted(tmp_path: Path) -> None:

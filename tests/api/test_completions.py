@@ -136,6 +136,16 @@ async def test_logprobs_are_columns(tmp_path: Path) -> None:
         assert merged == columns
 
 
+async def test_offsets_count_characters_not_their_pieces(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        wanted = {"prompt": "w\u00f6rld", "max_tokens": 2, "logprobs": 1, "echo": True}
+        columns = (await server.post(PATH, wanted)).json()["choices"][0]["logprobs"]
+        assert columns["text_offset"] == [0, 1, 1, 2, 3, 4, 5, 6]
+        streamed = chunks_of((await server.post(PATH, {**wanted, "stream": True})).text)
+        offsets = [offset for chunk in streamed for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+        assert offsets == columns["text_offset"]
+
+
 async def test_tokens_as_ids(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         wanted = {"prompt": "hi", "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True}
@@ -187,7 +197,7 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         ({"prompt": "x" * 100_000}, "input_text"),
         ({"prompt": ["a"] * 2000}, "prompt"),
         ({"prompt": "x" * 500, "max_tokens": 100}, "max_tokens"),
-        ({"max_tokens": 0}, None),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"n": 0}, "n"),
@@ -206,7 +216,7 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
-        ({"prompt_logprobs": 1, "stream": True}, None),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"min_tokens": 30}, "min_tokens"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
@@ -220,7 +230,7 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         ({"cache_salt": ""}, "cache_salt"),
         ({"suffix": "end"}, "suffix"),
         ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
-        ({"stream_options": {"include_usage": True}}, None),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"guided_json": {"type": "object"}}, "guided_json"),

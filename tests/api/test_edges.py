@@ -31,6 +31,7 @@ async def test_a_client_that_leaves_a_stream_frees_its_request(tmp_path: Path) -
             assert server.services.in_flight == 1
         await until(lambda: not core.active)
         await until(lambda: server.services.in_flight == 0)
+        assert server.services.models[0].places.held == 0
         assert server.services.models[0].client.in_flight == 0
 
 
@@ -46,6 +47,7 @@ async def test_a_client_that_leaves_before_any_answer_frees_its_request(tmp_path
         task.cancel()
         await until(lambda: not core.active)
         await until(lambda: server.services.in_flight == 0)
+        assert server.services.models[0].places.held == 0
 
 
 async def test_more_than_the_queue_takes_is_answered_503_with_retry_after(tmp_path: Path) -> None:
@@ -63,6 +65,20 @@ async def test_more_than_the_queue_takes_is_answered_503_with_retry_after(tmp_pa
         core.hold.clear()
         assert [(await task).status_code for task in tasks] == [200] * 3
         assert (await server.post(COMPLETIONS, {"prompt": "x"})).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_burst_does_not_pass_the_queues_length(tmp_path: Path, stream: bool) -> None:
+    core = FakeCore()
+    core.hold.set()
+    async with running_server(tmp_path, core, capacity=6) as server:
+        body = {"prompt": "x", "n": 2, "stream": stream}
+        tasks = [asyncio.create_task(server.post(COMPLETIONS, body)) for _ in range(20)]
+        await until(lambda: sum(task.done() for task in tasks) == 17)
+        core.hold.clear()
+        assert sorted([(await task).status_code for task in tasks]) == [200] * 3 + [503] * 17
+        await until(lambda: server.services.models[0].places.held == 0)
+        assert (await server.post(COMPLETIONS, {"prompt": "x", "n": 6})).status_code == 200
 
 
 async def test_the_openai_client_comes_again(tmp_path: Path) -> None:
@@ -85,6 +101,7 @@ async def test_health_is_green_then_red_when_the_engine_dies(tmp_path: Path) -> 
         for path in ("/health", "/ping", "/ready"):
             answer = await server.http.get(path)
             assert (answer.status_code, answer.content) == (200, b"")
+            assert (await server.http.head(path)).status_code == 200
         assert (await server.http.post("/ping")).status_code == 200
         core.hold.set()
         chat = {"messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -143,6 +160,8 @@ async def test_keys_are_needed_everywhere_but_for_probes(tmp_path: Path) -> None
             headers = {"authorization": f"Bearer {key}"}
             assert (await server.http.get("/v1/models", headers=headers)).status_code == 200
             assert (await server.post(COMPLETIONS, {"prompt": "x"}, headers=headers)).status_code == 200
+            headers = {"authorization": f"bearer {key}"}
+            assert (await server.http.get("/v1/models", headers=headers)).status_code == 200
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="three") as client:
             with pytest.raises(openai.AuthenticationError):
                 await client.models.retrieve("fake")
@@ -175,6 +194,9 @@ async def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
         assert answer.headers["access-control-allow-origin"] == "http://a.example"
         answer = await server.http.options(COMPLETIONS, headers={**headers, "origin": "http://b.example"})
         assert "access-control-allow-origin" not in answer.headers
+        answer = await server.http.get("/v1/models", headers={"origin": "http://a.example"})
+        exposed = "x-request-id, x-quire-ignored-fields, retry-after"
+        assert (answer.status_code, answer.headers["access-control-expose-headers"]) == (401, exposed)
 
 
 async def test_request_ids_are_given_or_taken(tmp_path: Path) -> None:
@@ -303,7 +325,9 @@ async def test_metrics_return_to_nothing_after_clients_left(tmp_path: Path) -> N
 
 async def test_metrics_under_quires_names_only(tmp_path: Path) -> None:
     async with running_server(tmp_path, vllm_metric_names=False) as server:
-        page = (await server.http.get("/metrics")).text
+        answer = await server.http.get("/metrics")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        page = answer.text
         assert "quire:" in page
         assert "vllm:" not in page
 

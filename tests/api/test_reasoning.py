@@ -12,8 +12,8 @@ TAGS = ReasoningTags()
 PIECES = st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", "a", "b c", "\n", " ", "<", ">"])
 
 
-def split(pieces: list[str], prompt: str | None = None) -> tuple[str, str]:
-    splitter = ReasoningSplitter(TAGS, prompt)
+def split(pieces: list[str], prompt: str | None = None, continued: str = "") -> tuple[str, str]:
+    splitter = ReasoningSplitter(TAGS, prompt, continued)
     parts = [splitter.push(piece) for piece in pieces] + [splitter.push("", last=True)]
     return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
 
@@ -46,6 +46,22 @@ def test_pieces_and_the_whole_give_the_same(pieces: list[str], opened: bool) -> 
 def test_what_is_reasoning_and_what_is_not(text: str, prompt: str | None, expected: tuple[str, str]) -> None:
     assert split([text], prompt) == expected
     assert split(list(text), prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("continued", "text", "expected"),
+    [
+        ("<think>\n27", " + 1</think>\n28", (" + 1", "28")),
+        ("<think>\n", " 27</think>28", ("27", "28")),
+        ("<think>a</think>b", " c", ("", " c")),
+        ("<think>a</think>", "\n\nb", ("", "b")),
+        ("I say ", "<think>", ("", "<think>")),
+        (" ", "<think>a</think>b", ("a", "b")),
+    ],
+)
+def test_a_continued_message_may_have_begun_to_reason(continued: str, text: str, expected: tuple[str, str]) -> None:
+    assert split([text], "x" + continued, continued) == expected
+    assert split(list(text), "x" + continued, continued) == expected
 
 
 def test_tokens_of_the_reasoning_are_counted() -> None:

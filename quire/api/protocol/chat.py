@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from quire.api.protocol.common import FinishReason, GenerationFields, PromptLogprobs, Usage
+from quire.api.protocol.common import FinishReason, GenerationFields, ListOf, PromptLogprobs, Usage, unfit
 
 
 class Message(BaseModel):
@@ -22,9 +22,9 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | list[dict[str, Any] | str] | None = None
+    content: str | ListOf[dict[str, Any] | str] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ListOf[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -52,12 +52,12 @@ class Tool(BaseModel):
 class ChatRequest(GenerationFields):
     """Answer a conversation."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="older name of max_completion_tokens")
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     tool_choice: Any = None
     reasoning_effort: str | None = Field(None, description="given to chat templates that read it")
     include_reasoning: bool = True
@@ -65,19 +65,35 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    documents: list[dict[str, Any]] | None = None
+    documents: ListOf[dict[str, Any]] | None = None
     chat_template: str | None = Field(None, description="needs --trust-request-chat-template")
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt:
-            if "add_generation_prompt" in self.model_fields_set:
-                raise ValueError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
-            self.add_generation_prompt = False
+        self.add_generation_prompt = opens_turn(
+            wanted=self.add_generation_prompt,
+            said="add_generation_prompt" in self.model_fields_set,
+            continues=self.continue_final_message,
+        )
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("when using `top_logprobs`, `logprobs` must be set to true.")
+            raise unfit("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
         return self
+
+
+def opens_turn(*, wanted: bool, said: bool, continues: bool) -> bool:
+    """Whether the template is to begin a new turn: not if the last one is continued.
+
+    Raises:
+        PydanticCustomError: the request said that it wants both.
+    """
+    if not (continues and wanted):
+        return wanted
+    if said:
+        raise unfit(
+            "add_generation_prompt", "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+        )
+    return False
 
 
 class ChatLogprob(BaseModel):

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+Item = TypeVar("Item")
+# A list ends at its first bad item: errors for a million of them would take half a minute of the event loop.
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+# Bounds far outside of use, and well inside of what float32 holds once logits are multiplied or divided by them.
+Temperature = Annotated[float, Field(ge=0, le=1000)]
+RepetitionPenalty = Annotated[float, Field(ge=0.001, le=1000)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, lt=1 << 31)]
+MinP = Annotated[float, Field(ge=0, le=1)]
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > _MOST_BIASES:
+        raise ValueError(f"at most {_MOST_BIASES} tokens may have a bias, not {len(value)}")
+    return value
+
+
+_MOST_BIASES = 1024
+LogitBias = Annotated[dict[str, float], BeforeValidator(_few), Field(max_length=_MOST_BIASES)]
+
+
+def unfit(param: str, message: str) -> PydanticCustomError:
+    """A validator's error that names the field to blame."""
+    return PydanticCustomError("unfit", "{message}", {"param": param, "message": message})
 
 
 class RequestBody(BaseModel):
@@ -36,24 +61,24 @@ class GenerationFields(RequestBody):
     stream: bool | None = Field(False, description="answer with server-sent events")
     stream_options: StreamOptions | None = None
     seed: Int64 | None = Field(None, description="same seed, same answer")
-    stop: str | list[str] | None = Field(None, description="texts that end the answer")
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stop: str | ListOf[str] | None = Field(None, description="texts that end the answer")
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    logit_bias: LogitBias | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stop_token_ids: ListOf[TokenId] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     skip_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: ListOf[TokenId] | None = None
+    bad_words: ListOf[Annotated[str, Field(max_length=256)]] | None = None
     priority: Int64 = 0
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -63,9 +88,9 @@ class GenerationFields(RequestBody):
     @model_validator(mode="after")
     def _streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("Stream options can only be defined when `stream=True`.")
+            raise unfit("stream_options", "Stream options can only be defined when `stream=True`.")
         if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("`prompt_logprobs` are not available when `stream=True`.")
+            raise unfit("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
         return self
 
 

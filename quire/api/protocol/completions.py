@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from quire.api.protocol.common import FinishReason, GenerationFields, PromptLogprobs, TokenId, Usage
+from quire.api.protocol.common import FinishReason, GenerationFields, ListOf, PromptLogprobs, TokenId, Usage, unfit
 
 
 class CompletionRequest(GenerationFields):
     """Continue one or more prompts, given as text or token ids."""
 
-    prompt: str | list[TokenId] | list[list[TokenId]] | list[str]
+    prompt: str | ListOf[TokenId] | ListOf[ListOf[TokenId]] | ListOf[str]
     echo: bool | None = Field(False, description="begin the answer with the prompt")
     logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="alternatives to report at each token")
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
@@ -22,7 +22,7 @@ class CompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def _nothing_to_do(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens must be at least 1, unless the prompt is echoed.")
+            raise unfit("max_tokens", "`max_tokens` must be at least 1, unless the prompt is echoed.")
         return self
 
 

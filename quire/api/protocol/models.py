@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from quire.api.protocol.chat import Message, Tool
-from quire.api.protocol.common import RequestBody, TokenId
+from quire.api.protocol.chat import Message, Tool, opens_turn
+from quire.api.protocol.common import ListOf, RequestBody, TokenId, unfit
 
 
 class ModelCard(BaseModel):
@@ -33,23 +33,25 @@ class TokenizeRequest(RequestBody):
     """Tokens of a prompt, or of a conversation as its template renders it."""
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[ListOf[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = Field(None, description="true for prompts, false for conversations if not given")
     return_token_strs: bool | None = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("Give either `prompt` or `messages`.")
-        if self.continue_final_message and self.add_generation_prompt:
-            if "add_generation_prompt" in self.model_fields_set:
-                raise ValueError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
-            self.add_generation_prompt = False
+            raise unfit("prompt", "Give either `prompt` or `messages`.")
+        if self.messages is not None:
+            self.add_generation_prompt = opens_turn(
+                wanted=self.add_generation_prompt,
+                said="add_generation_prompt" in self.model_fields_set,
+                continues=self.continue_final_message,
+            )
         return self
 
 
@@ -65,7 +67,7 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(RequestBody):
     """Token ids to turn back into text."""
 
-    tokens: list[TokenId]
+    tokens: ListOf[TokenId]
 
 
 class DetokenizeResponse(BaseModel):

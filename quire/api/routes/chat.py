@@ -14,7 +14,7 @@ from starlette.responses import Response
 from quire.api import fields
 from quire.api.body import StrictRoute
 from quire.api.chunks import ChatChunkWriter, ChunkHead
-from quire.api.conversation import conversation_of
+from quire.api.conversation import conversation_of, unread_fields
 from quire.api.errors import InvalidRequest
 from quire.api.generation import Collected, Tally, admit, collect, run
 from quire.api.identity import answer_id, fingerprint
@@ -46,15 +46,15 @@ def router(services: Services) -> APIRouter:
         model = services.model(body.model)
         _check_tools(body)
         conversation = conversation_of(body, trusted=services.trust_request_chat_template)
-        unread = model.renderer.unread_variables(conversation)
-        if body.reasoning_effort is not None and "reasoning_effort" in unread:
+        if body.reasoning_effort is not None and not model.renderer.reads(conversation, "reasoning_effort"):
             raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
-        headers = fields.judge(
-            body, strict=services.strict_fields, unread=[f"chat_template_kwargs.{name}" for name in unread]
-        )
+        unread = unread_fields(body, conversation, model.renderer)
+        headers = fields.judge(body, strict=services.strict_fields, unread=unread)
         call = await _prepare(body, conversation, model, services, answer_id("chatcmpl", request, body.request_id))
-        admit(model.client, len(call.requests))
-        return EventStream(_chunks(call), headers) if body.stream else await answer(request, _complete(call), headers)
+        free = admit(model, len(call.requests), "n")
+        if body.stream:
+            return EventStream(_chunks(call), headers, free)
+        return await answer(request, _complete(call), headers, free)
 
     return routes
 
@@ -79,6 +79,8 @@ class _Call:
     body: ChatRequest
     model: ServedModel
     prompt: Prompt
+    rendered: str | None
+    final_text: str
     requests: Sequence[GenerateRequest]
 
     @property
@@ -92,17 +94,21 @@ class _Call:
 
     @property
     def echo(self) -> str:
-        last = self.body.messages[-1]
-        return last.content if self.body.echo and last.role == self.role and isinstance(last.content, str) else ""
+        echoed = self.body.echo and self.body.messages[-1].role == self.role
+        return self.final_text if echoed else ""
 
     def splitter(self) -> ReasoningSplitter | None:
         if self.model.reasoning is None:
             return None
-        return ReasoningSplitter(self.model.reasoning, self.prompt.text)
+        return self._splitter(self.model.reasoning)
 
     def counter(self) -> ReasoningCounter:
-        splitter = ReasoningSplitter(self.model.reasoning or ReasoningTags(), self.prompt.text)
+        splitter = self._splitter(self.model.reasoning or ReasoningTags())
         return ReasoningCounter(splitter, self.model.renderer.tokenizer.token_text)
+
+    def _splitter(self, tags: ReasoningTags) -> ReasoningSplitter:
+        continued = self.final_text if self.body.continue_final_message else ""
+        return ReasoningSplitter(tags, self.rendered, continued)
 
     def tally(self) -> Tally:
         return Tally([len(self.prompt.token_ids)], len(self.requests))
@@ -112,7 +118,8 @@ async def _prepare(
     body: ChatRequest, conversation: renderer.ChatRequest, model: ServedModel, services: Services, call_id: str
 ) -> _Call:
     room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
-    prompt = truncated(await model.renderer.chat(conversation, room=room), body, model)
+    rendered = await model.renderer.chat(conversation, room=room)
+    prompt = truncated(rendered, body, model)
     max_tokens = room_for_output(prompt, model, body.max_completion_tokens or body.max_tokens)
     params = sampling_params(
         body,
@@ -122,7 +129,15 @@ async def _prepare(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     requests = sequences(body, prompt, params, services.limits)
-    return _Call(ChunkHead(call_id, int(time.time()), model.names[0]), body, model, prompt, requests)
+    return _Call(
+        head=ChunkHead(call_id, int(time.time()), model.names[0]),
+        body=body,
+        model=model,
+        prompt=prompt,
+        rendered=rendered.text,
+        final_text=model.renderer.final_text(conversation) if body.echo or body.continue_final_message else "",
+        requests=requests,
+    )
 
 
 async def _complete(call: _Call) -> ChatCompletion:
@@ -151,7 +166,7 @@ def _choice(call: _Call, index: int, one: Collected, tally: Tally) -> ChatChoice
     splitter = call.splitter()
     if splitter is not None:
         reasoning, content = splitter.push(one.text, last=True)
-        tally.reasoning += call.counter().count(whole.token_ids) if reasoning else 0
+        tally.reasoning += call.counter().count(whole.token_ids)
     shown = reasoning if reasoning and call.body.include_reasoning else None
     return ChatChoice(
         index=index,

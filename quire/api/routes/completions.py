@@ -18,7 +18,7 @@ from quire.api.body import StrictRoute
 from quire.api.errors import InvalidRequest
 from quire.api.generation import Collected, Tally, admit, collect, run
 from quire.api.identity import answer_id, fingerprint
-from quire.api.logprobs import LogprobFormatter
+from quire.api.logprobs import LogprobFormatter, TextPosition
 from quire.api.protocol.common import ERRORS
 from quire.api.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from quire.api.sampling import room_for_output, sampling_params, sequences, truncated
@@ -39,8 +39,10 @@ def router(services: Services) -> APIRouter:
         model = services.model(body.model)
         headers = fields.judge(body, strict=services.strict_fields)
         call = await _prepare(body, model, services, answer_id("cmpl", request, body.request_id))
-        admit(model.client, len(call.requests))
-        return EventStream(_chunks(call), headers) if body.stream else await answer(request, _complete(call), headers)
+        free = admit(model, len(call.requests), "prompt" if len(call.prompts) > 1 else "n")
+        if body.stream:
+            return EventStream(_chunks(call), headers, free)
+        return await answer(request, _complete(call), headers, free)
 
     return routes
 
@@ -147,7 +149,7 @@ def _choice(call: _Call, index: int, one: Collected) -> CompletionChoice:
         tokens = whole.token_ids
         if body.echo:
             entries, tokens = [*(whole.prompt_logprobs or ()), *entries], [*prompt, *tokens]
-        logprobs = CompletionLogprobs(**formatter.completion(entries, tokens, 0)[0])
+        logprobs = CompletionLogprobs(**formatter.completion(entries, tokens, TextPosition()))
     reported = whole.prompt_logprobs if body.prompt_logprobs is not None else None
     return CompletionChoice(
         index=index,
@@ -185,7 +187,7 @@ class _ChunkWriter:
         self._call = call
         self._index = index
         self._first = True
-        self._offset = 0
+        self._position = TextPosition()
         body = call.body
         self._plain = body.logprobs is None and not body.return_token_ids
         mark = "\ue000"
@@ -218,8 +220,7 @@ class _ChunkWriter:
         if body.echo and self._first:
             entries = [*(delta.prompt_logprobs or ()), *entries]
             tokens = [*self._call.prompt_of(self._index).token_ids.tolist(), *tokens]
-        columns, self._offset = self._call.formatter.completion(entries, tokens, self._offset)
-        return columns
+        return self._call.formatter.completion(entries, tokens, self._position)
 
     def _fields(self, text: str, logprobs: Any, finish_reason: Any, stop_reason: Any) -> dict[str, Any]:
         return {

@@ -34,6 +34,8 @@ def router(services: Services) -> APIRouter:
     """The endpoints."""
     routes = APIRouter()
 
+    @routes.head("/health", include_in_schema=False)
+    @routes.head("/ping", include_in_schema=False)
     @routes.get("/health", responses=_SICK)
     @routes.get("/ping", responses=_SICK)
     @routes.post("/ping", responses=_SICK)
@@ -43,6 +45,7 @@ def router(services: Services) -> APIRouter:
             raise Unavailable(reason)
         return Response()
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", responses=_SICK)
     async def ready() -> Response:
         """Whether new requests should come here."""

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from quire.api import fields
 from quire.api.body import StrictRoute
-from quire.api.conversation import conversation_of
+from quire.api.conversation import conversation_of, unread_fields
 from quire.api.errors import InvalidRequest, NotFound
 from quire.api.protocol.common import ERRORS
 from quire.api.protocol.models import (
@@ -40,19 +40,23 @@ def router(services: Services) -> APIRouter:
     async def tokenize(body: TokenizeRequest, response: Response) -> TokenizeResponse:
         """Tokens of a text or a conversation."""
         model = services.model(body.model)
-        response.headers.update(fields.judge(body, strict=services.strict_fields))
+
+        def judge(unread: list[str]) -> None:
+            response.headers.update(fields.judge(body, strict=services.strict_fields, unread=unread))
+
         if body.prompt is not None:
+            judge(_idle_beside_prompt(body))
             prompt = await model.renderer.text(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
             conversation = conversation_of(body, trusted=services.trust_request_chat_template)
+            judge(unread_fields(body, conversation, model.renderer))
             prompt = await model.renderer.chat(conversation)
         tokens = prompt.token_ids.tolist()
-        tokenizer = model.renderer.tokenizer
         return TokenizeResponse(
             count=len(tokens),
             max_model_len=model.info.max_model_len,
             tokens=tokens,
-            token_strs=[tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
+            token_strs=_texts(tokens, model) if body.return_token_strs else None,
         )
 
     @routes.post("/detokenize")
@@ -66,6 +70,18 @@ def router(services: Services) -> APIRouter:
         return DetokenizeResponse(prompt=await model.renderer.decode(body.tokens))
 
     return routes
+
+
+def _idle_beside_prompt(body: TokenizeRequest) -> list[str]:
+    """Fields that say how messages are rendered, of a request without messages."""
+    idle = {"add_generation_prompt": True, "continue_final_message": False}
+    names = ("tools", "chat_template", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
+    return [name for name in names if getattr(body, name) not in (idle.get(name), None, [], {})]
+
+
+def _texts(tokens: list[int], model: ServedModel) -> list[str]:
+    texts = {token: model.renderer.tokenizer.token_text(token) for token in set(tokens)}
+    return [texts[token] for token in tokens]
 
 
 def _card(model: ServedModel, name: str) -> ModelCard:
