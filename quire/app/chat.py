@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from quire.app.openai_client import ServerError, first_model, headers, stream_chat
+from quire.app.openai_client import ServerError, connect, first_model, stream_chat, text_in
 from quire.config.commands import Chat
 
 with suppress(ImportError):
@@ -20,17 +20,16 @@ _HELP = "/clear forgets the conversation, /exit or Ctrl+D leaves, Ctrl+C stops a
 
 def run(settings: Chat) -> int:
     """Talk until the user leaves, or send the one message that was given."""
-    base = settings.url.rstrip("/") + "/"
-    with httpx.Client(base_url=base, headers=headers(settings.api_key), timeout=httpx.Timeout(10, read=None)) as client:
-        try:
+    try:
+        with connect(settings.url, settings.api_key, httpx.Timeout(10, read=None)) as client:
             conversation = _Conversation(client, settings, settings.model_name or first_model(client))
             if settings.message is not None:
                 conversation.say(settings.message)
             else:
                 _loop(conversation)
-        except ServerError as error:
-            print(f"quire chat: {error}", file=sys.stderr)
-            return 1
+    except ServerError as error:
+        print(f"quire chat: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -66,16 +65,19 @@ class _Conversation:
             body["max_tokens"] = self._settings.max_tokens
         pieces: list[str] = []
         thinking = False
-        with suppress(KeyboardInterrupt):
+        try:
             for delta in stream_chat(self._client, body):
-                reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
-                content = delta.get("content") or ""
+                reasoning = text_in(delta, "reasoning", "reasoning_content")
+                content = text_in(delta, "content")
                 if bool(reasoning) != thinking and (reasoning or content):
                     thinking = bool(reasoning)
                     print(_dim() if thinking else _plain(), end="")
                 print(reasoning or content, end="", flush=True)
                 pieces.append(content)
-        print(_plain() if thinking else "")
+        except KeyboardInterrupt:
+            pass  # what has come is the answer
+        finally:
+            print(_plain() if thinking else "")
         return "".join(pieces)
 
 

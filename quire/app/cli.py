@@ -18,6 +18,8 @@ _HOMES = {
     "bench serve": "quire.app.bench.serve",
     "bench startup": "quire.app.bench.startup",
 }
+_HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"])
+_USAGE = 2  # the status with which argparse ends as well
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,9 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     found = _find(given)
     if found is None:
-        asked = not given or given[0] in ("--help", "-h", "bench")
+        asked = (given[1:] if given[:1] == ["bench"] else given[:1]) in _HELP
         print(_overview(), file=sys.stdout if asked else sys.stderr)
-        sys.exit(0 if asked else f"quire: there is no command {given[0]!r}")
+        if not asked:
+            print(f"quire: there is no command {_spoken(given)!r}", file=sys.stderr)
+        sys.exit(0 if asked else _USAGE)
     command, rest = found
     try:
         for name in unknown_variables(COMMANDS):
@@ -52,6 +56,11 @@ def _find(given: Sequence[str]) -> tuple[type[Command], Sequence[str]] | None:
         if list(given[: len(words)]) == words:
             return command, given[len(words) :]
     return None
+
+
+def _spoken(given: Sequence[str]) -> str:
+    """The words with which a command was meant."""
+    return " ".join(given[: 2 if given[0] == "bench" else 1])
 
 
 def _overview() -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import FrameType
 
-import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
-from quire import __version__
 from quire.api.served import ServedModel, Services
 from quire.app.engines import RunningEngine
 from quire.app.factory import create_app
+from quire.app.files import check_readable
 from quire.app.models import ModelSource, resolve_models
+from quire.app.server import Server, bound
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import LimitOptions, ServerOptions
@@ -34,16 +34,17 @@ def run(settings: Serve) -> int:
     for name in ("httpx", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _check(settings)
-    sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
-    try:
-        status: int = uvloop.run(_serve(settings, sources))
-        return status
-    except (EngineDead, TokenizerMissing, PromptError) as error:
-        logger.error("cannot serve: %s", error)
-        return 1
+    with bound(ServerOptions.of(settings)) as sockets:
+        sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
+        try:
+            status: int = uvloop.run(_serve(settings, sources, sockets))
+            return status
+        except (EngineDead, TokenizerMissing, PromptError) as error:
+            logger.error("cannot serve: %s", error)
+            return 1
 
 
-async def _serve(settings: Serve, sources: Sequence[ModelSource]) -> int:
+async def _serve(settings: Serve, sources: Sequence[ModelSource], sockets: list[socket.socket]) -> int:
     async with _engines(settings, sources) as models:
         services = Services(
             models=models,
@@ -58,8 +59,8 @@ async def _serve(settings: Serve, sources: Sequence[ModelSource]) -> int:
         for index, model in enumerate(models):
             model.client.observer = ModelMetrics(metrics, model.names[0], index)
         options = ServerOptions.of(settings)
-        server = _Server(create_app(services, metrics, options), services, options)
-        await server.serve()
+        server = Server(create_app(services, metrics, options), services, options)
+        await server.serve(sockets)
         return 0 if server.started else 1
 
 
@@ -74,63 +75,24 @@ async def _engines(settings: Serve, sources: Sequence[ModelSource]) -> AsyncIter
         await asyncio.gather(*(engine.stop() for engine in engines))
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn, with our start-up line, and readiness that falls as soon as a signal comes."""
-
-    def __init__(self, app: ASGIApp, services: Services, settings: ServerOptions) -> None:
-        self._services = services
-        self._settings = settings
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=settings.host,
-                port=settings.port,
-                loop="none",
-                http="httptools",
-                lifespan="off",
-                log_config=None,
-                access_log=settings.access_log,
-                log_level=settings.log_level,
-                ssl_certfile=settings.ssl_certfile,
-                ssl_keyfile=settings.ssl_keyfile,
-                timeout_graceful_shutdown=round(settings.drain_timeout),
-                server_header=False,
-            )
-        )
-
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Listen, and say what is served where."""
-        await super().startup(sockets)  # type: ignore[arg-type]
-        if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            scheme = "https" if self._settings.ssl_certfile else "http"
-            for model in self._services.models:
-                logger.info(_start_line(model, f"{scheme}://{host}:{port}"))
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take no new requests; a second signal does not wait for the running ones."""
-        if not self._services.draining:
-            logger.info("draining: running requests get %g s to finish", self._settings.drain_timeout)
-        self._services.draining = True
-        super().handle_exit(sig, frame)
-
-
-def _start_line(model: ServedModel, address: str) -> str:
-    info = model.info
-    return (
-        f"Quire {__version__} serves {model.names[0]} ({info.architecture} by {info.implementation}) on {info.device}, "
-        f"{info.dtype}, weights {_size(info.weight_bytes)}, KV {info.num_blocks} blocks of {info.block_size} tokens "
-        f"({_size(info.cache_bytes)}), context {info.max_model_len}, at {address}"
-    )
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
-
-
 def _check(settings: Serve) -> None:
-    """Refuse settings that contradict each other."""
-    if (settings.ssl_certfile is None) != (settings.ssl_keyfile is None):
-        raise ConfigError("quire serve: --ssl-certfile and --ssl-keyfile go together")
+    """Refuse settings that contradict each other or name files that will not do."""
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError("quire serve: --max-num-batched-tokens must be at least --max-num-seqs")
+    check_readable(settings, "chat_template", "utf-8")
+    _check_certificate(settings)
+
+
+def _check_certificate(settings: Serve) -> None:
+    if settings.ssl_certfile is None and settings.ssl_keyfile is None:
+        return
+    if settings.ssl_certfile is None or settings.ssl_keyfile is None:
+        raise ConfigError("quire serve: --ssl-certfile and --ssl-keyfile go together")
+    check_readable(settings, "ssl_certfile")
+    check_readable(settings, "ssl_keyfile")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except OSError as error:  # SSLError is one
+        raise ConfigError(
+            f"quire serve: --ssl-certfile and --ssl-keyfile are no certificate and key: {error}"
+        ) from error

@@ -20,6 +20,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from quire.config.lists import shield_commas
 from quire.config.takes import describe
 
 ENV_PREFIX = "QUIRE_"
@@ -98,9 +99,11 @@ _EMPTY_DEFAULT = re.compile(r" \(default: (null|\(\)|\{\})?\)$")
 
 
 def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
-    """Let `--help` show kinds of values instead of Python types, and no empty defaults."""
+    """Let `--help` show kinds of values instead of Python types, and no empty defaults; keep commas in lists' items."""
     metavar = settings.get("metavar")
     if isinstance(metavar, str):
+        if metavar.startswith("tuple") or settings.get("nargs") == "*":
+            settings["type"] = shield_commas
         settings["metavar"] = "NAME" if metavar.startswith("tuple") else _METAVARS.get(metavar, metavar)
     settings["help"] = _EMPTY_DEFAULT.sub("", settings.get("help", ""))
     return parser.add_argument(*names, **settings)
@@ -122,12 +125,28 @@ class _TomlFile(PydanticBaseSettingsSource):
         except (OSError, ValueError) as error:
             text = f"{cls.flag('config')} takes a readable TOML file, not {str(path)!r}: {error}"
             raise ConfigError(f"quire {cls.name}: {text}") from error
-        for key, value in table.items():
-            if not isinstance(value, dict):
-                raise ConfigError(f"quire {cls.name}: {key!r} in {path} stands outside a command's table, like [serve]")
+        try:
+            _check_tables(table, {command.name for command in Command.__subclasses__()})
+        except ConfigError as error:
+            raise ConfigError(f"quire {cls.name}: {error} ({path})") from None
         for word in cls.name.split():
-            table = table.get(word, {}) if isinstance(table, dict) else {}
+            table = table.get(word, {})
         return {key.replace("-", "_"): value for key, value in table.items()}
+
+
+def _check_tables(table: Any, commands: set[str], *parents: str) -> None:
+    """Every table must be a command's, or hold such tables and nothing else."""
+    for key, value in table.items():
+        name, title = " ".join((*parents, key)), ".".join((*parents, key))
+        if not isinstance(value, dict):
+            outside = "stands outside a command's table, like [serve]"
+            raise ConfigError(f"{title!r} {'takes a table of settings' if name in commands else outside}")
+        if name in commands:
+            continue
+        if not any(command.startswith(f"{name} ") for command in commands):
+            tables = ", ".join(f"[{command.replace(' ', '.')}]" for command in sorted(commands))
+            raise ConfigError(f"the table [{title}] names no command; there are {tables}")
+        _check_tables(value, commands, *parents, key)
 
 
 def unknown_variables(commands: Sequence[type[Command]]) -> list[str]:

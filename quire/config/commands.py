@@ -9,13 +9,13 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from quire.config.command import Command
+from quire.config.lists import Names
 from quire.config.options import (
     ChatOptions,
     EngineOptions,
     Flag,
     LimitOptions,
     ModelOptions,
-    Names,
     Natural,
     Positive,
     Seconds,

@@ -9,14 +9,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, WithJsonSchema
 from pydantic_settings import CliImplicitFlag, NoDecode
 
+from quire.config.lists import Keys, Names, Origins
+
 Flag = CliImplicitFlag[bool]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-def _split_commas(value: Any) -> Any:
-    return [part for part in value.split(",") if part] if isinstance(value, str) else value
 
 
 def _parse_json(value: Any) -> Any:
@@ -24,7 +22,6 @@ def _parse_json(value: Any) -> Any:
 
 
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
 Size = Annotated[ByteSize, WithJsonSchema({"takes": "a size in bytes such as 512MiB or 4GiB"})]
 
 
@@ -46,11 +43,11 @@ class ServerOptions(Options):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port to listen on; 0 picks a free one")
-    api_key: Names = Field((), description="key that clients must send as Bearer token; repeat it for several keys")
+    api_key: Keys = Field((), description="key that clients must send as Bearer token; repeat it for several keys")
     served_model_name: Names = Field(
         (), description="names under which the model answers; with several models write NAME=MODEL"
     )
-    allowed_origins: Names = Field((), description="browser origins that may call the API (CORS); * for all")
+    allowed_origins: Origins = Field((), description="browser origins that may call the API (CORS); * for all")
     root_path: str = Field("", description="path prefix that a proxy in front strips off")
     ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
     ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")

@@ -26,7 +26,8 @@ max-model-len = 4096
 concurrency = 32
 ```
 
-A switch that is on by default is turned off with `--no-...`.
+A switch that is on by default is turned off with `--no-...`. A list is given by repeating its flag, as a variable with
+commas in between, or as a TOML array.
 A value that will not do is refused with the setting's name and what it takes, and a variable or key that names nothing
 is refused as well.
 

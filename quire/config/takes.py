@@ -27,7 +27,7 @@ def _words(schema: dict[str, Any]) -> str:
     if kind in ("integer", "number"):
         return ("a whole number" if kind == "integer" else "a number") + _bounds(schema)
     if kind == "array":
-        return "a comma-separated list"
+        return "a list"
     if schema.get("format") == "path":
         return "a path"
     return _KINDS.get(str(kind), "a value")

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionMessage
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from tests.support.process import serving
 
@@ -31,10 +31,9 @@ def client() -> Iterator[openai.OpenAI]:
 
 def ask(client: openai.OpenAI, *said: str, **options: Any) -> ChatCompletionMessage:
     """Asks; ``said`` is the user's and the assistant's words in turn, the last word is the user's."""
-    messages: Any = [
-        {"role": "assistant" if at % 2 else "user", "content": content} for at, content in enumerate(said)
-    ]
-    return client.chat.completions.create(model="quire-nano", messages=messages, **options).choices[0].message
+    messages: Any = [{"role": "assistant" if at % 2 else "user", "content": content} for at, content in enumerate(said)]
+    answer: ChatCompletion = client.chat.completions.create(model="quire-nano", messages=messages, **options)
+    return answer.choices[0].message
 
 
 def test_adds_with_its_steps_apart(client: openai.OpenAI) -> None:

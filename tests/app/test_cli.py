@@ -28,11 +28,46 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
             assert name in shown
 
 
-def test_unknown_commands_and_settings_end_with_words() -> None:
-    assert "no command 'sreve'" in str(status("sreve"))
+def test_unknown_commands_end_with_the_overview_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, complaint in ((("sreve",), "'sreve'"), (("bench", "foo", "--seed", "1"), "'bench foo'")):
+        assert status(*words) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert "quire bench serve" in shown.err
+        assert shown.err.endswith(f"quire: there is no command {complaint}\n")
+
+
+def test_wrong_settings_end_with_words() -> None:
     assert "--port takes" in str(status("serve", "--port", "x"))
     assert "--ssl-keyfile" in str(status("serve", "--ssl-certfile", "x"))
     assert "--max-num-batched-tokens" in str(status("serve", "--max-num-batched-tokens", "4"))
+
+
+def test_files_that_will_not_do_are_refused_before_the_work(tmp_path: Path) -> None:
+    binary, missing = tmp_path / "binary", tmp_path / "missing" / "file"
+    binary.write_bytes(b"\xff")
+    for arguments, complaint in (
+        (("serve", "--chat-template", missing), f"--chat-template takes a readable file, not '{missing}'"),
+        (("serve", "--chat-template", binary), "--chat-template takes a readable file"),
+        (("serve", "--ssl-certfile", missing, "--ssl-keyfile", binary), "--ssl-certfile takes a readable file"),
+        (("serve", "--ssl-certfile", binary, "--ssl-keyfile", missing), "--ssl-keyfile takes a readable file"),
+        (("serve", "--ssl-certfile", binary, "--ssl-keyfile", binary), "are no certificate and key"),
+        (("bench", "serve", "--result", missing), f"--result takes a file to write, not '{missing}'"),
+        (("bench", "serve", "--result", tmp_path), "it is a folder"),
+        (("bench", "serve", "--plot", tmp_path / "out.xyz"), "plots are written as"),
+        (("bench", "startup", "--result", missing), f"--result takes a file to write, not '{missing}'"),
+        (("bench", "startup", "--serve-args", "'"), "--serve-args cannot be split"),
+    ):
+        said = str(status(*map(str, arguments)))
+        assert said.startswith(f"quire {arguments[0]}")
+        assert complaint in said
+        assert "\n" not in said
+
+
+def test_a_server_that_cannot_be_asked_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (("chat", "--message", "x"), ("bench", "serve")):
+        assert status(*command, "--url", "http://[::") == 1
+        assert "http://[:: cannot be asked" in capsys.readouterr().err
 
 
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +76,7 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_models_that_cannot_be_found_are_named() -> None:
-    assert "'no/such-model'" in str(status("serve", "no/such-model"))
+    assert "'no/such-model'" in str(status("serve", "no/such-model", "--port", "0"))
 
 
 def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,33 +91,6 @@ def test_clients_that_leave_hold_no_blocks(server: ServerProcess) -> None:
         assert client.post("/v1/completions", json=PROMPT).status_code == 200
 
 
-def test_sigterm_drains_then_stops(folder: Path) -> None:
-    with serving(str(folder)) as server:
-        with (
-            server.http as client,
-            client.stream("POST", "/v1/completions", json={**PROMPT, "max_tokens": 240, "stream": True}) as answer,
-        ):
-            lines = answer.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            rest = [line.removeprefix("data: ") for line in lines if line]
-        assert rest[-1] == "[DONE]"
-        assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(30) in (0, -signal.SIGTERM)
-
-
-def test_a_drain_that_takes_too_long_is_cut_short(folder: Path) -> None:
-    with serving(str(folder), "--drain-timeout", "1", "--max-num-seqs", "1") as server:
-        wanted = {**PROMPT, "max_tokens": 240, "n": 40, "stream": True}
-        with server.http as client, client.stream("POST", "/v1/completions", json=wanted) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            with pytest.raises(httpx.RemoteProtocolError):
-                list(lines)
-        server.process.wait(30)
-
-
 def test_a_killed_engine_ends_streams_with_an_error_and_turns_health_red(folder: Path) -> None:
     with serving(str(folder), "--engine-process") as server, server.http as client:
         assert client.get("/health").status_code == 200
@@ -179,8 +152,20 @@ def test_a_model_that_cannot_be_loaded_is_explained_in_a_line(folder: Path, tmp_
     assert "--max-model-len is 9999" in failing(str(folder), "--port", "0", "--max-model-len", "9999")
 
 
-def test_a_port_in_use_is_explained(folder: Path) -> None:
+def test_a_port_in_use_is_explained_before_a_model_is_looked_for() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "address already in use" in failing(str(folder), "--port", str(taken.getsockname()[1])).lower()
+        port = taken.getsockname()[1]
+        said = failing("no/such-model", "--port", str(port))
+    assert said == f"quire serve: cannot listen at --host 127.0.0.1 --port {port}: Address already in use\n"
+
+
+def test_a_name_with_two_addresses_is_served_at_both(folder: Path) -> None:
+    found = {address[0] for *_, address in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+    with serving(str(folder), "--host", "localhost") as server:
+        port = httpx.URL(server.url).port
+        assert "127.0.0.1" in found
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        if "::1" in found:
+            assert httpx.get(f"http://[::1]:{port}/health").status_code == 200

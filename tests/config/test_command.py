@@ -31,6 +31,27 @@ def test_flags() -> None:
     assert settings.default_chat_template_kwargs == {"x": [1]}
 
 
+def test_commas_stay_in_flags_and_part_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Serve.parse(["a,b", "c", "--api-key", "k,1", "--served-model-name", "x=a,b", "--allowed-origins", "p,q"])
+    assert settings.model == ("a,b", "c")
+    assert settings.api_key == ("k,1",)
+    assert settings.served_model_name == ("x=a,b",)
+    assert settings.allowed_origins == ("p", "q")
+    monkeypatch.setenv("QUIRE_MODEL", "a,b")
+    assert Serve.parse([]).model == ("a", "b")
+
+
+def test_an_empty_key_does_not_open_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "quire.toml"
+    path.write_text('[serve]\napi-key = [""]\n')
+    for arguments in (["--api-key", ""], ["--api-key", "k", "--api-key", " "], ["--config", str(path)]):
+        with pytest.raises(ConfigError, match="--api-key takes keys that are not empty"):
+            Serve.parse(arguments)
+    monkeypatch.setenv("QUIRE_API_KEY", "")
+    with pytest.raises(ConfigError, match="--api-key takes keys that are not empty"):
+        Serve.parse([])
+
+
 def test_flags_go_before_variables_before_the_file_before_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +96,12 @@ def test_bad_variables_and_files_are_refused_alike(tmp_path: Path, monkeypatch: 
     path = tmp_path / "quire.toml"
     for text, complaint in (
         ("[serve]\nport = 'x'", "--port takes"),
-        ("port = 1", "'port' in .* stands outside"),
+        ("port = 1", "'port' stands outside a command's table.*quire.toml"),
+        ("[serv]\nport = 1", r"\[serv\] names no command; .*\[bench.serve\].*quire.toml"),
+        ("[bench.sreve]\nseed = 1", r"\[bench.sreve\] names no command"),
+        ("[bench]\nconcurrency = 5", "'bench.concurrency' stands outside"),
+        ("[bench]\nserve = 5", "'bench.serve' takes a table"),
+        ("[[serve]]\nport = 5", "'serve' takes a table"),
         ("[serve]\nprot = 1", "there is no setting 'prot'"),
         ("port = ", "--config takes a readable TOML file"),
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from quire.app.bench.prompts import PromptMaker
+from quire.app.openai_client import ServerError, choices, delta_of, read_chunk, text_in
 from quire.config.commands import BenchServe
 
 
@@ -126,14 +126,14 @@ async def _send(session: aiohttp.ClientSession, settings: BenchServe, body: dict
                 sample.error = f"{answer.status}: {(await answer.text())[:200]}"
                 return sample
             async for line in answer.content:
-                _read(sample, line, time.perf_counter() - started)
-                if sample.error is not None:
-                    break
+                _read(sample, line.decode(errors="replace"), time.perf_counter() - started)
                 if abandon and len(sample.arrivals) * 2 >= settings.output_len:
                     sample.abandoned = True
                     answer.close()
                     break
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+    except ServerError as error:
+        sample.error = str(error)
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # a timeout is an OSError
         sample.error = repr(error)[:200]
     sample.e2e = time.perf_counter() - started
     if sample.error is None and not sample.arrivals:
@@ -142,21 +142,20 @@ async def _send(session: aiohttp.ClientSession, settings: BenchServe, body: dict
     return sample
 
 
-def _read(sample: Sample, line: bytes, now: float) -> None:
-    data = line.removeprefix(b"data:").strip()
-    if not line.startswith(b"data:") or data == b"[DONE]":
-        return
-    chunk = json.loads(data)
-    if "error" in chunk:
-        sample.error = str(chunk["error"])[:200]
-        return
-    if usage := chunk.get("usage"):
-        sample.prompt_tokens, sample.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    if any(map(_has_text, chunk["choices"])):
+def _read(sample: Sample, line: str, now: float) -> None:
+    chunk = read_chunk(line)
+    if isinstance(usage := chunk.get("usage"), dict):
+        details = usage.get("prompt_tokens_details")
+        sample.prompt_tokens, sample.output_tokens = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        sample.cached_tokens = _count(details, "cached_tokens") if isinstance(details, dict) else 0
+    if any(map(_has_text, choices(chunk))):
         sample.arrivals.append(now)
 
 
+def _count(usage: dict[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if isinstance(value, int) else 0
+
+
 def _has_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta") or {}
-    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content"))
+    return bool(text_in(choice, "text") or text_in(delta_of(choice), "content", "reasoning", "reasoning_content"))

@@ -68,9 +68,16 @@ def write_json(figures: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
+def plot_formats() -> Sequence[str]:
+    """Endings of the files that `write_plot` can write."""
+    from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415 half a second that most runs do not need
+
+    return sorted(FigureCanvasBase.get_supported_filetypes())
+
+
 def write_plot(result: LoadResult, title: str, path: Path) -> None:
     """Draw how TTFT, inter-token latency and end-to-end latency are spread."""
-    import matplotlib as mpl  # noqa: PLC0415 half a second that most runs do not need
+    import matplotlib as mpl  # noqa: PLC0415 as above
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415

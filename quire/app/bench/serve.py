@@ -8,7 +8,8 @@ import sys
 import httpx
 from tqdm import tqdm
 
-from quire.app.openai_client import ServerError, first_model, headers
+from quire.app.files import check_writable, refusal
+from quire.app.openai_client import ServerError, connect, first_model
 from quire.config.command import ConfigError
 from quire.config.commands import BenchServe
 
@@ -21,6 +22,7 @@ except ImportError as missing:
 
 def run(settings: BenchServe) -> int:
     """Run the load; the exit status is 1 if a request failed."""
+    _check(settings)
     try:
         model = settings.model_name or _first_model(settings)
     except ServerError as error:
@@ -37,9 +39,18 @@ def run(settings: BenchServe) -> int:
     return 1 if figures["failed"] else 0
 
 
+def _check(settings: BenchServe) -> None:
+    """Refuse files that could not be written once the load has run."""
+    check_writable(settings, "result")
+    check_writable(settings, "plot")
+    if settings.plot is not None and settings.plot.suffix:
+        formats = report.plot_formats()
+        if settings.plot.suffix[1:].lower() not in formats:
+            raise refusal(settings, "plot", "a file to write", f"plots are written as {', '.join(formats)}")
+
+
 def _first_model(settings: BenchServe) -> str:
-    base = settings.url.rstrip("/") + "/"
-    with httpx.Client(base_url=base, headers=headers(settings.api_key), timeout=10) as client:
+    with connect(settings.url, settings.api_key, httpx.Timeout(10)) as client:
         return first_model(client)
 
 

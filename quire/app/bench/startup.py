@@ -15,7 +15,9 @@ import httpx
 import psutil
 from tqdm import trange
 
+from quire.app.files import check_writable
 from quire.app.openai_client import ServerError, first_model
+from quire.config.command import ConfigError
 from quire.config.commands import BenchStartup
 
 _LOOK_EVERY = 0.02  # seconds
@@ -24,9 +26,11 @@ _FIGURES = ("ready_s", "first_token_s", "peak_mb")
 
 def run(settings: BenchStartup) -> int:
     """Start the server a few times and report."""
+    check_writable(settings, "result")
+    _split(settings.serve_args)
     try:
         rows = [_start_once(settings) for _ in trange(settings.runs, desc="starts")]
-    except ServerError as error:
+    except (ServerError, httpx.HTTPError) as error:
         print(f"quire bench startup: {error}", file=sys.stderr)
         return 1
     figures = {name: _spread([row[name] for row in rows]) for name in _FIGURES}
@@ -45,7 +49,7 @@ def _start_once(settings: BenchStartup) -> dict[str, float]:
     command = [sys.executable, "-m", "quire", "serve", *settings.model, "--port", str(port)]
     started = time.perf_counter()
     with subprocess.Popen(  # noqa: S603 our own command
-        [*command, *shlex.split(settings.serve_args)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, *_split(settings.serve_args)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=settings.timeout) as client:
@@ -56,6 +60,13 @@ def _start_once(settings: BenchStartup) -> dict[str, float]:
             return {"ready_s": ready, "first_token_s": first, "peak_mb": _memory(process.pid)}
         finally:
             process.terminate()
+
+
+def _split(serve_args: str) -> list[str]:
+    try:
+        return shlex.split(serve_args)
+    except ValueError as error:
+        raise ConfigError(f"quire bench startup: --serve-args cannot be split into words: {error}") from error
 
 
 def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline: float) -> None:

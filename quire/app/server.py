@@ -1,0 +1,149 @@
+"""The HTTP server: bound before models load, drained at a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire import __version__
+from quire.api.served import ServedModel, Services
+from quire.config.command import ConfigError
+from quire.config.options import ServerOptions
+
+logger = logging.getLogger("quire")
+_LAST_WORDS = 2.0  # seconds that clients get to read the error that ends their request
+
+
+@contextmanager
+def bound(settings: ServerOptions) -> Iterator[list[socket.socket]]:
+    """Sockets on the server's address. They do not listen yet: a probe must not reach a server that loads.
+
+    Raises:
+        ConfigError: another program has the port, or the host is not one of ours.
+    """
+    with ExitStack() as stack:
+        try:
+            sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
+        except OSError as error:
+            raise _cannot_listen(settings, error) from error
+        yield sockets
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """One socket for each address that the host's name stands for."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        if port == 0 and sockets:  # the free port that the first address got
+            address = (address[0], sockets[0].getsockname()[1], *address[2:])
+        try:
+            sockets.append(_bind_one(socket.socket(family, kind, protocol), address))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                for one in sockets:
+                    one.close()
+                raise
+            missing = error  # a name may have an IPv6 address where the system has no IPv6
+    if not sockets and missing is not None:
+        raise missing
+    return sockets
+
+
+def _bind_one(made: socket.socket, address: tuple[Any, ...]) -> socket.socket:
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if made.family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _cannot_listen(settings: ServerOptions, error: OSError) -> ConfigError:
+    reason = error.strerror or str(error)
+    return ConfigError(f"quire serve: cannot listen at --host {settings.host} --port {settings.port}: {reason}")
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, with our start-up line, and readiness that falls as soon as a signal comes."""
+
+    def __init__(self, app: ASGIApp, services: Services, settings: ServerOptions) -> None:
+        """Made on the event loop that will serve."""
+        self._services = services
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                lifespan="off",
+                log_config=None,
+                access_log=settings.access_log,
+                log_level=settings.log_level,
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
+                server_header=False,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say what is served where."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # somebody else bound the port too, and was faster to listen
+            raise _cannot_listen(self._settings, error) from error
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        scheme = "https" if self._settings.ssl_certfile else "http"
+        for model in self._services.models:
+            logger.info(_start_line(model, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take no new requests; a second signal does not wait for the running ones.
+
+        Uvicorn's own would raise the signal again at the end, before the engines are stopped.
+        """
+        if self.should_exit:
+            self._loop.call_soon_threadsafe(self._cut)
+        else:
+            logger.info("draining: running requests get %g s to finish", self._settings.drain_timeout)
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._settings.drain_timeout, self._cut)
+        self._services.draining = True
+        self.should_exit = True
+
+    def _cut(self) -> None:
+        """End the running requests with an error."""
+        for model in self._services.models:
+            model.client.fail("the server is shutting down")
+        self._loop.call_later(_LAST_WORDS, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """Leave clients that do not read what they are sent, or do not send what they announced."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        self.force_exit = True
+
+
+def _start_line(model: ServedModel, address: str) -> str:
+    info = model.info
+    return (
+        f"Quire {__version__} serves {model.names[0]} ({info.architecture} by {info.implementation}) on {info.device}, "
+        f"{info.dtype}, weights {_size(info.weight_bytes)}, KV {info.num_blocks} blocks of {info.block_size} tokens "
+        f"({_size(info.cache_bytes)}), context {info.max_model_len}, at {address}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
