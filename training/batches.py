@@ -13,12 +13,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.chat import Encoded, encode, encode_echo
+from training.chat import Encoded, encode, encode_echo, encode_table
+from training.generators.arithmetic import table_rows
 from training.generators.drills import echo_text
 from training.generators.session import VALUES, make_conversation
 from training.tokens import token_id
 
 ECHO = "echo"
+TABLE = "table"
 LENGTHS = (48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768)
 
 
@@ -37,9 +39,9 @@ class Batches:
         self.tokenizer, self.seed, self.mix, self.tokens, self.block = tokenizer, seed, mix, tokens, block
         self.padding = token_id(tokenizer, "<|endoftext|>")
 
-    def from_step(self, step: int) -> Iterator[Batch]:
-        """Batches from a step on, without end."""
-        number, at = divmod(step, self.block)
+    def start_at(self, number: int) -> Iterator[Batch]:
+        """Batches from a number on, without end."""
+        number, at = divmod(number, self.block)
         while True:
             yield from self._make_block(number)[at:]
             number, at = number + 1, 0
@@ -64,6 +66,8 @@ class Batches:
     def _draw(self, theme: str, rng: Random) -> Encoded:
         if theme == ECHO:
             return encode_echo(echo_text(rng, VALUES), rng.randint(2, 3), self.tokenizer)
+        if theme == TABLE:
+            return encode_table(table_rows(rng), self.tokenizer)
         return encode(make_conversation(theme, rng), self.tokenizer)
 
     def _batch(self, rows: list[Encoded], length: int) -> Batch:

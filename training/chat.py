@@ -80,6 +80,18 @@ def encode_echo(text: str, copies: int, tokenizer: Tokenizer) -> Encoded:
     return Encoded(ids * copies, [False] * (len(ids) + 1) + [True] * (len(ids) * (copies - 1) - 1))
 
 
+def encode_table(rows: list[tuple[str, str]], tokenizer: Tokenizer) -> Encoded:
+    """Rows of a question and a result, many on end; the results are to be learnt."""
+    ids: list[int] = []
+    learnt: list[bool] = []
+    for question, result in rows:
+        for text, flag in ((question, False), (result, True), (", ", False)):
+            piece = tokenizer.encode(text, add_special_tokens=False).ids
+            ids += piece
+            learnt += [flag] * len(piece)
+    return Encoded(ids, learnt)
+
+
 def _reply_spans(text: str, prompt: str, flags: list[bool]) -> list[tuple[int, int]]:
     """Where in the text the trained replies are."""
     spans, at = [], 0

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,10 @@ class Trainer:
         while self.step < until:
             phase, start = self.recipe.phase_at(self.step)
             seed = f"{self.recipe.seed}-{phase.name}"
-            batches = Batches(self.tokenizer, seed, phase.mix, self.recipe.tokens_per_step).from_step(self.step - start)
+            made = Batches(self.tokenizer, seed, phase.mix, self.recipe.tokens_per_batch)
+            batches = made.start_at((self.step - start) * phase.batches)
             while self.step < until and self.recipe.phase_at(self.step)[0] is phase:
-                losses.append(self._take_step(next(batches), phase.matrix_rate, meter))
+                losses.append(self._take_step(list(islice(batches, phase.batches)), phase.rates, meter))
                 self.step += 1
                 if self.step % LOG_EVERY == 0:
                     self._log(meter, phase.name, report)
@@ -85,22 +87,25 @@ class Trainer:
         self.save()
         return losses
 
-    def _take_step(self, batch: Batch, matrix_rate: float, meter: Meter) -> float:
+    def _take_step(self, batches: list[Batch], rates: tuple[float, float], meter: Meter) -> float:
         factor = rate_factor(self.step, self.recipe.steps, self.recipe.warmup, self.recipe.decay_share)
-        for optimizer, rate in zip(self.optimizers, (matrix_rate, self.recipe.other_rate), strict=True):
+        for optimizer, rate in zip(self.optimizers, rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
-        loss = self.model.loss(batch.ids, batch.learnt)
-        loss.backward()
+        value = sum(self._add_gradient(batch, len(batches)) for batch in batches)
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        value = loss.item()
         if not math.isfinite(value):
             raise FloatingPointError(f"loss {value} at step {self.step}")
-        meter.add(value, batch.ids.numel())
+        meter.add(value, sum(batch.ids.numel() for batch in batches))
         return value
+
+    def _add_gradient(self, batch: Batch, share: int) -> float:
+        loss = self.model.loss(batch.ids, batch.learnt) / share
+        loss.backward()
+        return loss.item()
 
     def _log(self, meter: Meter, phase: str, report: Callable[[str], None]) -> None:
         loss, speed = meter.take()

@@ -25,7 +25,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--until", type=int, help="stop (and export) early, at this step; the schedule stays that of --steps"
     )
-    parser.add_argument("--tokens-per-step", type=int, default=recipe.tokens_per_step)
+    parser.add_argument("--tokens-per-batch", type=int, default=recipe.tokens_per_batch)
     parser.add_argument("--width", type=int, default=recipe.width)
     parser.add_argument("--layers", type=int, default=recipe.layers)
     parser.add_argument("--heads", type=int, default=recipe.heads)
@@ -48,8 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     recipe = replace(
-        Recipe(), steps=chosen.steps, tokens_per_step=chosen.tokens_per_step, width=chosen.width, layers=chosen.layers,
-        heads=chosen.heads, inner=chosen.inner, seed=chosen.seed,
+        Recipe(), steps=chosen.steps, tokens_per_batch=chosen.tokens_per_batch, width=chosen.width,
+        layers=chosen.layers, heads=chosen.heads, inner=chosen.inner, seed=chosen.seed,
     )  # fmt: skip
     trainer = Trainer(recipe, chosen.work, compiled=chosen.compile)
     if chosen.resume and trainer.resume():

@@ -19,8 +19,8 @@ from training.recipe import Phase, Recipe
 NANO = Path(__file__).parents[2] / "quire" / "nano"
 MIX = {"arithmetic": 1.0, "quire": 1.0}
 TINY = Recipe(
-    pieces=400, spaced=40, width=32, layers=1, heads=2, inner=32, steps=8, tokens_per_step=512, warmup=2,
-    phases=(Phase("a", 4, 0.02, MIX), Phase("b", None, 0.01, MIX)),
+    pieces=400, spaced=40, width=32, layers=1, heads=2, inner=32, steps=8, tokens_per_batch=512, warmup=2,
+    phases=(Phase("a", 4, (0.02, 3e-3), 1, MIX), Phase("b", None, (0.01, 1e-3), 2, MIX)),
 )  # fmt: skip
 
 

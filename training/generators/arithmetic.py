@@ -60,6 +60,23 @@ def _sub_steps(a: int, b: int) -> str:
     return f"{text}, {a // 10}-{b // 10}{'-1' if borrow else ''}={high}"
 
 
+def table_rows(rng: Random) -> list[tuple[str, str]]:
+    """Sums and differences of digits as the scratch steps write them, each cut behind its equals sign."""
+    rows = []
+    for _ in range(rng.randint(10, 24)):
+        a, b, carry = rng.randint(0, 9), rng.randint(0, 9), rng.random() < 0.3
+        if rng.random() < 0.5:
+            rows.append((f"{a}+{b}{'+1' if carry else ''}=", f"{a + b + carry}"))
+            continue
+        a, b = (max(a, b), min(a, b)) if carry or rng.random() < 0.5 else (a, b)
+        if carry and a > b:
+            rows.append((f"{a}-{b}-1=", f"{a - b - 1}"))
+        else:
+            a += 10 if a < b else 0
+            rows.append((f"{a}-{b}=", f"{a - b}"))
+    return rows
+
+
 def draw_pair(rng: Random, split: str) -> tuple[int, int]:
     """Two numbers of the split."""
     while True:
