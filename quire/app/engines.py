@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 from quire.api.defaults import read_defaults
@@ -12,6 +13,7 @@ from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions
 from quire.engine.core import CoreConfig, serve_core
+from quire.engine.execution.memory import free_memory
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.wire.transport import FrontChannel
@@ -22,10 +24,22 @@ logger = logging.getLogger(__name__)
 _STOP_TIMEOUT = 10.0  # seconds
 
 
+def memory_share(sources: Sequence[ModelSource]) -> int | None:
+    """What each of several engines may take of the memory that their weights leave free; none for one alone.
+
+    It is decided before they load: pages of a cache count as free until they are used, so that no engine can see
+    what another has promised.
+    """
+    if len(sources) == 1:
+        return None
+    weights = sum(file.stat().st_size for source in sources for file in source.folder.glob("*.safetensors"))
+    return max(0, free_memory() - weights) // len(sources)
+
+
 class RunningEngine:
     """One model's core and the client that talks to it."""
 
-    def __init__(self, source: ModelSource, settings: Serve, sharers: int) -> None:
+    def __init__(self, source: ModelSource, settings: Serve, memory_share: int | None) -> None:
         """Begin to load; `serve` waits for the end of it."""
         self._source = source
         self._settings = settings
@@ -40,7 +54,7 @@ class RunningEngine:
             folder=source.folder,
             model=ModelOptions.of(settings),
             engine=EngineOptions.of(settings),
-            sharers=sharers,
+            memory_share=memory_share,
         )
         self._handle.start(partial(serve_core, config), self.client.fail)
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import uvloop
 
 from quire.api.served import ServedModel, Services
-from quire.app.engines import RunningEngine
+from quire.app.engines import RunningEngine, memory_share
 from quire.app.factory import create_app
 from quire.app.files import check_readable
 from quire.app.models import ModelSource, resolve_models
@@ -69,7 +69,8 @@ async def _engines(settings: Serve, sources: Sequence[ModelSource]) -> AsyncIter
     """All engines, loaded side by side and stopped at the end."""
     engines: list[RunningEngine] = []
     try:
-        engines.extend(RunningEngine(source, settings, sharers=len(sources)) for source in sources)
+        share = memory_share(sources)
+        engines.extend(RunningEngine(source, settings, share) for source in sources)
         yield [await engine.serve() for engine in engines]
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))

@@ -51,12 +51,12 @@ _CHECK_AFTER = 3.0  # seconds of idleness; the check of a large pool holds the G
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """All that a core is started with. `sharers`: engines that divide free memory among themselves."""
+    """All that a core is started with. `memory_share`: bytes for its KV cache, if others load beside it."""
 
     folder: Path
     model: ModelOptions
     engine: EngineOptions
-    sharers: int = 1
+    memory_share: int | None = None
 
 
 class EngineCore:
@@ -190,7 +190,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     loaded = load_model(config.folder, config.model, _progress_bar)
     options = config.engine
     per_block = block_bytes(loaded.model.caches, options.block_size, loaded.dtype)
-    num_blocks = count_blocks(options, per_block, loaded.context_len, config.sharers)
+    num_blocks = count_blocks(options, per_block, loaded.context_len, config.memory_share)
     context_len = _fitting_context(loaded, config, num_blocks)
     loaded.model.set_context(context_len)
     table = RequestTable(options.max_num_seqs, context_len, options.block_size)

@@ -32,10 +32,10 @@ def block_bytes(shapes: Sequence[CacheShape], block_size: int, dtype: torch.dtyp
     return sum(shape.numbers for shape in shapes) * block_size * dtype.itemsize
 
 
-def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int, sharers: int) -> int:
+def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int, share: int | None = None) -> int:
     """How many blocks to allocate: as told, or as free memory and the largest possible need allow.
 
-    `sharers`: engines that divide free memory among themselves.
+    `share`: bytes that this engine may take of the memory it shares with other engines; none if it is alone.
 
     Raises:
         OutOfCacheMemory: not even one block fits.
@@ -44,7 +44,7 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
         blocks = int(options.kv_cache_memory) // bytes_per_block
         advice = "--kv-cache-memory must be larger"
     else:
-        available = free_memory() * options.memory_fraction / sharers
+        available = (free_memory() if share is None else share) * options.memory_fraction
         most_needed = options.max_num_seqs * -(-context_len // options.block_size)
         blocks = min(int(available) // bytes_per_block, most_needed)
         advice = "free some memory or raise --memory-fraction"

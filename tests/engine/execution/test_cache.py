@@ -22,19 +22,19 @@ def test_bytes_of_a_block() -> None:
 
 
 def test_memory_that_was_asked_for() -> None:
-    assert count_blocks(EngineOptions(kv_cache_memory=1000), 90, 10_000, 1) == 11
+    assert count_blocks(EngineOptions(kv_cache_memory=1000), 90, 10_000) == 11
     with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory"):
-        count_blocks(EngineOptions(kv_cache_memory=1000), 1001, 10_000, 1)
+        count_blocks(EngineOptions(kv_cache_memory=1000), 1001, 10_000)
 
 
 def test_a_share_of_free_memory_but_no_more_than_can_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "free_memory", lambda: 1_000_000)
     options = EngineOptions(memory_fraction=0.5, max_num_seqs=4, block_size=16)
-    assert count_blocks(options, 1000, 100_000, 1) == 500
-    assert count_blocks(options, 1000, 100_000, 2) == 250
-    assert count_blocks(options, 1000, 100, 1) == 4 * 7
+    assert count_blocks(options, 1000, 100_000) == 500
+    assert count_blocks(options, 1000, 100_000, 300_000) == 150
+    assert count_blocks(options, 1000, 100) == 4 * 7
     with pytest.raises(OutOfCacheMemory, match="--memory-fraction"):
-        count_blocks(options, 600_000, 100, 1)
+        count_blocks(options, 600_000, 100)
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
