@@ -97,7 +97,7 @@ class Cost:
         """CPU seconds for one request of so many tokens in each stream."""
         settings = BenchServe(**self._settings, input_len=2, output_len=output)
         before = self._cpu()
-        result = asyncio.run(generate_load(settings, "steady", lambda _: None))
+        result = asyncio.run(generate_load(settings, "fake", lambda _: None))
         errors = [sample.error for sample in result.samples if sample.error]
         assert not errors, errors[0]
         return self._cpu() - before
