@@ -14,6 +14,19 @@ QUESTION = re.compile(
     re.IGNORECASE,
 )
 TYPO_RATE = 0.06
+SHORT_RATE = 0.3
+ARTICLE_RATE = 0.03
+# Short forms, for training only. Some are right only where a clause begins.
+SHORT = [
+    (r"\bdo not\b", "don't"), (r"\bdoes not\b", "doesn't"), (r"\bcannot\b", "can't"), (r"\bis not\b", "isn't"),
+    (r"\bare not\b", "aren't"), (r"\bdid not\b", "didn't"), (r"\bi am (?=\w|\{)", "i'm "), (r"\bi would\b", "i'd"),
+    (r"\bi will\b", "i'll"), (r"\bwe are (?=\w)", "we're "), (r"\bwhat is (?=\w|\{)", "what's "),
+    (r"\blet us\b", "let's"), (r"\bwhere is (?=\w)", "where's "), (r"\bwho is (?=\w)", "who's "),
+    (r"(^|[.,:] )it is (?=\w)", r"\1it's "), (r"(^|[.,:] )that is (?=\w)", r"\1that's "),
+    (r"(^|[.,:] )there is (?=\w)", r"\1there's "), (r"\byou are (?=\w)", "you're "),
+    (r"\bhow is (?=\w)", "how's "), (r"\bwant to\b", "wanna"),
+]  # fmt: skip
+QUESTION_END = re.compile(r"(, (how|what now|what then|right|any idea|is that possible)|\b(how|why))$", re.IGNORECASE)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -26,9 +39,9 @@ def disturb(
     """
     style = rng.random()
     framed = False
-    question = bool(QUESTION.match(phrase))
-    if split == "train" and rng.random() < TYPO_RATE:
-        phrase = _slip(phrase, rng)
+    question = _asks(phrase) if split == "train" else bool(QUESTION.match(phrase))
+    if split == "train":
+        phrase = _loosen(phrase, rng)
     if frame and rng.random() < 0.14:
         phrase, framed = rng.choice(phrase_book("style")["prefixes"][split]) + phrase, True
     if frame and suffix and rng.random() < 0.07 and phrase[-1:] not in "?.!:=":
@@ -38,9 +51,31 @@ def disturb(
     if style < 0.5:
         return _punctuate(phrase, question, rng) if end else phrase
     phrase = _capitalise(phrase)
+    if split == "train":
+        phrase = re.sub(r"[.!?] [a-z]", lambda match: match[0].upper(), phrase)
     if framed and rng.random() < 0.3:
         phrase = phrase.replace(", ", "! ", 1)
     return _punctuate(phrase, question, rng) if end and style < 0.93 else phrase
+
+
+def _asks(phrase: str) -> bool:
+    """Whether the last sentence of a phrase is a question."""
+    last = re.split(r"[.:] ", phrase)[-1]
+    if re.match(r"(have|has) (?!(you|i|we|they|the|it|any)\b)", last, re.IGNORECASE):
+        return False
+    return bool(QUESTION.match(last) or QUESTION.match(last.rsplit(", ", 1)[-1]) or QUESTION_END.search(last))
+
+
+def _loosen(phrase: str, rng: Random) -> str:
+    """Short forms, a lost article, a slip of the finger: how people type."""
+    if rng.random() < SHORT_RATE:
+        for pattern, short in SHORT:
+            phrase = re.sub(pattern, short, phrase, flags=re.IGNORECASE)
+        if rng.random() < 0.25:
+            phrase = re.sub(r"(?<=[a-z])'(?=(t|m|s|d)\b)", "", phrase)
+    if rng.random() < ARTICLE_RATE:
+        phrase = re.sub(r"\b(the|an?) (?=[a-z])", "", phrase, count=1)
+    return _slip(phrase, rng) if rng.random() < TYPO_RATE else phrase
 
 
 def _lower(phrase: str) -> str:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
 from training.books import phrase_book, words
-from training.generators.arithmetic import is_heldout, steps
+from training.generators.arithmetic import composed, is_heldout, steps
+from training.generators.compose import is_heldout_phrase
+from training.generators.knowledge import facts, fallback_turn, quire_turn, small_talk_turn
+from training.generators.questions import WEIGHTS, composed_question, wants
 from training.generators.session import THEMES, make_conversation
 from training.generators.toolspec import read_specs
-from training.grammar import all_phrases, draw
+from training.generators.turn import Turn
+from training.grammar import all_phrases, draw, slots_of
 from training.heldout import KINDS, cases
 
 SHARED_LISTS = {"months", "weekdays", "seasons"}
@@ -74,6 +80,57 @@ def test_heldout_talk_phrasings() -> None:
     for section in ("ask", "unknown_quire"):
         table = phrase_book("fallback")[section]
         assert not phrasings(table["train"]) & phrasings(table["heldout"])
+
+
+@pytest.mark.parametrize(
+    ("book", "make"),
+    [("quire", quire_turn), ("fallback", fallback_turn), ("small_talk", small_talk_turn)],
+)
+def test_composed_phrases_are_not_heldout_ones(book: str, make: Callable[[Random], Turn]) -> None:
+    rng = Random(2)
+    made = {normal(make(rng).user) for _ in range(3000)}
+    assert len(made) > 800
+    assert not made & heldout_of(phrase_book(book))
+
+
+@pytest.mark.parametrize("section", ["add", "sub", "unsupported"])
+def test_composed_sums_are_not_heldout_ones(section: str) -> None:
+    rng = Random(3)
+    made = {normal(composed(rng, section)) for _ in range(3000)}
+    assert len(made) > 1000
+    assert not made & heldout_of(phrase_book("arithmetic"))
+
+
+def heldout_of(table: dict[str, Any]) -> set[str]:
+    found: set[str] = set()
+    for name, value in table.items():
+        if isinstance(value, dict):
+            found |= heldout_of(value)
+        elif name == "heldout":
+            found |= phrasings(value)
+    return found
+
+
+def test_heldout_phrases_are_recognised() -> None:
+    for book in ("quire", "fallback", "small_talk", "arithmetic"):
+        assert all(is_heldout_phrase(phrase, book) for phrase in heldout_of(phrase_book(book)))
+
+
+def test_every_fact_has_contents_and_many_questions() -> None:
+    rng = Random(4)
+    for fact, table in facts().items():
+        flag = table.get("flag")
+        assert set(wants(fact, flag)) <= set(WEIGHTS), fact
+        made = [composed_question(fact, flag, rng) for _ in range(200)]
+        assert len(set(made)) > 150, fact
+        assert not any(re.search(r"\{\w*\}|\|", phrase.replace("/{id}", "")) for phrase in made), fact
+
+
+def test_composed_sums_keep_their_numbers() -> None:
+    rng = Random(5)
+    for section in ("add", "sub"):
+        for _ in range(2000):
+            assert sorted(slots_of(composed(rng, section))) == ["a", "b"]
 
 
 def test_heldout_recall_phrasings() -> None:

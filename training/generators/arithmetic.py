@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 from training.books import phrase_book
+from training.generators.compose import expand, fresh
 from training.generators.turn import Turn
 from training.grammar import draw, fill
 from training.noise import disturb
@@ -16,6 +18,11 @@ ONES = [
 TENS = ["_", "_", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 HELDOUT_SHARE = 7
 WORD_RATE = 0.1
+# Between words a minus would read as a hyphen: sixty-six.
+HYPHEN = re.compile(r"\}\s*[-–]\s*\{")
+# How often a phrase is one of those written out; the others are composed of frames and contents.
+WRITTEN = 0.35
+SHAPES = {"np": 5, "do": 2.5, "clause": 1, "ask": 2.5}
 
 
 def in_words(number: int) -> str:
@@ -86,6 +93,19 @@ def draw_pair(rng: Random, split: str) -> tuple[int, int]:
             return a, b
 
 
+def composed(rng: Random, section: str) -> str:
+    """A request of a section of ``sums.toml`` with the slots of the numbers left; none of the evaluation's."""
+    return fresh(lambda: _compose(rng, section), "arithmetic")
+
+
+def _compose(rng: Random, section: str) -> str:
+    book = phrase_book("sums")
+    shape = rng.choices(list(SHAPES), list(SHAPES.values()))[0]
+    content = rng.choice(book[section][shape])
+    frame = "{ask}" if shape == "ask" else rng.choice(book["frames"][shape])
+    return expand(frame, {**book["words"], shape: [content]}, rng)
+
+
 def arithmetic_turn(rng: Random, split: str = "train", minus: bool | None = None) -> Turn:
     """A sum or a difference."""
     if minus is None:
@@ -94,8 +114,11 @@ def arithmetic_turn(rng: Random, split: str = "train", minus: bool | None = None
     book = phrase_book("arithmetic")
     reversed_order = minus and rng.random() < 0.3
     section = "sub_reversed" if reversed_order else "sub" if minus else "add"
-    phrase = disturb(draw(rng.choice(book[section][split]), rng), rng, split)
-    spell = rng.random() < WORD_RATE
+    if split == "train" and rng.random() >= WRITTEN:
+        phrase = disturb(composed(rng, "sub" if minus else "add"), rng)
+    else:
+        phrase = disturb(draw(rng.choice(book[section][split]), rng), rng, split)
+    spell = rng.random() < WORD_RATE and (split != "train" or not HYPHEN.search(phrase))
     user = fill(phrase, {"a": in_words(a) if spell else str(a), "b": in_words(b) if spell else str(b)})
     result = a - b if minus else a + b
     reply = f"{a} {'-' if minus else '+'} {b} = {result}."
@@ -104,7 +127,10 @@ def arithmetic_turn(rng: Random, split: str = "train", minus: bool | None = None
 
 def unsupported_turn(rng: Random, split: str = "train") -> Turn:
     """Arithmetic beyond the model: it says what it can do."""
-    phrase = disturb(draw(rng.choice(phrase_book("arithmetic")["unsupported"][split]), rng), rng, split)
+    if split == "train" and rng.random() >= WRITTEN:
+        phrase = disturb(composed(rng, "unsupported"), rng)
+    else:
+        phrase = disturb(draw(rng.choice(phrase_book("arithmetic")["unsupported"][split]), rng), rng, split)
     numbers = {"a": rng.randint(2, 99), "b": rng.randint(2, 99), "c": rng.randint(1, 99),
                "big": rng.choice((100, 1000, 10000)) * rng.randint(1, 9) + rng.randint(0, 99),
                "big2": rng.randint(100, rng.choice((999, 99999)))}  # fmt: skip

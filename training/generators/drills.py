@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
-from training.books import phrase_book
+from training.books import phrase_book, tool_parts
+from training.generators import naming
+from training.generators.toolspec import Tool
+from training.generators.tooltalk import call_turn, dump, make_value
 from training.generators.turn import Turn
 from training.grammar import draw, fill
 from training.noise import disturb
@@ -45,3 +49,121 @@ def lookup_turns(rng: Random, values: Values, split: str = "train") -> list[Turn
             question = fill(rng.choice(book["lists"][split]), {"q": question, "l": listed})
         turns.append(Turn("lookup", fill(question, {"k": key}), f"{pairs[key]}", expect={"text": pairs[key]}))
     return turns
+
+
+def record_turns(rng: Random, values: Values) -> list[Turn]:
+    """Questions on a record in JSON, or one to write."""
+    book = phrase_book("drills")["records"]
+    record = _record(rng, values)
+    task = rng.choice(("value", "value", "keys", "key", "write", "write", "rename", "set", "fill", "fill"))
+    if task == "write":
+        record = {name: int(value) if str(value).isdigit() else value for name, value in record.items()}
+    text, key = dump(record), rng.choice(list(record))
+    slots = {"r": text, "k": key, "v": str(record[key]), "l": _listed(record, rng), "s": _form(record)}
+    if task == "value":
+        return _value_turns(record, slots, rng)
+    if task == "keys":
+        reply = ", ".join(record)
+    elif task == "key":
+        reply = next(name for name, value in record.items() if str(value) == slots["v"])
+    elif task == "rename":
+        slots["n"] = _unused(record, rng, values)
+        reply = dump({slots["n"] if name == key else name: value for name, value in record.items()})
+    elif task == "set":
+        fresh = values.draw("int 1 99" if isinstance(record[key], int) else "rare_word", rng)
+        slots["v"], reply = str(fresh), dump({**record, key: fresh})
+    else:
+        reply = text
+    question = disturb(rng.choice(book[task]), rng, suffix=False, end=False)
+    return [Turn("record", fill(question, slots), reply, expect={"text": reply})]
+
+
+def _record(rng: Random, values: Values) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for _ in range(rng.randint(1, 5)):
+        record[_unused(record, rng, values)] = values.draw(rng.choice(COPIED + LOOKED_UP), rng)
+    return record
+
+
+def _unused(record: dict[str, Any], rng: Random, values: Values) -> str:
+    while True:
+        name = naming.any_parameter_name(values, rng)
+        if rng.random() < 0.3:
+            name = str(rng.choice(rng.choice(tool_parts()["params"])["names"]))
+        if name not in record:
+            return name
+
+
+def _value_turns(record: dict[str, Any], slots: dict[str, str], rng: Random) -> list[Turn]:
+    book, turns = phrase_book("drills")["records"], []
+    for at, key in enumerate(rng.sample(list(record), min(len(record), rng.choice((1, 1, 2, 3))))):
+        question = disturb(rng.choice(book["more" if at else "value"]), rng, suffix=False, end=False)
+        reply = str(record[key])
+        turns.append(Turn("record", fill(question, {**slots, "k": key}), reply, expect={"text": reply}))
+    return turns
+
+
+def _listed(record: dict[str, Any], rng: Random, ordered: bool = True) -> str:
+    """width = 3, name = x"""
+    sign = rng.choice((" = ", "=", ": ", " "))
+    pairs = list(record.items())
+    if not ordered:
+        rng.shuffle(pairs)
+    return rng.choice((", ", ", ", " and ", "; ")).join(f"{key}{sign}{value}" for key, value in pairs)
+
+
+def _form(record: dict[str, Any]) -> str:
+    return dump({key: "integer" if isinstance(value, int) else "string" for key, value in record.items()})
+
+
+def tool_quiz(rng: Random, values: Values, tools: list[Tool]) -> list[Turn]:
+    """Questions on the tools of the conversation: the answers copy names; at times a call in plain words ends them."""
+    turns: list[Turn] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        turn = _quiz_turn(rng, values, tools)
+        if turn.user not in {known.user for known in turns}:
+            turns.append(turn)
+    if rng.random() < 0.45:
+        call = _plain_call(rng, values, rng.choice(tools))
+        turns = [*turns[:1], call] if rng.random() < 0.4 else [call]
+    return turns
+
+
+def _quiz_turn(rng: Random, values: Values, tools: list[Tool]) -> Turn:
+    tool = rng.choice(tools)
+    names = [parameter.name for parameter in tool.parameters]
+    slots, task, reply = {"t": tool.name}, rng.choice(("list", "which", "which", "arguments", "owner", "options")), ""
+    if task == "owner" and names:
+        slots["p"] = rng.choice(names)
+        owners = [other.name for other in tools if any(p.name == slots["p"] for p in other.parameters)]
+        reply = owners[0] if len(owners) == 1 else ""
+    elif task == "options":
+        enums = [parameter for parameter in tool.parameters if parameter.options]
+        if enums:
+            slots["p"], reply = enums[0].name, ", ".join(enums[0].options)
+    elif task == "arguments":
+        reply = ", ".join(names) or "none"
+    elif task == "list":
+        reply = ", ".join(other.name for other in tools)
+    if not reply:
+        task, reply = "which", tool.name
+        if tool.about and rng.random() < 0.6:
+            task, slots["u"] = "does", tool.about.rstrip(".")
+            if rng.random() < 0.4:
+                task, reply = "about", tool.about
+    if task == "which":
+        reply, slots["u"] = tool.name, call_turn(rng, values, tool).user
+    phrase = rng.choice(phrase_book("drills")["quiz"][task])
+    question = disturb(phrase, rng, suffix=False, end="{u}" not in phrase)
+    return Turn("quiz", fill(question, slots), reply, expect={"text": reply})
+
+
+def _plain_call(rng: Random, values: Values, tool: Tool) -> Turn:
+    """A call with the names of the tool and of its arguments said by the user."""
+    book = phrase_book("drills")["quiz"]
+    given = [p for p in tool.parameters if p.required or not tool.lists_required or rng.random() < 0.5]
+    arguments = {parameter.name: make_value(parameter, rng, values) for parameter in given}
+    call = {"name": tool.name, "arguments": arguments}
+    listed = _listed(arguments, rng, ordered=rng.random() < 0.7)
+    question = disturb(rng.choice(book["call" if given else "bare"]), rng, suffix=False, end=False)
+    return Turn("tool_call", fill(question, {"t": tool.name, "a": listed}), call=call, expect={"call": call})

@@ -1,4 +1,4 @@
-"""Name, age and city out of a sentence, as JSON."""
+"""Name, age and city out of a text, as JSON."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 from training.books import phrase_book
 from training.generators.arithmetic import in_words
+from training.generators.parts import is_one_of, part
 from training.generators.recall import with_article
+from training.generators.sentences import person_text
 from training.generators.turn import Turn
-from training.grammar import draw, fill
-from training.noise import disturb
+from training.grammar import draw, fill, slots_of, tidy
+from training.noise import QUESTION, disturb
 from training.values import Values
 
+KEYS = ("name", "age", "city")
 SECTIONS = {
     "name_age_city": 10,
     "name_age": 3,
@@ -24,30 +27,100 @@ SECTIONS = {
     "age_only": 1,
     "nothing": 0.5,
 }
+TRAIN_SECTIONS = {**SECTIONS, "name_age_city": 8.5, "age_city": 1.5, "name_only": 1.5, "city_only": 1.5}
+SEVERAL = ("name_age_city", "name_age", "name_city")
+# Shares of whole sentences and requests of the lists; the others are put together from parts
+LISTED_SENTENCES = 0.15
+LISTED_REQUESTS = 0.25
+# Slots whose kind of value has another name
+KINDS = {
+    "count": "int 2 9", "num": "int 100 999", "num2": "int 10 59", "year": "int 1950 2026", "day": "int 1 28",
+    "pet": "pet_names", "month": "months", "weekday": "weekdays", "rarename": "rare_name", "drink": "drinks",
+    "hobby": "hobbies", "instrument": "instruments", "car": "cars", "adjective": "adjectives", "noun": "nouns",
+}  # fmt: skip
 
 
 def extract_turn(rng: Random, values: Values, split: str = "train", several: bool = False) -> Turn:
     """A text and the request to pull name, age and city out of it; with ``several`` a list of people."""
     book = phrase_book("extract")
+    weights = TRAIN_SECTIONS if split == "train" else SECTIONS
     people: list[dict[str, Any]] = []
     texts: list[str] = []
     for _ in range(rng.randint(2, 3) if several else 1):
-        sections = ["name_age_city", "name_age", "name_city"] if several else list(SECTIONS)
-        section = rng.choices(sections, [SECTIONS[name] for name in sections])[0]
-        text, person = _sentence(book[section][split], rng, values)
+        sections = list(SEVERAL) if several else list(SECTIONS)
+        section = rng.choices(sections, [weights[name] for name in sections])[0]
+        if split == "train" and rng.random() >= LISTED_SENTENCES:
+            text, person = _composed(section, rng, values)
+        else:
+            text, person = _sentence(book[section][split], rng, values)
         texts.append(text if text[-1:] in ".!?" or not several else text + ".")
         people.append(person)
-    phrase = draw(rng.choice(book["several_instructions" if several else "instructions"][split]), rng)
-    if phrase.endswith("{text}"):
-        phrase = disturb(phrase.removesuffix("{text}").rstrip(" "), rng, split, end=False, suffix=False) + " {text}"
+    table = book["several_instructions" if several else "instructions"]
+    if split == "train" and rng.random() >= LISTED_REQUESTS:
+        phrase = _request(rng, several, table["heldout"])
     else:
-        phrase = disturb(phrase, rng, split)
-    user = fill(phrase, {"text": " ".join(texts)})
+        phrase = _listed_request(draw(rng.choice(table[split]), rng), rng, split)
     answer = people if several else people[0]
-    return Turn("extract", user, json.dumps(answer, ensure_ascii=False), expect={"json": answer})
+    reply = json.dumps(answer, ensure_ascii=False)
+    return Turn("extract", fill(phrase, {"text": " ".join(texts)}), reply, expect={"json": answer})
+
+
+# Requests
+
+
+def _listed_request(phrase: str, rng: Random, split: str) -> str:
+    if phrase.endswith("{text}"):
+        return disturb(phrase.removesuffix("{text}").rstrip(" "), rng, split, end=False, suffix=False) + " {text}"
+    return disturb(phrase, rng, split)
+
+
+def _request(rng: Random, several: bool, heldout: list[str]) -> str:
+    """A request composed of what to do, with what, in which form, and of where the text stands."""
+    while True:
+        before = rng.random() < 0.62
+        ask = tidy(_people_ask(rng) if several else _ask(rng, before))
+        if rng.random() < 0.18:
+            extra = part("requests", "extra", rng)
+            ask = rng.choice((f"{ask}, {extra}", f"{ask} ({extra})", f"{ask}; {extra}", f"{ask} - {extra}"))
+        if rng.random() < 0.14:
+            ask = f"{part('requests', 'polite', rng)} {ask}"
+        layout = rng.choice(phrase_book("requests")["before" if before else "after"])
+        if is_one_of(layout.replace("{ask}", ask), heldout):
+            continue
+        question = bool(QUESTION.match(ask))
+        if question:
+            layout = layout.replace("{ask}:", "{ask}?").replace("{ask}.", "{ask}?")
+        ask = disturb(ask, rng, end=layout.endswith("{ask}"), suffix=not before)
+        return str(layout.replace("{ask}", ask))
+
+
+def _ask(rng: Random, before: bool) -> str:
+    chance = rng.random()
+    source = part("requests", "source" if before else "source_before", rng)
+    if chance < 0.5:
+        pieces = [part("requests", "keys", rng), source, part("requests", "format", rng)]
+        if rng.random() < 0.3:
+            pieces[1:] = rng.sample(pieces[1:], 2)
+        start = part("requests", "verb" if rng.random() < 0.72 else "want", rng)
+        return " ".join([start, *pieces])
+    if chance < 0.6:
+        keys = part("requests", "keys", rng)
+        return " ".join([keys, source, part("requests", "format", rng)])
+    if chance < 0.72:
+        return " ".join([part("requests", "verb", rng), part("requests", "vague", rng), source,
+                         part("requests", "format", rng)])  # fmt: skip
+    return part("requests", "turn" if chance < 0.87 else "ask", rng)
+
+
+def _people_ask(rng: Random) -> str:
+    return " ".join(part("requests", name, rng) for name in ("verb", "people", "source", "people_format"))
+
+
+# Texts
 
 
 def _sentence(patterns: list[str], rng: Random, values: Values) -> tuple[str, dict[str, Any]]:
+    """A sentence of a list, and what it says of the person."""
     pattern = draw(rng.choice(patterns), rng)
     name, age, city = values.draw("full_or_first_name", rng), rng.randint(1, 99), values.draw("cities", rng)
     shown = {"name": name, "age": str(age), "city": city, "count": str(rng.randint(2, 9)),
@@ -66,8 +139,61 @@ def _sentence(patterns: list[str], rng: Random, values: Values) -> tuple[str, di
     text = fill(pattern, shown)
     chance = rng.random() if values.split == "train" else 1.0
     if chance < 0.06:
-        text = text.lower()
-        person = {key: value.lower() if isinstance(value, str) else value for key, value in person.items()}
-    elif chance < 0.16:
-        text = text.rstrip(".")
-    return text, person
+        return _changed(text, person, str.lower)
+    return text.rstrip(".") if chance < 0.16 else text, person
+
+
+def _composed(section: str, rng: Random, values: Values) -> tuple[str, dict[str, Any]]:
+    """A text put together from parts, and what it says of the person."""
+    keys = {key for key in KEYS if key in section.split("_")}
+    heldout = phrase_book("extract")[section]["heldout"]
+    pattern = person_text(keys, rng)
+    while is_one_of(pattern, heldout):
+        pattern = person_text(keys, rng)
+    age = rng.randint(1, 99)
+    person: dict[str, Any] = {"name": values.draw("full_or_first_name", rng), "age": age,
+                              "city": values.draw("cities", rng)}  # fmt: skip
+    spelt = in_words(age) if rng.random() < 0.05 else str(age)
+    shown = {
+        "name": person["name"], "city": person["city"], "age": spelt, "ageth": ordinal(age), "agem1": str(age - 1),
+        "age2": str(age % 97 + rng.randint(1, 3)), "an": "an" if str(age)[0] == "8" or age in (11, 18) else "a",
+    }  # fmt: skip
+    text = _fill_each(pattern, shown, rng, values)
+    person = {key: person[key] if key in keys else None for key in KEYS}
+    chance = rng.random()
+    if chance < 0.06:
+        return _changed(text, person, str.lower)
+    if chance < 0.07:
+        return _changed(text, person, str.upper)
+    if chance < 0.1:
+        return text.replace(", ", " "), person
+    return text[:1].upper() + text[1:], person
+
+
+def _fill_each(pattern: str, shown: dict[str, str], rng: Random, values: Values) -> str:
+    """Fills the slots: those of the person alike throughout, all others with a value each."""
+    pieces = []
+    for piece in pattern.split("{"):
+        slot, found, rest = piece.partition("}")
+        if found and slots_of("{" + slot + "}"):
+            pieces.append((shown[slot] if slot in shown else _other(slot, rng, values)) + rest)
+        else:
+            pieces.append(("{" if pieces else "") + piece)
+    return "".join(pieces)
+
+
+def _other(slot: str, rng: Random, values: Values) -> str:
+    if slot in ("anjob", "thinga"):
+        return with_article(str(values.draw({"anjob": "job", "thinga": "thing"}[slot], rng)))
+    return str(values.draw(KINDS.get(slot, slot), rng))
+
+
+def _changed(text: str, person: dict[str, Any], change: Any) -> tuple[str, dict[str, Any]]:
+    """All in one case: so are the values."""
+    return change(text), {key: change(value) if isinstance(value, str) else value for key, value in person.items()}
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from itertools import accumulate
 from random import Random
 from typing import Any
 
 from training.books import phrase_book
+from training.generators.compose import expand, is_heldout_phrase
+from training.generators.questions import composed_question
 from training.generators.turn import Turn
 from training.grammar import draw, fill, slots_of
 from training.noise import disturb
 
 NOT_FACTS = ("macros", "purpose_questions", "flag_questions")
+# How often a phrase is one of those written out; the others are composed.
+WRITTEN = 0.25
+WRITTEN_TALK = 0.4
+MOST_TRIES = 100
 
 
 @cache
@@ -22,13 +30,29 @@ def facts() -> dict[str, dict[str, Any]]:
 
 def quire_turn(rng: Random, split: str = "train", fact: str | None = None) -> Turn:
     """A question on Quire."""
-    table = facts()[fact or rng.choice(list(facts()))]
-    phrase = _question(table, rng) if split == "train" else _heldout_question(table, rng)
-    user = disturb(phrase, rng, split)
+    fact = fact or rng.choice(list(facts()))
+    table = facts()[fact]
+    if split == "train":
+        user = _typed(lambda: _question(fact, rng), rng, "quire")
+    else:
+        user = disturb(_heldout_question(table, rng), rng, split)
     return Turn("quire", user, table["answer"], expect={"keys": table["keys"]})
 
 
-def _question(table: dict[str, Any], rng: Random) -> str:
+def _typed(make: Callable[[], str], rng: Random, book: str) -> str:
+    """A phrase as typed for training; never a held-out one, neither before nor after."""
+    for _ in range(MOST_TRIES):
+        phrase = make()
+        user = disturb(phrase, rng)
+        if not is_heldout_phrase(phrase, book) and not is_heldout_phrase(user, book):
+            return user
+    raise ValueError(f"only held-out phrases of {book}")
+
+
+def _question(fact: str, rng: Random) -> str:
+    table = facts()[fact]
+    if rng.random() >= WRITTEN:
+        return composed_question(fact, table.get("flag"), rng)
     book = phrase_book("quire")
     routes = [("ask", 2)]
     if "do" in table:
@@ -61,18 +85,50 @@ def small_talk_turn(rng: Random, split: str = "train", topic: str | None = None)
     book = phrase_book("small_talk")
     topics = list(book)
     weights = [3 if name in ("hello", "who") else 1 for name in topics]
-    table = book[topic or rng.choices(topics, weights)[0]]
-    phrase = draw(rng.choice(table["ask" if split == "train" else "heldout"]), rng)
-    return Turn("small_talk", disturb(phrase, rng, split), table["answer"], expect={"keys": table["keys"]})
+    topic = topic or rng.choices(topics, weights)[0]
+    table = book[topic]
+    if split == "train":
+        user = _typed(lambda: _small_talk(topic, rng), rng, "small_talk")
+    else:
+        user = disturb(draw(rng.choice(table["heldout"]), rng), rng, split)
+    return Turn("small_talk", user, table["answer"], expect={"keys": table["keys"]})
+
+
+def _small_talk(topic: str, rng: Random) -> str:
+    if rng.random() < WRITTEN_TALK:
+        return draw(rng.choice(phrase_book("small_talk")[topic]["ask"]), rng)
+    book = phrase_book("talk")
+    return expand(rng.choice(book[topic]["train"]), book["words"], rng)
 
 
 def fallback_turn(rng: Random, split: str = "train") -> Turn:
     """Something else: the model says what it is."""
+    if split == "train":
+        user = _typed(lambda: _elsewhere(rng), rng, "fallback")
+    else:
+        user = disturb(_written_elsewhere(rng, split), rng, split)
+    answer = phrase_book("fallback")["answers"]["fallback"]
+    return Turn("fallback", user, answer, expect={"keys": ["I am quire-nano"]})
+
+
+def _written_elsewhere(rng: Random, split: str) -> str:
     book = phrase_book("fallback")
     phrase = draw(rng.choice(book["ask"][split]), rng)
-    values = {name: rng.choice(book["slots"][name]) for name in slots_of(phrase)}
-    user = disturb(fill(phrase, values), rng, split)
-    return Turn("fallback", user, book["answers"]["fallback"], expect={"keys": ["I am quire-nano"]})
+    return fill(phrase, {name: rng.choice(book["slots"][name]) for name in slots_of(phrase)})
+
+
+def _elsewhere(rng: Random) -> str:
+    if rng.random() < WRITTEN:
+        return _written_elsewhere(rng, "train")
+    frames, weights = _elsewhere_frames()
+    return expand(rng.choices(frames, cum_weights=weights)[0], phrase_book("elsewhere")["words"], rng)
+
+
+@cache
+def _elsewhere_frames() -> tuple[list[str], list[int]]:
+    """The frames and their weights, summed up: one with slots comes more often than a fixed phrase."""
+    frames = phrase_book("elsewhere")["frames"]["train"]
+    return frames, list(accumulate(1 + 2 * len(set(slots_of(frame))) for frame in frames))
 
 
 def unknown_turn(rng: Random, split: str = "train") -> Turn:

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from training.books import phrase_book
+from training.generators import telling
 from training.generators.turn import Turn
 from training.grammar import draw, fill
 from training.noise import disturb
@@ -14,12 +15,15 @@ from training.values import Values
 
 SPELLINGS = {"train": ("favourite", "favourite", "favorite", "fav"), "heldout": ("favourite", "favorite")}
 MAIN_WEIGHTS = {"name": 6, "city": 4, "age": 4, "job": 3, "dog": 2, "cat": 2}
+# Share of the questions in training that turn into ones on facts not told
+EXTRA_UNTOLD = 0.1
 # Facts that one question might ask for alike
 TWINS = (
     {"color", "colour"}, {"film", "movie"}, {"food", "dish"}, {"day", "day of the week"}, {"dog", "cat", "pet"},
     {"sport", "sport_played"}, {"hobby"}, {"language", "language_spoken"}, {"instrument", "instrument_played"},
     {"name", "nickname", "surname", "last name", "middle name"}, {"city", "country", "dream city"},
-    {"email", "email address"}, {"teacher"}, {"job", "dream job"},
+    {"email", "email address"}, {"teacher"}, {"job", "dream job"}, {"drink"}, {"country", "trip", "dream city"},
+    {"birth_month", "month"}, {"language", "learning"}, {"colour", "coat"}, {"children"}, {"favourite"},
 )  # fmt: skip
 
 
@@ -52,10 +56,14 @@ class Memory:
         self.rng, self.values, self.split = rng, values, split
         self.told: dict[str, Fact] = {}
         self.people = [values.draw("first_names", rng) for _ in range(2)]
+        if split == "train":
+            self.people = telling.pick_people(rng, self.people)
 
     # Which facts there are
 
     def _new_key(self) -> str:
+        if self.split == "train":
+            return telling.training_key(self.rng, self.values, self.people, MAIN_WEIGHTS)
         book, chance = phrase_book("recall"), self.rng.random()
         if chance < 0.5:
             keys: list[str] = list(book["attributes"])
@@ -74,6 +82,8 @@ class Memory:
             name, _, person = name.partition(".")
             table, kind = book[group][name], book[group][name]["values"]
             slots = {"p": person}
+        elif group not in book:
+            table, kind, slots = telling.training_table(key)
         else:
             table = book["favourite_phrases" if group == "favourites" else "belonging_phrases"]
             kind, slots = book[group][name], {"noun": name}
@@ -81,8 +91,17 @@ class Memory:
 
     def _clause(self, fact: Fact) -> str:
         """How the user tells the fact, slots filled except the value."""
-        table = "tell" if self.split == "train" else "heldout_tell"
-        return fill(draw(self.rng.choice(fact.table[table]), self.rng), self._fixed(fact)).rstrip(".!")
+        if self.split == "train":
+            return self._training_phrase(fact, "tell").rstrip(".!")
+        return fill(draw(self.rng.choice(fact.table["heldout_tell"]), self.rng), self._fixed(fact)).rstrip(".!")
+
+    def _training_phrase(self, fact: Fact, table: str) -> str:
+        """How the user tells the fact or asks for it: from a list, or put together."""
+        slots = telling.as_told(self._fixed(fact))
+        if table in fact.table and self.rng.random() < telling.LISTED:
+            return fill(telling.listed(fact.table[table], self.rng, slots), slots)
+        compose = telling.composed_clause if table == "tell" else telling.composed_question
+        return telling.small_words(fill(compose(fact.key, fact.table, self.rng), slots), self.rng, self.values)
 
     def _fixed(self, fact: Fact) -> dict[str, str]:
         return {**fact.slots, "fav": self.rng.choice(SPELLINGS[self.split])}
@@ -116,6 +135,9 @@ class Memory:
         if update:
             text = fill(self.rng.choice(phrase_book("recall")["updates"][self.split]), {"a": text})
         text = disturb(text, self.rng, self.split, frame=self.rng.random() < 0.3)
+        if self.split == "train" and self.rng.random() < 0.12:
+            other = disturb(telling.aside(self.rng, self.values), self.rng, frame=False).rstrip(".!")
+            text = f"{other}. {text}" if self.rng.random() < 0.5 else f"{text.rstrip('.!')}. {other}"
         values = {f"v{at}": fact.value for at, fact in enumerate(facts)}
         return fill(text, values | {f"av{at}": with_article(fact.value) for at, fact in enumerate(facts)})
 
@@ -127,18 +149,25 @@ class Memory:
 
     def ask(self, known: bool = True) -> Turn:
         """The user asks for a fact: one that was told, or one that was not."""
+        if self.split == "train" and known and self.rng.random() < EXTRA_UNTOLD:
+            known = False
         if known and self.told:
             fact = self.told[self.rng.choice(list(self.told))]
             reply = fact.said()
             return Turn(
                 "recall", self._question(fact), reply[0].upper() + reply[1:] + ".", expect={"value": fact.value}
             )
-        key = self._new_key()
+        key = self._untold_key()
         while key in self.told or self._shadowed(key):
-            key = self._new_key()
+            key = self._untold_key()
         fact = self._make(key)
         noun = fill(fact.table.get("noun", self._noun_pattern(key)), fact.slots)
         return Turn("recall", self._question(fact), f"You have not told me {noun}.", expect={"untold": True})
+
+    def _untold_key(self) -> str:
+        if self.split == "train" and self.told and self.rng.random() < 0.4:
+            return telling.near_key(self.rng.choice(list(self.told)), self.rng, self.values, self.people)
+        return self._new_key()
 
     def _noun_pattern(self, key: str) -> str:
         return "your favourite {noun}" if key.startswith("favourites") else "your {noun}"
@@ -150,8 +179,9 @@ class Memory:
         return any(last in twin and told & twin for twin in TWINS)
 
     def _question(self, fact: Fact) -> str:
-        table = "ask" if self.split == "train" else "heldout_ask"
-        phrase = fill(draw(self.rng.choice(fact.table[table]), self.rng), self._fixed(fact))
+        if self.split == "train":
+            return disturb(self._training_phrase(fact, "ask"), self.rng)
+        phrase = fill(draw(self.rng.choice(fact.table["heldout_ask"]), self.rng), self._fixed(fact))
         return disturb(phrase, self.rng, self.split)
 
     def ask_everything(self) -> Turn:

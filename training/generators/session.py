@@ -7,7 +7,7 @@ from random import Random
 
 from training.books import phrase_book
 from training.generators.arithmetic import arithmetic_turn, unsupported_turn
-from training.generators.drills import lookup_turns, repeat_turn
+from training.generators.drills import lookup_turns, record_turns, repeat_turn, tool_quiz
 from training.generators.extract import extract_turn
 from training.generators.knowledge import fallback_turn, quire_turn, small_talk_turn, unknown_turn
 from training.generators.recall import Memory
@@ -97,20 +97,27 @@ def _question(memory: Memory, rng: Random) -> Turn:
     return memory.ask(rng.random() < 0.75)
 
 
-def _drill(rng: Random, _conversation: Conversation) -> list[Turn]:
-    if rng.random() < 0.5:
+def _drill(rng: Random, conversation: Conversation) -> list[Turn]:
+    chance = rng.random()
+    if chance < 0.25:
         return lookup_turns(rng, VALUES)
+    if chance < 0.45:
+        return record_turns(rng, VALUES)
+    if chance < 0.8:
+        tools = make_tools(rng, VALUES, rng.choice((1, 1, 1, 2, 2, 3)))
+        conversation.tools = [tool.openai() for tool in tools]
+        return tool_quiz(rng, VALUES, tools)
     return [repeat_turn(rng, VALUES) for _ in range(rng.choice((1, 2, 3, 4)))]
 
 
 def _few_tools(rng: Random, conversation: Conversation) -> list[Turn]:
-    return _tool_turns(rng, conversation, make_tools(rng, VALUES, rng.choice((1, 1, 2))), rng.choice((1, 1, 2, 2, 3)))
+    tools = make_tools(rng, VALUES, rng.choice((1, 1, 1, 2, 2)))
+    return _tool_turns(rng, conversation, tools, rng.choice((1, 1, 1, 1, 2)))
 
 
 def _tools(rng: Random, conversation: Conversation) -> list[Turn]:
-    return _tool_turns(
-        rng, conversation, make_tools(rng, VALUES, rng.choice((1, 2, 2, 3, 3, 4, 4))), rng.choice((1, 1, 2, 2, 3, 4))
-    )
+    tools = make_tools(rng, VALUES, rng.choice((1, 2, 2, 3, 3, 4)))
+    return _tool_turns(rng, conversation, tools, rng.choice((1, 1, 1, 2, 2, 3)))
 
 
 def _tool_turns(rng: Random, conversation: Conversation, tools: list[Tool], exchanges: int) -> list[Turn]:
@@ -130,7 +137,7 @@ def _tool_turns(rng: Random, conversation: Conversation, tools: list[Tool], exch
         turns.append(call)
         assert call.call is not None
         turns.append(result_turn(rng, VALUES, tool, call.call))
-    if turns and turns[-1].kind == "tool_answer" and rng.random() < 0.5:
+    if turns and turns[-1].kind == "tool_answer" and rng.random() < 0.65:
         turns.pop()
     return turns
 

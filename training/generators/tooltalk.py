@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any
 
 from training.generators.arithmetic import in_words
-from training.generators.toolmaker import RESULT_KEYS, RESULT_KINDS, make_tool
+from training.generators.naming import renamed, word
+from training.generators.toolmaker import RESULT_KEYS, RESULT_KINDS, make_family, make_tool
 from training.generators.toolspec import Parameter, Tool, instantiate, read_specs, slots_used
 from training.generators.turn import Turn
 from training.grammar import draw, fill
@@ -15,25 +17,48 @@ from training.noise import disturb
 from training.values import Values
 
 BARE_KINDS = ("path", "url", "email", "code", "command", "sql", "expression", "handle", "digits", "ticker")
+DOUBLE_STOP = re.compile(r"(?<=\d)\.\.(?!\.)")
+FAMILY_RATE = 0.25
+MADE_UP_RATE = 0.5
 ERRORS = ("not found", "no access", "timeout", "invalid value", "service unavailable", "unknown id", "quota exceeded")
 Json = Any
 
 
 def make_tools(rng: Random, values: Values, count: int) -> list[Tool]:
     """Tools for one conversation, with names of their own; some are close to each other."""
+    train = values.split == "train"
+    if train and count > 1 and rng.random() < FAMILY_RATE:
+        return _family(rng, values, count)
     tools: list[Tool] = []
     names: set[str] = set()
     while len(tools) < count:
         tool = _any_tool(rng, values, tools)
-        if tool.name.lower() not in names and len(tool.parameters) > 0:
+        known = train and any(tool.asks == other.asks for other in tools)
+        if tool.name.lower() not in names and not known and (train or len(tool.parameters) > 0):
             names.add(tool.name.lower())
             tools.append(tool)
     return tools
 
 
+def _family(rng: Random, values: Values, count: int) -> list[Tool]:
+    """Made-up tools close to each other, at times one of them quite another one."""
+    while True:
+        tools = make_family(values, rng, count)
+        if rng.random() < 0.3:
+            tools[rng.randrange(count)] = _any_tool(rng, values, [])
+        if len({tool.name.lower() for tool in tools}) == count:
+            return rng.sample(tools, count)
+
+
 def _any_tool(rng: Random, values: Values, others: list[Tool]) -> Tool:
-    if values.split == "train" and rng.random() < 0.5:
-        return make_tool(values, rng)
+    if values.split == "train":
+        if rng.random() < MADE_UP_RATE:
+            return make_tool(values, rng)
+        return renamed(_written_tool(rng, values, others), values, rng)
+    return _written_tool(rng, values, others)
+
+
+def _written_tool(rng: Random, values: Values, others: list[Tool]) -> Tool:
     specs = read_specs(values.split)
     if others and rng.random() < 0.3:
         parts = set(others[-1].name.split("_"))
@@ -50,11 +75,13 @@ def call_turn(rng: Random, values: Values, tool: Tool) -> Turn:
     shown: dict[str, str] = {}
     for parameter in tool.parameters:
         if parameter.slot in used:
-            value = _value(parameter, rng, values)
+            value = make_value(parameter, rng, values)
             arguments[parameter.name], shown[parameter.slot] = value, _as_said(value, parameter, rng, values)
     last = next((p for p in tool.parameters if ask.endswith(f"{{{p.slot}}}")), None)
     bare = last is not None and (last.kind.split()[0] in BARE_KINDS or rng.random() < 0.5)
     user = fill(disturb(ask, rng, values.split, end=not bare), shown)
+    if values.split == "train":
+        user = DOUBLE_STOP.sub(".", user)
     call = {"name": tool.name, "arguments": arguments}
     return Turn("tool_call", user, call=call, expect={"call": call})
 
@@ -90,6 +117,8 @@ def make_result(rng: Random, values: Values, tool: Tool) -> tuple[str, str, list
         text = str(values.draw("sentence", rng)).capitalize() + "."
         return text, text, [text.rstrip(".")]
     gives = tool.gives if rng.random() < 0.55 else _random_gives(rng)
+    if values.split == "train" and rng.random() < 0.3:
+        gives = tuple((word(values, rng), kind) for _, kind in gives)
     result = {key: _result_value(kind, rng, values) for key, kind in gives}
     content = dump({"result": result} if chance < 0.3 and "result" not in result else result)
     return content, describe(result), [piece for value in result.values() for piece in _pieces(value)]
@@ -135,7 +164,8 @@ def dump(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _value(parameter: Parameter, rng: Random, values: Values) -> Json:
+def make_value(parameter: Parameter, rng: Random, values: Values) -> Json:
+    """A value for a parameter."""
     if parameter.options:
         return rng.choice(parameter.options)
     return values.draw(parameter.kind, rng)

@@ -1,0 +1,164 @@
+"""Names for functions and parameters, put together anew each time: what cannot be known by heart must be copied."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import Any
+
+from training.books import HERE, tool_parts
+from training.generators.toolspec import Parameter, Tool, read_specs
+from training.values import Values
+
+TYPE_CLASSES = {"int": "number", "sentence": "text", "query": "text", "date": "when", "time": "when"}
+STOP_WORDS = {
+    "a", "an", "the", "of", "for", "in", "to", "by", "and", "or", "with", "from", "at", "is", "one", "some", "its",
+    "it", "as", "on", "be", "this",
+}  # fmt: skip
+
+
+@cache
+def vocabulary() -> dict[str, Any]:
+    """The tables of ``toolspecs/vocabulary.toml``."""
+    return tomllib.loads((HERE / "toolspecs" / "vocabulary.toml").read_text("utf-8"))
+
+
+@cache
+def nouns() -> tuple[str, ...]:
+    """Nouns that names are made of."""
+    listed = re.split(r",\s+", vocabulary()["nouns"]["words"].strip())
+    return tuple(dict.fromkeys([*listed, *tool_parts()["objects"]["train"]]))
+
+
+@cache
+def verbs() -> dict[str, tuple[str, ...]]:
+    """Each verb with what users say for it."""
+    tables: dict[str, list[str]] = {**vocabulary()["verbs"], **tool_parts()["verbs"]}
+    return {verb: tuple(said) for verb, said in tables.items()}
+
+
+@cache
+def _taken() -> frozenset[str]:
+    return frozenset(flat(name) for spec in read_specs("heldout") for name in spec.names)
+
+
+def flat(name: str) -> str:
+    """A name without its style."""
+    return re.sub(r"[\W_]", "", name.lower())
+
+
+def is_heldout(name: str) -> bool:
+    """Whether a tool of the evaluation has this name."""
+    return flat(name) in _taken()
+
+
+def participle(verb: str) -> str:
+    """created for create; empty where there is none in use."""
+    irregular: dict[str, str] = vocabulary()["participles"]
+    if verb in irregular:
+        return irregular[verb]
+    if verb.endswith("e"):
+        return verb + "d"
+    return verb[:-1] + "ied" if verb[-1] == "y" and verb[-2] not in "aeou" else verb + "ed"
+
+
+def third_person(verb: str) -> str:
+    """creates for create."""
+    if verb[-1] == "y" and verb[-2] not in "aeou":
+        return verb[:-1] + "ies"
+    return verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "z")) else "s")
+
+
+def word(values: Values, rng: Random, sense: float = 0.75) -> str:
+    """A noun, an adjective, or a word without sense."""
+    if rng.random() > sense:
+        return senseless(values, rng)
+    return str(rng.choice(nouns()) if rng.random() < 0.8 else rng.choice(values.words["adjectives"]))
+
+
+def senseless(values: Values, rng: Random) -> str:
+    """A word that is none."""
+    while True:
+        made = str(values.draw("rare_word", rng))
+        if made not in values.words["nouns"] and made not in values.words["adjectives"]:
+            return made
+
+
+def affixed(name: str, before: list[str], after: list[str], values: Values, rng: Random) -> str:
+    """A name with something before or after it."""
+    first = rng.random() < 0.5
+    affix = rng.choice(before if first else after)
+    affix = word(values, rng) if affix == "~" else affix.replace("#", str(rng.randint(1, 99)))
+    affix = affix.replace(" ", "_")
+    return f"{affix}_{name}" if first else f"{name}_{affix}"
+
+
+def any_name(values: Values, rng: Random) -> str:
+    """A function name which says nothing on what it does."""
+    parts = [rng.choice(list(verbs()))] if rng.random() < 0.5 else []
+    parts += [word(values, rng, 0.6) for _ in range(rng.choice((1, 1, 2)))]
+    return "_".join(parts).replace(" ", "_").lower()
+
+
+def any_parameter_name(values: Values, rng: Random) -> str:
+    """A parameter's name of one or two words."""
+    count = rng.choice((1, 1, 1, 2, 2))
+    return "_".join(word(values, rng, 0.8) for _ in range(count)).replace(" ", "_").lower()
+
+
+def camel(name: str) -> str:
+    """fooBar for foo_bar."""
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)
+
+
+def renamed(tool: Tool, values: Values, rng: Random, rate: float = 0.65) -> Tool:
+    """A hand-written tool under other names, function and parameters each at ``rate``."""
+    name = tool.name
+    while rng.random() < rate or is_heldout(name):
+        name = _function_name(tool, values, rng)
+        if not is_heldout(name):
+            break
+    opaque = rng.random() < 0.4 and _tell_apart(tool.parameters)
+    taken: set[str] = set()
+    parameters = []
+    for parameter in tool.parameters:
+        shown = _parameter_name(parameter.name, opaque, values, rng) if rng.random() < rate else parameter.name
+        while shown in taken:
+            shown = affixed(shown, ["~"], ["~", "#"], values, rng)
+        taken.add(shown)
+        parameters.append(replace(parameter, name=shown))
+    if any(letter.isupper() for letter in name) and rng.random() < 0.5:
+        parameters = [replace(parameter, name=camel(parameter.name)) for parameter in parameters]
+    return replace(tool, name=name, parameters=tuple(parameters))
+
+
+def _function_name(tool: Tool, values: Values, rng: Random) -> str:
+    table = vocabulary()["affixes"]
+    chance = rng.random()
+    if chance < 0.35 or not tool.about:
+        return affixed(tool.name, table["before"], table["after"], values, rng)
+    if chance < 0.65:
+        said = [part for part in re.findall(r"[a-z]+", tool.about.lower()) if part not in STOP_WORDS]
+        if len(said) > 1:
+            return "_".join(rng.sample(said, min(len(said), rng.choice((2, 2, 3)))))
+    return any_name(values, rng)
+
+
+def _parameter_name(name: str, opaque: bool, values: Values, rng: Random) -> str:
+    if opaque:
+        return any_parameter_name(values, rng)
+    table = vocabulary()["affixes"]
+    return affixed(name, table["arg_before"], table["arg_after"], values, rng)
+
+
+def _tell_apart(parameters: tuple[Parameter, ...]) -> bool:
+    """Whether the kinds of the values alone tell the parameters apart."""
+    kinds = []
+    for parameter in parameters:
+        kind = parameter.kind.split()[0]
+        kinds.append("/".join(parameter.options) or TYPE_CLASSES.get(kind, "other"))
+    return len(set(kinds)) == len(kinds)
