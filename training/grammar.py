@@ -67,6 +67,11 @@ def tidy(text: str) -> str:
     return re.sub(" {2,}", " ", text).strip()
 
 
+def normal(phrase: str) -> str:
+    """The phrase without case and punctuation, to be compared."""
+    return re.sub(r"[^\w{}+*/=-]+", " ", phrase.lower()).strip()
+
+
 def _draw(sequence: Sequence, rng: Random) -> str:
     return "".join(node if isinstance(node, str) else _draw(rng.choice(node), rng) for node in sequence)
 

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 
 from quire.api.errors import InvalidRequest
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
-from quire.api.served import ServedModel
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.stream import Delta, GenerateRequest
 
 Indexed = tuple[int, Delta]
 
 
-def admit(model: ServedModel, sequences: int, param: str) -> Callable[[], None]:
+def admit(client: EngineClient, sequences: int, param: str) -> Callable[[], None]:
     """Take places for a request before anything of it runs; gives what frees them at its end.
 
     Args:
-        model: the model.
+        client: of the model's engine.
         sequences: how many places.
         param: the field that makes them so many.
 
@@ -29,18 +28,11 @@ def admit(model: ServedModel, sequences: int, param: str) -> Callable[[], None]:
         InvalidRequest: it would never find room.
         EngineDead: the engine has ended.
     """
-    client, places = model.client, model.places
     if sequences > client.capacity:
         raise InvalidRequest(
             f"The request asks for {sequences} sequences; the server takes {client.capacity} at once.", param
         )
-    client.admit(sequences + max(0, places.held - client.in_flight))
-    places.held += sequences
-
-    def free() -> None:
-        places.held -= sequences
-
-    return free
+    return client.admit(sequences)
 
 
 async def run(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Indexed, None]:

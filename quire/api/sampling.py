@@ -203,14 +203,10 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:
     """Refuse requests that forbid every token that could come first."""
-    banned = {word[0] for word in params.bad_words if len(word) == 1}
-    if params.min_tokens:
-        banned.update(params.eos_token_ids, params.stop_token_ids)
+    if params.leaves_choice(vocab_size):
+        return
     if params.allowed_token_ids:
-        if banned.issuperset(params.allowed_token_ids):
-            raise InvalidRequest(
-                "`allowed_token_ids` leaves no token: `bad_words` or `min_tokens` forbid them all.",
-                "allowed_token_ids",
-            )
-    elif len(banned) >= vocab_size:
-        raise InvalidRequest("`bad_words` or `min_tokens` forbid every token.", "bad_words")
+        raise InvalidRequest(
+            "`allowed_token_ids` leaves no token: `bad_words` or `min_tokens` forbid them all.", "allowed_token_ids"
+        )
+    raise InvalidRequest("`bad_words` or `min_tokens` forbid every token.", "bad_words")

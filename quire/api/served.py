@@ -15,13 +15,6 @@ from quire.engine.wire.protocol import ModelInfo
 from quire.multimodal.renderer import Renderer
 
 
-@dataclass(slots=True)
-class Places:
-    """Sequences of requests from their admission to their end; the client counts them only once they have begun."""
-
-    held: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """A model, its engine and its names; the first one is in its answers."""
@@ -34,7 +27,6 @@ class ServedModel:
     defaults: GenerationDefaults
     reasoning: ReasoningTags | None = None
     by_priority: bool = False
-    places: Places = field(default_factory=Places)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -9,11 +9,15 @@ from starlette.types import ASGIApp
 
 from quire import __version__
 from quire.api import errors
+from quire.api.fields import HEADER as IGNORED_FIELDS
+from quire.api.identity import REQUEST_ID
 from quire.api.routes import chat, completions, health, models
 from quire.api.served import Services
 from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
+
+_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, "retry-after")  # of our own headers, what scripts of other origins may read
 
 
 def create_app(services: Services, metrics: Metrics, server: ServerOptions) -> ASGIApp:
@@ -39,6 +43,8 @@ def create_app(services: Services, metrics: Metrics, server: ServerOptions) -> A
 
 def _cors(origins: tuple[str, ...]) -> Middleware:
     def layer(app: ASGIApp) -> ASGIApp:
-        return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        return CORSMiddleware(
+            app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=_EXPOSED
+        )
 
     return layer

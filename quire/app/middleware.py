@@ -11,14 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.errors import TooLarge, Unauthorized
-from quire.api.fields import HEADER as IGNORED_FIELDS
 from quire.api.identity import REQUEST_ID, clean_request_id, new_request_id
 from quire.api.served import Services
 from quire.metrics.prometheus import Metrics
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})  # for probes, which have no key
 _QUIET_PATHS = _OPEN_PATHS | {"/metrics", "/load", "/version"}
-_EXPOSED = ", ".join((REQUEST_ID, IGNORED_FIELDS, "retry-after"))
 Middleware = Callable[[ASGIApp], ASGIApp]
 
 
@@ -47,10 +45,7 @@ def bookkeeping(services: Services, metrics: Metrics) -> Middleware:
                 nonlocal status
                 if message["type"] == "http.response.start":
                     status = message["status"]
-                    headers = MutableHeaders(scope=message)
-                    headers[REQUEST_ID] = request_id
-                    if "access-control-allow-origin" in headers:  # scripts see no others of our own
-                        headers["access-control-expose-headers"] = _EXPOSED
+                    MutableHeaders(scope=message)[REQUEST_ID] = request_id
                 await send(message)
 
             started = time.monotonic()

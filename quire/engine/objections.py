@@ -81,9 +81,8 @@ def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
 
 
 def _to_choice(params: SamplingParams, vocab_size: int) -> str | None:
-    """Some token must be left at every position, as far as that can be known beforehand."""
-    forbidden = {word[0] for word in params.bad_words if len(word) == 1}
-    if params.min_tokens > 0:
-        forbidden.update(params.eos_token_ids, params.stop_token_ids)
-    left = bool(set(params.allowed_token_ids) - forbidden) if params.allowed_token_ids else len(forbidden) < vocab_size
-    return None if left else "no token is left to choose: bad_words and min_tokens forbid all allowed tokens"
+    return (
+        None
+        if params.leaves_choice(vocab_size)
+        else "no token is left to choose: bad_words and min_tokens forbid all allowed tokens"
+    )

@@ -31,7 +31,7 @@ async def test_a_client_that_leaves_a_stream_frees_its_request(tmp_path: Path) -
             assert server.services.in_flight == 1
         await until(lambda: not core.active)
         await until(lambda: server.services.in_flight == 0)
-        assert server.services.models[0].places.held == 0
+        assert server.services.models[0].client.held == 0
         assert server.services.models[0].client.in_flight == 0
 
 
@@ -47,7 +47,7 @@ async def test_a_client_that_leaves_before_any_answer_frees_its_request(tmp_path
         task.cancel()
         await until(lambda: not core.active)
         await until(lambda: server.services.in_flight == 0)
-        assert server.services.models[0].places.held == 0
+        assert server.services.models[0].client.held == 0
 
 
 async def test_more_than_the_queue_takes_is_answered_503_with_retry_after(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_a_burst_does_not_pass_the_queues_length(tmp_path: Path, stream: b
         await until(lambda: sum(task.done() for task in tasks) == 17)
         core.hold.clear()
         assert sorted([(await task).status_code for task in tasks]) == [200] * 3 + [503] * 17
-        await until(lambda: server.services.models[0].places.held == 0)
+        await until(lambda: server.services.models[0].client.held == 0)
         assert (await server.post(COMPLETIONS, {"prompt": "x", "n": 6})).status_code == 200
 
 

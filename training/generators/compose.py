@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from training.books import phrase_book
-from training.grammar import SLOT, all_phrases, draw, tidy
+from training.grammar import SLOT, all_phrases, draw, normal, tidy
 
 Words = Mapping[str, Sequence[str]]
 
@@ -33,11 +33,6 @@ def _article(text: str) -> str:
     """a or an, before lower-case words that are not drawn together with it."""
     text = re.sub(r"\b([Aa])n (?=[bcdfgjklmnpqrstvwxz][a-z])", r"\1 ", text)
     return re.sub(r"\b([Aa]) (?=[aeio][a-z])(?!one\b|eu)", r"\1n ", text)
-
-
-def normal(phrase: str) -> str:
-    """The phrase for comparison: small letters, no punctuation."""
-    return re.sub(r"[^\w{}+*/=-]+", " ", phrase.lower()).strip()
 
 
 def _heldout_lists(table: dict[str, Any]) -> Iterator[str]:

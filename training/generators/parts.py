@@ -8,7 +8,7 @@ from functools import cache
 from random import Random
 
 from training.books import phrase_book
-from training.grammar import all_phrases, draw
+from training.grammar import all_phrases, draw, normal
 
 PART = re.compile(r"<(\w+)>")
 
@@ -25,11 +25,6 @@ def expand(book: str, pattern: str, rng: Random) -> str:
     if "<" not in text:
         return text
     return PART.sub(lambda found: part(book, found[1], rng) if found[1] in table else found[0], text)
-
-
-def normal(phrase: str) -> str:
-    """The phrase without case and punctuation."""
-    return re.sub(r"[^\w{}+*/=-]+", " ", phrase.lower()).strip()
 
 
 @cache

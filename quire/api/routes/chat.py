@@ -51,7 +51,7 @@ def router(services: Services) -> APIRouter:
         unread = unread_fields(body, conversation, model.renderer)
         headers = fields.judge(body, strict=services.strict_fields, unread=unread)
         call = await _prepare(body, conversation, model, services, answer_id("chatcmpl", request, body.request_id))
-        free = admit(model, len(call.requests), "n")
+        free = admit(model.client, len(call.requests), "n")
         if body.stream:
             return EventStream(_chunks(call), headers, free)
         return await answer(request, _complete(call), headers, free)

@@ -39,7 +39,7 @@ def router(services: Services) -> APIRouter:
         model = services.model(body.model)
         headers = fields.judge(body, strict=services.strict_fields)
         call = await _prepare(body, model, services, answer_id("cmpl", request, body.request_id))
-        free = admit(model, len(call.requests), "prompt" if len(call.prompts) > 1 else "n")
+        free = admit(model.client, len(call.requests), "prompt" if len(call.prompts) > 1 else "n")
         if body.stream:
             return EventStream(_chunks(call), headers, free)
         return await answer(request, _complete(call), headers, free)

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 
 from tokenizers import Tokenizer
@@ -53,6 +53,7 @@ class EngineClient:
         self._unanswered: float | None = None  # when the oldest ping without a pong was sent
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._ping())]
         self.capacity = capacity
+        self.held = 0  # places of admitted requests, which may not have begun
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded.
@@ -81,8 +82,8 @@ class EngineClient:
         """Seconds for which the core has owed a sign of life; 0 if it owes none."""
         return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
 
-    def admit(self, sequences: int) -> None:
-        """Make sure that there is room for so many more sequences.
+    def admit(self, sequences: int) -> Callable[[], None]:
+        """Take places for so many more sequences; gives what frees them at the request's end.
 
         Raises:
             EngineDead: the engine has ended.
@@ -90,11 +91,18 @@ class EngineClient:
         """
         if self._dead is not None:
             raise self._dead
-        if self.in_flight + sequences > self.capacity:
+        taken = max(self.held, self.in_flight)
+        if taken + sequences > self.capacity:
             raise EngineOverloaded(
-                f"The server is busy: {self.in_flight} sequences run or wait, and it takes {self.capacity}.",
+                f"The server is busy: {taken} sequences run or wait, and it takes {self.capacity}.",
                 retry_after=1 + self._stats.waiting // max(1, self._stats.running),
             )
+        self.held += sequences
+
+        def free() -> None:
+            self.held -= sequences
+
+        return free
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Generate one sequence; closing the generator early frees the request within an engine step.

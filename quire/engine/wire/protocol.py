@@ -36,6 +36,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # alternatives to report beside the sampled token
     prompt_logprobs: int | None = None
 
+    def leaves_choice(self, vocab_size: int) -> bool:
+        """Whether some token may come at every position, as far as that can be known beforehand."""
+        forbidden = {word[0] for word in self.bad_words if len(word) == 1}
+        if self.min_tokens > 0:
+            forbidden.update(self.eos_token_ids, self.stop_token_ids)
+        if self.allowed_token_ids:
+            return not forbidden.issuperset(self.allowed_token_ids)
+        return len(forbidden) < vocab_size
+
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """Generate one sequence after `prompt` (1-D int32)."""
