@@ -1,4 +1,5 @@
-"""Attention over a paged KV cache: the torch reference, which gathers a sequence's pages before it multiplies.
+"""Attention over a paged KV cache. The torch reference gathers a sequence's pages before it multiplies; the compiled
+kernel reads them once, in place.
 
 Keys and values lie as (kv_heads, blocks, block_size, dim), so that gathering copies whole pages and leaves each head's
 positions in order. Values may be a view of the keys (latent attention).
@@ -12,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels import native
 from quire.kernels.softcap import softcap
 
 _MAX_SCORES = 1 << 24  # numbers in one chunk of scores, 64 MiB as float32
+_MAX_DIM = 1024  # of keys, in the compiled kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,13 @@ class ScoreMath:
 
 def write_pages(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
     """Put rows (tokens, kv_heads, dim) into their slots (tokens,) = block * block_size + offset."""
+    if native.take(pages, rows) and pages.is_contiguous() and rows.stride(1) == rows.shape[2]:
+        heads, size = pages.shape[0], pages.element_size()
+        native.kernels.write_pages(
+            pages.data_ptr(), slots.data_ptr(), rows.data_ptr(), rows.shape[0], heads,
+            rows.shape[2] * size, rows.stride(0) * size, pages.shape[1] * pages.shape[2],
+        )  # fmt: skip
+        return
     pages.flatten(1, 2).index_copy_(1, slots, rows.transpose(0, 1))
 
 
@@ -43,12 +53,43 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, length
     Args:
         q: (sequences, heads, dim), each at the last position of its sequence.
         keys: pages, as are values.
-        tables: (sequences, blocks) block tables; what lies behind a sequence's end is masked.
-        lengths: (sequences,) positions including the query's own.
+        tables: (sequences, blocks) int32 block tables; what lies behind a sequence's end is masked.
+        lengths: (sequences,) int64 positions including the query's own.
 
     Returns:
         (sequences, heads, value_dim)
     """
+    if reads_in_place(keys, values) and native.take(q, keys, values) and q.stride(1) == q.shape[2]:
+        return _decode_in_place(q, keys, values, tables, lengths, math)
+    return decode_reference(q, keys, values, tables, lengths, math)
+
+
+def reads_in_place(keys: Tensor, values: Tensor) -> bool:
+    """Whether the compiled kernel can read such pages; lengths may then differ at no cost."""
+    dims = keys.shape[-1], values.shape[-1]
+    return native.take(keys, values) and all(dim % native.LANES == 0 and dim <= _MAX_DIM for dim in dims)
+
+
+def _decode_in_place(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath
+) -> Tensor:
+    sequences, heads, key_dim = q.shape
+    kv_heads, blocks, block_size, value_dim = values.shape
+    out = torch.empty((sequences, heads, value_dim), dtype=q.dtype)
+    sinks = None if math.sinks is None else math.sinks.float()
+    native.kernels.paged_decode(
+        native.CODES[q.dtype], q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), tables.data_ptr(),
+        lengths.data_ptr(), 0 if sinks is None else sinks.data_ptr(), sequences, heads, kv_heads, q.stride(0),
+        key_dim, value_dim, keys.stride(2), values.stride(2), block_size, blocks * block_size, tables.stride(0),
+        math.window or 0, math.scale, math.softcap or 0.0, tables.numel() * block_size,
+    )  # fmt: skip
+    return out
+
+
+def decode_reference(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath
+) -> Tensor:
+    """`paged_decode` in torch."""
     count, heads, _ = q.shape
     kv_heads = keys.shape[0]
     k, v = (_gather(pages, tables.flatten()).unflatten(1, (count, -1)) for pages in (keys, values))

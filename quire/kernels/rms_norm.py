@@ -5,11 +5,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.kernels import native
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's dtype."""
+    """x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's dtype.
+
+    Args:
+        x: (tokens, dim) or (tokens, heads, dim).
+    """
+    if native.take(x, weight) and (x.dim() == 2 or x.stride(1) == x.shape[2]):
+        return _native(x, weight, eps, offset)
+    return reference(x, weight, eps, offset)
+
+
+def reference(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    """In torch."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if x.dtype == torch.float32:
         return wide * (weight + offset if offset else weight)
     return (wide * (weight.float() + offset)).to(x.dtype) if offset else weight * wide.to(x.dtype)
+
+
+def _native(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    heads, dim = (1 if x.dim() == 2 else x.shape[1]), x.shape[-1]
+    native.kernels.rms_norm(
+        native.CODES[x.dtype], x.data_ptr(), weight.data_ptr(), out.data_ptr(),
+        x.shape[0] * heads, heads, x.stride(0), dim, eps, offset,
+    )  # fmt: skip
+    return out

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import paged_attention
+from quire.kernels import native, paged_attention
 from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, write_pages
 
 BLOCK = 4
@@ -60,7 +61,16 @@ def maths(heads: int) -> list[ScoreMath]:
     ]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 12, 8)])
+def packed(tables: list[Tensor]) -> Tensor:
+    """Block tables as one tensor."""
+    width = max(map(len, tables))
+    return torch.stack([F.pad(table, (0, width - len(table))) for table in tables]).int()
+
+
+SIZES = [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 12, 8), (6, 2, 16, 32), (8, 1, 96, 64), (5, 1, 64, 128), (3, 3, 16, 16)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), SIZES)
 @pytest.mark.parametrize("which", range(5))
 def test_decode(heads: int, kv_heads: int, dim: int, value_dim: int, which: int) -> None:
     torch.manual_seed(0)
@@ -69,11 +79,29 @@ def test_decode(heads: int, kv_heads: int, dim: int, value_dim: int, which: int)
     sequences = [(torch.randn(n, kv_heads, dim), torch.randn(n, kv_heads, value_dim)) for n in lengths]
     keys, values, tables = paged(sequences)
     q = torch.randn(len(lengths), heads, dim)
-    width = max(map(len, tables))
-    padded = torch.stack([torch.cat((table, torch.zeros(width - len(table), dtype=torch.int64))) for table in tables])
-    out = paged_decode(q, keys, values, padded, torch.tensor(lengths), math)
+    out = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), math)
     for i, (k, v) in enumerate(sequences):
         torch.testing.assert_close(out[i : i + 1], spelled_out(q[i : i + 1], k, v, math))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 300, 256, 7])
+def test_long_sequences_read_in_place(dtype: torch.dtype, window: int | None) -> None:
+    """Sequences of several chunks, each alone and all together, as the reference has them."""
+    torch.manual_seed(0)
+    lengths = [700, 255, 256, 257, 1, 513]
+    sequences = [(torch.randn(n, 2, 64), torch.randn(n, 2, 32)) for n in lengths]
+    keys, values, tables = paged(sequences, blocks=600)
+    keys, values, q = keys.to(dtype), values.to(dtype), torch.randn(len(lengths), 6, 64).to(dtype)
+    math = ScoreMath(0.2, window=window, softcap=20.0, sinks=torch.randn(6))
+    out = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), math)
+    for i, length in enumerate(lengths):
+        alone = paged_decode(q[i : i + 1], keys, values, tables[i][None].int(), torch.tensor([length]), math)
+        assert torch.equal(alone, out[i : i + 1])
+    with native.disabled():
+        expected = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), math)
+    tolerance = 2e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 12, 8)])
@@ -100,26 +128,28 @@ def test_prefill_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(paged_prefill(q, keys, values, table, 15, math), spelled_out(q, k, v, math))
 
 
-def test_values_that_lie_in_the_keys() -> None:
+@pytest.mark.parametrize(("dim", "part"), [(12, 8), (48, 32)])
+def test_values_that_lie_in_the_keys(dim: int, part: int) -> None:
     torch.manual_seed(0)
-    k = torch.randn(9, 1, 12)
+    k = torch.randn(9, 1, dim)
     keys, _, (table,) = paged([(k, k)])
-    q = torch.randn(1, 4, 12)
+    q = torch.randn(1, 4, dim)
     math = ScoreMath(0.3)
-    out = paged_decode(q, keys, keys[..., :8], table[None], torch.tensor([9]), math)
-    torch.testing.assert_close(out, spelled_out(q, k, k[..., :8], math))
+    out = paged_decode(q, keys, keys[..., :part], table[None].int(), torch.tensor([9]), math)
+    torch.testing.assert_close(out, spelled_out(q, k, k[..., :part], math))
 
 
+@pytest.mark.parametrize("dim", [8, 16])
 @pytest.mark.parametrize("which", range(5))
-def test_what_others_left_in_the_pages_does_not_matter(which: int) -> None:
+def test_what_others_left_in_the_pages_does_not_matter(which: int, dim: int) -> None:
     torch.manual_seed(0)
     math = maths(4)[which]
     lengths = [5, 14]
-    sequences = [(torch.randn(n, 2, 8), torch.randn(n, 2, 8)) for n in lengths]
+    sequences = [(torch.randn(n, 2, dim), torch.randn(n, 2, dim)) for n in lengths]
     keys, values, tables = paged(sequences)
     clean = values.clone()
-    table = torch.stack([torch.cat((tables[0], torch.zeros(2, dtype=torch.int64))), tables[1]])
-    q = torch.randn(2, 4, 8)
+    table = packed(tables)
+    q = torch.randn(2, 4, dim)
     mine = {int(block) for one in tables for block in one}
     for block in range(values.shape[1]):
         if block not in mine:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from quire.kernels import native
 from quire.kernels.gated import act_and_mul, clamped_swiglu
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
@@ -50,6 +51,52 @@ def test_gates() -> None:
     torch.testing.assert_close(act_and_mul(both, "gelu_pytorch_tanh"), F.gelu(gate, approximate="tanh") * up)
     low, clipped = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     torch.testing.assert_close(clamped_swiglu(both, 1.7, 7.0), (clipped + 1) * low * torch.sigmoid(1.7 * low))
+
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 3, 200])
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_new", "relu"])
+def test_compiled_gates(act: str, tokens: int, dtype: torch.dtype) -> None:
+    """Also far out, where exponentials overflow, and at what is no number."""
+    torch.manual_seed(0)
+    both = (torch.randn(tokens, 192) * 4).to(dtype)
+    both[0, :5] = torch.tensor([200.0, -200.0, 0.0, torch.nan, 1e-3]).to(dtype)
+    out = act_and_mul(both, act)
+    with native.disabled():
+        expected = act_and_mul(both, act)
+    torch.testing.assert_close(out, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dim", [16, 100, 2048])
+def test_compiled_norm(dim: int, offset: float, dtype: torch.dtype) -> None:
+    """Of whole rows, and of heads that lie side by side among other numbers."""
+    torch.manual_seed(0)
+    weight, wide = torch.randn(dim).to(dtype), torch.randn(40, 3 * dim + 8).to(dtype)
+    for x in (
+        wide[:, :dim].contiguous(),
+        wide[:, 8:].unflatten(1, (3, dim)),
+        wide[:, : 2 * dim].unflatten(1, (2, dim)),
+    ):
+        out = rms_norm(x, weight, 1e-6, offset)
+        with native.disabled():
+            torch.testing.assert_close(out, rms_norm(x, weight, 1e-6, offset))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pairs", [4, 16, 24, 40])
+def test_compiled_rope(pairs: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 5 * 80 + 16).to(dtype)[:, 16:].unflatten(1, (5, 80))
+    angle = torch.randn(30, pairs) * 3
+    out = apply_rope(x, angle.cos(), angle.sin(), interleaved=False)
+    with native.disabled():
+        expected = apply_rope(x.float(), angle.cos(), angle.sin(), interleaved=False).to(dtype)
+    torch.testing.assert_close(out, expected)
 
 
 def test_softcap() -> None:

@@ -1,4 +1,4 @@
-"""The torch backend: single tokens attend in groups of like lengths, longer spans one by one."""
+"""Paged attention: single tokens attend together, longer spans one by one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from quire.engine.execution.batch import Span, StepInputs
 from quire.engine.execution.cache import LayerCache
 from quire.engine.execution.table import RequestTable
-from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, write_pages
+from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, reads_in_place, write_pages
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Single tokens [begin, end) of the batch; `tables` (end - begin, blocks) and `lengths` (end - begin,)."""
+    """Single tokens [begin, end) of the batch; `tables` (end - begin, blocks) int32, `lengths` (end - begin,)."""
 
     begin: int
     end: int
@@ -37,21 +37,23 @@ class _Prefill:
 
 
 class PagedAttention:
-    """Attention by the torch reference kernels."""
+    """Attention over pages of `caches`, found by the block tables of `table`."""
 
     def __init__(self, caches: Sequence[LayerCache], table: RequestTable) -> None:
         self._caches = caches
         self._table = table
+        self._in_place = all(reads_in_place(cache.keys, cache.values) for cache in caches)
 
     def plan(self, inputs: StepInputs) -> StepAttention:
         """Group the step's tokens by how they attend."""
         single = [span for span in inputs.spans if span.count == 1]
-        # Tables of one group are padded to the longest, at most twice the shortest.
-        groups = [
-            self._group(list(spans)) for _, spans in groupby(single, lambda span: self._blocks(span).bit_length())
-        ]
+        groups = [self._group(list(spans)) for _, spans in groupby(single, self._kind)]
         prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
         return StepAttention(self._caches, inputs.slots, groups, prefills)
+
+    def _kind(self, span: Span) -> int:
+        """Spans of one kind attend together. Where pages are gathered, all pay for the longest: at most twice."""
+        return 0 if self._in_place else self._blocks(span).bit_length()
 
     def _blocks(self, span: Span) -> int:
         return -(-span.length // self._table.block_size)
@@ -59,7 +61,7 @@ class PagedAttention:
     def _group(self, spans: list[Span]) -> _Group:
         rows = [span.row for span in spans]
         width = max(map(self._blocks, spans))
-        tables = torch.from_numpy(self._table.blocks[rows, :width].astype(np.int64))
+        tables = torch.from_numpy(self._table.blocks[rows, :width])
         begin = spans[0].offset
         return _Group(begin, begin + len(spans), tables, torch.tensor([span.length for span in spans]))
 

@@ -1,0 +1,176 @@
+// Decode attention over pages, which are read once and in place: flash decoding (Dao et al. 2023) with chunks of fixed
+// length, so that a sequence's result does not depend on what else is in the batch.
+#pragma once
+
+constexpr int64_t CHUNK = 256;  // positions
+constexpr int64_t TILE = 4;     // query heads that share a load
+
+// Scores of the positions [first, last) for `count` query heads; q is float32, count rows of key_dim.
+template <class T, int count>
+void score(const PagedDecode &a, const float *q, const typename T::Number *head, const int32_t *table, int64_t first,
+           int64_t last, float *scores) {
+    for (int64_t position = first; position < last; position++) {
+        int64_t block = position / a.block_size, offset = position % a.block_size;
+        const typename T::Number *key = head + (table[block] * a.block_size + offset) * a.key_row;
+        if (position + a.block_size < last) {  // the next page, which no hardware prefetcher can guess
+            const char *next = (const char *)(head + (table[block + 1] * a.block_size + offset) * a.key_row);
+            for (int64_t byte = 0; byte < a.key_dim * int64_t(sizeof *key); byte += 64) __builtin_prefetch(next + byte);
+        }
+        Floats total[count];
+        for (int g = 0; g < count; g++) total[g] = all(0.0f);
+        for (int64_t i = 0; i < a.key_dim; i += LANES) {
+            Floats k = T::load(key + i);
+            for (int g = 0; g < count; g++) total[g] += Float32::load(q + g * a.key_dim + i) * k;
+        }
+        for (int g = 0; g < count; g++) scores[g * CHUNK + position - first] = sum(total[g]);
+    }
+}
+
+// Adds the weighted values of the positions [first, last); accumulators are float32, count rows of value_dim.
+template <class T, int count>
+void gather(const PagedDecode &a, const float *weights, const typename T::Number *head, const int32_t *table,
+            int64_t first, int64_t last, float *out) {
+    for (int64_t from = 0; from < a.value_dim; from += 4 * LANES) {
+        int64_t wide = std::min<int64_t>(4, (a.value_dim - from) / LANES);
+        Floats total[count][4];
+        for (int g = 0; g < count; g++)
+            for (int i = 0; i < 4; i++) total[g][i] = all(0.0f);
+        auto add = [&](auto width) {
+            for (int64_t position = first; position < last; position++) {
+                int64_t block = position / a.block_size, offset = position % a.block_size;
+                const typename T::Number *value = head + (table[block] * a.block_size + offset) * a.value_row + from;
+                if (position + a.block_size < last) {
+                    const char *next = (const char *)(head + (table[block + 1] * a.block_size + offset) * a.value_row + from);
+                    for (int64_t byte = 0; byte < 4 * LANES * int64_t(sizeof *value); byte += 64)
+                        __builtin_prefetch(next + byte);
+                }
+                for (int i = 0; i < decltype(width)::value; i++) {
+                    Floats v = T::load(value + i * LANES);
+                    for (int g = 0; g < count; g++) total[g][i] += weights[g * CHUNK + position - first] * v;
+                }
+            }
+        };
+        switch (wide) {
+            case 4: add(std::integral_constant<int, 4>{}); break;
+            case 3: add(std::integral_constant<int, 3>{}); break;
+            case 2: add(std::integral_constant<int, 2>{}); break;
+            default: add(std::integral_constant<int, 1>{});
+        }
+        for (int g = 0; g < count; g++)
+            for (int i = 0; i < wide; i++) Float32::store(out + g * a.value_dim + from + i * LANES, total[g][i]);
+    }
+}
+
+// Scores to weights e^(score - largest); gives the largest score and the weights' sum.
+inline void soften(const PagedDecode &a, float *scores, int64_t count, float *largest, float *total) {
+    int64_t padded = (count + LANES - 1) / LANES * LANES;
+    for (int64_t i = count; i < padded; i++) scores[i] = -INFINITY;
+    Floats most = all(-INFINITY);
+    for (int64_t i = 0; i < padded; i += LANES) {
+        Floats s = Float32::load(scores + i) * a.scale;
+        if (a.softcap > 0.0f) s = i + LANES <= count ? hyperbolic_tangent(s / a.softcap) * a.softcap : s;
+        Float32::store(scores + i, s);
+        most = larger(most, s);
+    }
+    if (a.softcap > 0.0f && count != padded) {  // lanes beyond the end must stay out
+        int64_t i = padded - LANES;
+        Floats s = Float32::load(scores + i);
+        Floats capped = hyperbolic_tangent(s / a.softcap) * a.softcap;
+        s = s == all(-INFINITY) ? s : capped;
+        Float32::store(scores + i, s);
+        most = all(-INFINITY);
+        for (int64_t j = 0; j < padded; j += LANES) most = larger(most, Float32::load(scores + j));
+    }
+    float top = most[0];
+    for (int i = 1; i < LANES; i++) top = std::max(top, most[i]);
+    Floats added = all(0.0f);
+    for (int64_t i = 0; i < padded; i += LANES) {
+        Floats s = Float32::load(scores + i);
+        Floats w = s == all(-INFINITY) ? all(0.0f) : exponential(s - top);
+        Float32::store(scores + i, w);
+        added += w;
+    }
+    *largest = top;
+    *total = sum(added);
+}
+
+// One chunk of one sequence for the query heads of one key head, `count` at a time.
+template <class T, int count>
+void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64_t head, int64_t first, int64_t last,
+                  float *largest, float *total, float *out) {
+    typedef typename T::Number Number;
+    const int32_t *table = a.tables + sequence * a.table_stride;
+    const Number *q = (const Number *)a.q + sequence * a.q_stride + head * a.key_dim;
+    alignas(64) float wide[count * 1024], scores[count * CHUNK];
+    for (int64_t i = 0; i < count * a.key_dim; i += LANES) Float32::store(wide + i, T::load(q + i));
+    score<T, count>(a, wide, (const Number *)a.keys + kv_head * a.head_slots * a.key_row, table, first, last, scores);
+    for (int g = 0; g < count; g++) soften(a, scores + g * CHUNK, last - first, largest + g, total + g);
+    gather<T, count>(a, scores, (const Number *)a.values + kv_head * a.head_slots * a.value_row, table, first, last, out);
+}
+
+struct Task {
+    int64_t sequence, chunk, first, last;
+};
+
+inline int64_t first_seen(const PagedDecode &a, int64_t sequence) {
+    return a.window > 0 ? std::max<int64_t>(0, a.lengths[sequence] - a.window) : 0;
+}
+
+template <class T>
+void paged_decode(const PagedDecode &a) {
+    std::vector<Task> tasks;
+    std::vector<int64_t> begins(a.sequences + 1, 0);
+    for (int64_t s = 0; s < a.sequences; s++) {
+        int64_t first = first_seen(a, s), length = a.lengths[s];
+        for (int64_t c = first / CHUNK; c * CHUNK < length; c++)
+            tasks.push_back({s, int64_t(tasks.size()), std::max(first, c * CHUNK), std::min(length, (c + 1) * CHUNK)});
+        begins[s + 1] = int64_t(tasks.size());
+    }
+    int64_t group = a.heads / a.kv_heads, chunks = int64_t(tasks.size());
+    std::vector<float> largest(chunks * a.heads), total(chunks * a.heads);
+    std::unique_ptr<float[]> parts(new float[chunks * a.heads * a.value_dim]);
+#pragma omp parallel
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t at = 0; at < chunks * a.kv_heads; at++) {
+            const Task &task = tasks[at / a.kv_heads];
+            int64_t kv_head = at % a.kv_heads;
+            for (int64_t g = 0; g < group; g += TILE) {
+                int64_t head = kv_head * group + g, place = task.chunk * a.heads + head;
+                auto attend = [&](auto count) {
+                    attend_chunk<T, decltype(count)::value>(a, task.sequence, kv_head, head, task.first, task.last,
+                                                            &largest[place], &total[place], &parts[place * a.value_dim]);
+                };
+                switch (std::min(TILE, group - g)) {
+                    case 4: attend(std::integral_constant<int, 4>{}); break;
+                    case 3: attend(std::integral_constant<int, 3>{}); break;
+                    case 2: attend(std::integral_constant<int, 2>{}); break;
+                    default: attend(std::integral_constant<int, 1>{});
+                }
+            }
+        }
+#pragma omp for
+        for (int64_t at = 0; at < a.sequences * a.heads; at++) {
+            int64_t sequence = at / a.heads, head = at % a.heads;
+            float top = a.sinks ? a.sinks[head] : -INFINITY;
+            for (int64_t c = begins[sequence]; c < begins[sequence + 1]; c++)
+                top = std::max(top, largest[c * a.heads + head]);
+            float share = a.sinks ? std::exp(a.sinks[head] - top) : 0.0f;
+            std::vector<float> factors(begins[sequence + 1] - begins[sequence]);
+            for (size_t i = 0; i < factors.size(); i++) {
+                int64_t place = (begins[sequence] + int64_t(i)) * a.heads + head;
+                factors[i] = std::exp(largest[place] - top);
+                share += factors[i] * total[place];
+            }
+            typename T::Number *out = (typename T::Number *)a.out + at * a.value_dim;
+            for (int64_t d = 0; d < a.value_dim; d += LANES) {
+                Floats mixed = all(0.0f);
+                for (size_t i = 0; i < factors.size(); i++) {
+                    int64_t place = (begins[sequence] + int64_t(i)) * a.heads + head;
+                    mixed += factors[i] * Float32::load(&parts[place * a.value_dim + d]);
+                }
+                T::store(out + d, mixed / share);
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+// The kernels for any processor of the family.
+#include <algorithm>
+#include <memory>
+#include <type_traits>
+
+#include "arguments.h"
+
+namespace any {
+#include "kernels.h"
+extern const Kernels float32 = kernels_of<Float32>(), bfloat16 = kernels_of<BFloat16>();
+}  // namespace any

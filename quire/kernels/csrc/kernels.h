@@ -1,0 +1,109 @@
+// The kernels, for one instruction set. Included by isa_*.cpp inside a namespace; see kernels/*.py for what they compute.
+#pragma once
+
+#include "simd.h"
+
+constexpr int64_t SERIAL = 16384;  // numbers below which starting threads costs more than they save
+
+// Rows of `dim` numbers, `stride` apart: x / rms(x) * (weight + offset). As Hugging Face's models do, the quotient is
+// rounded to the rows' type before it is multiplied, unless there is an offset.
+template <class T>
+void rms_norm(const RmsNorm &a) {
+    typedef typename T::Number Number;
+    const Number *weight = (const Number *)a.weight;
+#pragma omp parallel for if (a.rows * a.dim > SERIAL)
+    for (int64_t row = 0; row < a.rows; row++) {
+        const Number *x = (const Number *)a.x + (row / a.heads) * a.stride + (row % a.heads) * a.dim;
+        Number *out = (Number *)a.out + row * a.dim;
+        int64_t whole = a.dim / LANES * LANES;
+        Floats squares = all(0.0f);
+        for (int64_t i = 0; i < whole; i += LANES) {
+            Floats v = T::load(x + i);
+            squares += v * v;
+        }
+        float total = sum(squares);
+        for (int64_t i = whole; i < a.dim; i++) total += T::get(x[i]) * T::get(x[i]);
+        float scale = 1.0f / std::sqrt(total / float(a.dim) + a.eps);
+        for (int64_t i = 0; i < whole; i += LANES) {
+            Floats v = T::load(x + i) * scale, w = T::load(weight + i);
+            if (a.offset == 0.0f) {
+                Number rounded[LANES];
+                T::store(rounded, v);
+                T::store(out + i, T::load(rounded) * w);
+            } else {
+                T::store(out + i, v * (w + a.offset));
+            }
+        }
+        for (int64_t i = whole; i < a.dim; i++) {
+            float v = T::get(x[i]) * scale, w = T::get(weight[i]);
+            out[i] = T::put(a.offset == 0.0f ? T::get(T::put(v)) * w : v * (w + a.offset));
+        }
+    }
+}
+
+// Turns the first 2 * pairs numbers of each head; the halves are the pairs. Cosine and sine are float32 (tokens, pairs).
+template <class T>
+void rope(const Rope &a) {
+    typedef typename T::Number Number;
+#pragma omp parallel for if (a.tokens * a.heads * a.dim > SERIAL)
+    for (int64_t token = 0; token < a.tokens; token++) {
+        const float *cos = (const float *)a.cos + token * a.pairs, *sin = (const float *)a.sin + token * a.pairs;
+        for (int64_t head = 0; head < a.heads; head++) {
+            const Number *x = (const Number *)a.x + token * a.stride + head * a.dim;
+            Number *out = (Number *)a.out + (token * a.heads + head) * a.dim;
+            int64_t i = 0;
+            for (; i + LANES <= a.pairs; i += LANES) {
+                Floats c = Float32::load(cos + i), s = Float32::load(sin + i);
+                Floats first = T::load(x + i), second = T::load(x + a.pairs + i);
+                T::store(out + i, first * c - second * s);
+                T::store(out + a.pairs + i, second * c + first * s);
+            }
+            for (; i < a.pairs; i++) {
+                float first = T::get(x[i]), second = T::get(x[a.pairs + i]);
+                out[i] = T::put(first * cos[i] - second * sin[i]);
+                out[a.pairs + i] = T::put(second * cos[i] + first * sin[i]);
+            }
+            std::memcpy(out + 2 * a.pairs, x + 2 * a.pairs, (a.dim - 2 * a.pairs) * sizeof(Number));
+        }
+    }
+}
+
+// Rows (tokens, heads, dim) to their slots in pages (heads, slots, dim).
+inline void write_pages(const WritePages &a) {
+    int64_t head_bytes = a.slots_per_head * a.row_bytes;
+#pragma omp parallel for if (a.tokens * a.heads * a.row_bytes > 2 * SERIAL)
+    for (int64_t token = 0; token < a.tokens; token++)
+        for (int64_t head = 0; head < a.heads; head++)
+            std::memcpy((char *)a.pages + head * head_bytes + a.slots[token] * a.row_bytes,
+                        (const char *)a.rows + token * a.token_bytes + head * a.row_bytes, a.row_bytes);
+}
+
+inline Floats activated(Floats x, int act) {
+    switch (act) {
+        case SILU: return x / (1.0f + exponential(-x));
+        case GELU_TANH: return 0.5f * x * (1.0f + hyperbolic_tangent(0.7978845608f * (x + 0.044715f * x * x * x)));
+        default: return larger(all(0.0f), x);  // relu; what is no number stays none
+    }
+}
+
+// act(gate) * up; each row holds `size` numbers of gate, then of up. The activation is rounded before the product.
+template <class T>
+void act_and_mul(const ActAndMul &a) {
+    typedef typename T::Number Number;
+    int64_t pieces = a.size / LANES;
+#pragma omp parallel for if (a.rows * a.size > SERIAL / 2)
+    for (int64_t at = 0; at < a.rows * pieces; at++) {
+        int64_t row = at / pieces, i = at % pieces * LANES;
+        const Number *gate = (const Number *)a.x + row * 2 * a.size + i;
+        Number rounded[LANES];
+        T::store(rounded, activated(T::load(gate), a.act));
+        T::store((Number *)a.out + row * a.size + i, T::load(rounded) * T::load(gate + a.size));
+    }
+}
+
+#include "attention.h"
+
+template <class T>
+constexpr Kernels kernels_of() {
+    return {rms_norm<T>, rope<T>, act_and_mul<T>, paged_decode<T>, write_pages};
+}

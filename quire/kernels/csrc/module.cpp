@@ -1,0 +1,150 @@
+// The Python module: picks the kernels for this processor and hands them their arguments, which are plain numbers.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <initializer_list>
+
+#include "arguments.h"
+
+#if defined(__x86_64__)
+namespace avx512 {
+extern const Kernels float32, bfloat16;
+}
+namespace avx2 {
+extern const Kernels float32, bfloat16;
+}
+#endif
+namespace any {
+extern const Kernels float32, bfloat16;
+}
+
+namespace {
+
+const Kernels *kernels[2];  // for float32 and bfloat16
+const char *instructions;
+
+void choose() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
+        kernels[0] = &avx512::float32, kernels[1] = &avx512::bfloat16, instructions = "avx512";
+        return;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        kernels[0] = &avx2::float32, kernels[1] = &avx2::bfloat16, instructions = "avx2";
+        return;
+    }
+#endif
+    kernels[0] = &any::float32, kernels[1] = &any::bfloat16, instructions = "any";
+}
+
+// Takes the arguments of a call one after the other.
+class Arguments {
+  public:
+    Arguments(PyObject *const *values, Py_ssize_t given, Py_ssize_t wanted) : values_(values) {
+        if (given != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments instead of %zd", given, wanted);
+    }
+    Arguments &operator>>(int64_t &to) {
+        to = PyErr_Occurred() ? 0 : PyLong_AsLongLong(*values_++);
+        return *this;
+    }
+    Arguments &operator>>(int &to) {
+        int64_t wide;
+        *this >> wide;
+        to = int(wide);
+        return *this;
+    }
+    Arguments &operator>>(float &to) {
+        to = PyErr_Occurred() ? 0.0f : float(PyFloat_AsDouble(*values_++));
+        return *this;
+    }
+    template <class T>
+    Arguments &operator>>(T *&to) {
+        int64_t address;
+        *this >> address;
+        to = reinterpret_cast<T *>(address);
+        return *this;
+    }
+    bool good() const { return !PyErr_Occurred(); }
+
+  private:
+    PyObject *const *values_;
+};
+
+constexpr int64_t LONG = 1 << 16;  // numbers from which on other Python threads may run meanwhile
+
+template <class Call>
+PyObject *run(const Arguments &arguments, int64_t work, Call call) {
+    if (!arguments.good()) return nullptr;
+    if (work < LONG) {
+        call();
+    } else {
+        Py_BEGIN_ALLOW_THREADS call();
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *rms_norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 10);
+    int narrow;
+    RmsNorm a;
+    in >> narrow >> a.x >> a.weight >> a.out >> a.rows >> a.heads >> a.stride >> a.dim >> a.eps >> a.offset;
+    return run(in, a.rows * a.dim, [&] { kernels[narrow]->rms_norm(a); });
+}
+
+PyObject *rope(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 10);
+    int narrow;
+    Rope a;
+    in >> narrow >> a.x >> a.cos >> a.sin >> a.out >> a.tokens >> a.heads >> a.dim >> a.stride >> a.pairs;
+    return run(in, a.tokens * a.heads * a.dim, [&] { kernels[narrow]->rope(a); });
+}
+
+PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 8);
+    WritePages a;
+    in >> a.pages >> a.slots >> a.rows >> a.tokens >> a.heads >> a.row_bytes >> a.token_bytes >> a.slots_per_head;
+    return run(in, a.tokens * a.heads * a.row_bytes, [&] { kernels[0]->write_pages(a); });
+}
+
+PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 6);
+    int narrow;
+    ActAndMul a;
+    in >> narrow >> a.x >> a.out >> a.rows >> a.size >> a.act;
+    return run(in, a.rows * a.size, [&] { kernels[narrow]->act_and_mul(a); });
+}
+
+PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 23);
+    int narrow;
+    PagedDecode a;
+    in >> narrow >> a.q >> a.keys >> a.values >> a.out >> a.tables >> a.lengths >> a.sinks >> a.sequences >> a.heads >>
+        a.kv_heads >> a.q_stride >> a.key_dim >> a.value_dim >> a.key_row >> a.value_row >> a.block_size >>
+        a.head_slots >> a.table_stride >> a.window >> a.scale >> a.softcap;
+    int64_t positions = 0;
+    in >> positions;
+    return run(in, positions * a.heads * a.key_dim, [&] { kernels[narrow]->paged_decode(a); });
+}
+
+PyMethodDef methods[] = {
+    {"rms_norm", _PyCFunction_CAST(rms_norm), METH_FASTCALL, nullptr},
+    {"rope", _PyCFunction_CAST(rope), METH_FASTCALL, nullptr},
+    {"write_pages", _PyCFunction_CAST(write_pages), METH_FASTCALL, nullptr},
+    {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
+    {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "quire.kernels._native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() {
+    choose();
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddStringConstant(made, "INSTRUCTIONS", instructions) < 0) Py_CLEAR(made);
+    return made;
+}

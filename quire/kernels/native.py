@@ -1,0 +1,44 @@
+"""The compiled kernels of ``csrc``, if this installation has them; the torch references stand in where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch  # before the kernels: both shall run on torch's OpenMP threads
+from torch import Tensor
+
+try:
+    from quire.kernels import _native
+except ImportError:  # built without a compiler
+    _native = None  # type: ignore[assignment]
+
+CODES = {torch.float32: 0, torch.bfloat16: 1}
+LANES = 16  # numbers that the kernels take at a time
+
+kernels = _native
+_enabled = kernels is not None
+
+
+def instructions() -> str | None:
+    """The instruction set that the kernels use; none if the torch references run."""
+    return kernels.INSTRUCTIONS if _enabled else None
+
+
+def take(*tensors: Tensor) -> bool:
+    """Whether the kernels can work on tensors: of one known type, on the CPU, their last dimension without gaps."""
+    if not _enabled:
+        return False
+    dtype = tensors[0].dtype
+    return dtype in CODES and all(x.dtype is dtype and x.device.type == "cpu" and x.stride(-1) == 1 for x in tensors)
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """The torch references, for comparison."""
+    global _enabled  # noqa: PLW0603 one switch for all kernels
+    before, _enabled = _enabled, False
+    try:
+        yield
+    finally:
+        _enabled = before
