@@ -14,7 +14,8 @@ except ImportError:  # built without a compiler
     _native = None  # type: ignore[assignment]
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
-LANES = 16  # numbers that the kernels take at a time
+LANES = 16  # numbers that most kernels take at a time
+PAIR = 32  # and attention
 
 kernels = _native
 _enabled = kernels is not None

@@ -67,7 +67,7 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, length
 def reads_in_place(keys: Tensor, values: Tensor) -> bool:
     """Whether the compiled kernel can read such pages; lengths may then differ at no cost."""
     dims = keys.shape[-1], values.shape[-1]
-    return native.take(keys, values) and all(dim % native.LANES == 0 and dim <= _MAX_DIM for dim in dims)
+    return native.take(keys, values) and all(dim % native.PAIR == 0 and dim <= _MAX_DIM for dim in dims)
 
 
 def _decode_in_place(

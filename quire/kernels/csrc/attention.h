@@ -5,60 +5,93 @@
 constexpr int64_t CHUNK = 256;  // positions
 constexpr int64_t TILE = 4;     // query heads that share a load
 
+// The rows of consecutive positions of a sequence, page by page.
+template <class Number>
+class Walk {
+  public:
+    Walk(const Number *head, const int32_t *table, int64_t block_size, int64_t row, int64_t first)
+        : head_(head), table_(table + first / block_size), block_size_(block_size), row_(row), offset_(first % block_size) {}
+    const Number *next() {
+        if (offset_ == block_size_) offset_ = 0, table_++;
+        return head_ + (*table_ * block_size_ + offset_++) * row_;
+    }
+    // Asks for the row one page ahead of the last: no hardware prefetcher can guess where that lies.
+    void prefetch(int64_t numbers) const {
+        const char *ahead = (const char *)(head_ + (table_[1] * block_size_ + offset_ - 1) * row_);
+        for (int64_t byte = 0; byte < numbers * int64_t(sizeof(Number)); byte += 64) __builtin_prefetch(ahead + byte);
+    }
+
+  private:
+    const Number *head_;
+    const int32_t *table_;
+    int64_t block_size_, row_, offset_;
+};
+
 // Scores of the positions [first, last) for `count` query heads; q is float32, count rows of key_dim.
 template <class T, int count>
 void score(const PagedDecode &a, const float *q, const typename T::Number *head, const int32_t *table, int64_t first,
            int64_t last, float *scores) {
-    for (int64_t position = first; position < last; position++) {
-        int64_t block = position / a.block_size, offset = position % a.block_size;
-        const typename T::Number *key = head + (table[block] * a.block_size + offset) * a.key_row;
-        if (position + a.block_size < last) {  // the next page, which no hardware prefetcher can guess
-            const char *next = (const char *)(head + (table[block + 1] * a.block_size + offset) * a.key_row);
-            for (int64_t byte = 0; byte < a.key_dim * int64_t(sizeof *key); byte += 64) __builtin_prefetch(next + byte);
+    Walk<typename T::Number> walk(head, table, a.block_size, a.key_row, first);
+    for (int64_t begin = first; begin < last; begin += LANES) {
+        Floats totals[count][LANES];
+        int64_t rows = std::min<int64_t>(LANES, last - begin);
+        for (int64_t row = 0; row < rows; row++) {
+            const typename T::Number *key = walk.next();
+            if (begin + row + a.block_size < last) walk.prefetch(a.key_dim);
+            Floats total[count], other[count];
+            for (int g = 0; g < count; g++) total[g] = other[g] = all(0.0f);
+            for (int64_t i = 0; i < a.key_dim; i += PAIR) {
+                Floats k, l;
+                T::load_pair(key + i, k, l);
+                for (int g = 0; g < count; g++) {
+                    total[g] += Float32::load(q + g * a.key_dim + i) * k;
+                    other[g] += Float32::load(q + g * a.key_dim + i + LANES) * l;
+                }
+            }
+            for (int g = 0; g < count; g++) totals[g][row] = total[g] + other[g];
         }
-        Floats total[count];
-        for (int g = 0; g < count; g++) total[g] = all(0.0f);
-        for (int64_t i = 0; i < a.key_dim; i += LANES) {
-            Floats k = T::load(key + i);
-            for (int g = 0; g < count; g++) total[g] += Float32::load(q + g * a.key_dim + i) * k;
+        for (int g = 0; g < count; g++) {
+            for (int64_t row = rows; row < LANES; row++) totals[g][row] = all(0.0f);
+            Float32::store(scores + g * CHUNK + begin - first, sums(totals[g]));
         }
-        for (int g = 0; g < count; g++) scores[g * CHUNK + position - first] = sum(total[g]);
     }
 }
 
-// Adds the weighted values of the positions [first, last); accumulators are float32, count rows of value_dim.
+// Adds the weighted values of the positions [first, last) for `width` times 32 of their numbers.
+template <class T, int count, int width>
+void gather_part(const PagedDecode &a, const float *weights, const typename T::Number *head, const int32_t *table,
+                 int64_t first, int64_t last, float *out) {
+    Floats total[count][2 * width];
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < 2 * width; i++) total[g][i] = all(0.0f);
+    Walk<typename T::Number> walk(head, table, a.block_size, a.value_row, first);
+    for (int64_t position = first; position < last; position++) {
+        const typename T::Number *value = walk.next();
+        if (position + a.block_size < last) walk.prefetch(width * PAIR);
+        Floats weight[count];
+        for (int g = 0; g < count; g++) weight[g] = all(weights[g * CHUNK + position - first]);
+        for (int i = 0; i < width; i++) {
+            Floats v, w;
+            T::load_pair(value + i * PAIR, v, w);
+            for (int g = 0; g < count; g++) {
+                total[g][2 * i] += weight[g] * v;
+                total[g][2 * i + 1] += weight[g] * w;
+            }
+        }
+    }
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < 2 * width; i++) Float32::store(out + g * a.value_dim + i * LANES, total[g][i]);
+}
+
+// The same for all their numbers, as many at a time as registers hold; out is float32, count rows of value_dim.
 template <class T, int count>
 void gather(const PagedDecode &a, const float *weights, const typename T::Number *head, const int32_t *table,
             int64_t first, int64_t last, float *out) {
-    for (int64_t from = 0; from < a.value_dim; from += 4 * LANES) {
-        int64_t wide = std::min<int64_t>(4, (a.value_dim - from) / LANES);
-        Floats total[count][4];
-        for (int g = 0; g < count; g++)
-            for (int i = 0; i < 4; i++) total[g][i] = all(0.0f);
-        auto add = [&](auto width) {
-            for (int64_t position = first; position < last; position++) {
-                int64_t block = position / a.block_size, offset = position % a.block_size;
-                const typename T::Number *value = head + (table[block] * a.block_size + offset) * a.value_row + from;
-                if (position + a.block_size < last) {
-                    const char *next = (const char *)(head + (table[block + 1] * a.block_size + offset) * a.value_row + from);
-                    for (int64_t byte = 0; byte < 4 * LANES * int64_t(sizeof *value); byte += 64)
-                        __builtin_prefetch(next + byte);
-                }
-                for (int i = 0; i < decltype(width)::value; i++) {
-                    Floats v = T::load(value + i * LANES);
-                    for (int g = 0; g < count; g++) total[g][i] += weights[g * CHUNK + position - first] * v;
-                }
-            }
-        };
-        switch (wide) {
-            case 4: add(std::integral_constant<int, 4>{}); break;
-            case 3: add(std::integral_constant<int, 3>{}); break;
-            case 2: add(std::integral_constant<int, 2>{}); break;
-            default: add(std::integral_constant<int, 1>{});
-        }
-        for (int g = 0; g < count; g++)
-            for (int i = 0; i < wide; i++) Float32::store(out + g * a.value_dim + from + i * LANES, total[g][i]);
-    }
+    constexpr int wide = count > 2 ? 2 : 4;
+    int64_t at = 0;
+    for (; at + wide * PAIR <= a.value_dim; at += wide * PAIR)
+        gather_part<T, count, wide>(a, weights, head + at, table, first, last, out + at);
+    for (; at < a.value_dim; at += PAIR) gather_part<T, count, 1>(a, weights, head + at, table, first, last, out + at);
 }
 
 // Scores to weights e^(score - largest); gives the largest score and the weights' sum.
@@ -102,7 +135,11 @@ void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64
     const int32_t *table = a.tables + sequence * a.table_stride;
     const Number *q = (const Number *)a.q + sequence * a.q_stride + head * a.key_dim;
     alignas(64) float wide[count * 1024], scores[count * CHUNK];
-    for (int64_t i = 0; i < count * a.key_dim; i += LANES) Float32::store(wide + i, T::load(q + i));
+    for (int64_t i = 0; i < count * a.key_dim; i += PAIR) {  // in the order of load_pair, as are the parts of the output
+        Floats x, y;
+        T::load_pair(q + i, x, y);
+        Float32::store_pair(wide + i, x, y);
+    }
     score<T, count>(a, wide, (const Number *)a.keys + kv_head * a.head_slots * a.key_row, table, first, last, scores);
     for (int g = 0; g < count; g++) soften(a, scores + g * CHUNK, last - first, largest + g, total + g);
     gather<T, count>(a, scores, (const Number *)a.values + kv_head * a.head_slots * a.value_row, table, first, last, out);
@@ -163,13 +200,14 @@ void paged_decode(const PagedDecode &a) {
                 share += factors[i] * total[place];
             }
             typename T::Number *out = (typename T::Number *)a.out + at * a.value_dim;
-            for (int64_t d = 0; d < a.value_dim; d += LANES) {
-                Floats mixed = all(0.0f);
+            for (int64_t d = 0; d < a.value_dim; d += PAIR) {
+                Floats mixed = all(0.0f), other = all(0.0f);
                 for (size_t i = 0; i < factors.size(); i++) {
-                    int64_t place = (begins[sequence] + int64_t(i)) * a.heads + head;
-                    mixed += factors[i] * Float32::load(&parts[place * a.value_dim + d]);
+                    const float *part = &parts[((begins[sequence] + int64_t(i)) * a.heads + head) * a.value_dim + d];
+                    mixed += factors[i] * Float32::load(part);
+                    other += factors[i] * Float32::load(part + LANES);
                 }
-                T::store(out + d, mixed / share);
+                T::store_pair(out + d, mixed / share, other / share);
             }
         }
     }

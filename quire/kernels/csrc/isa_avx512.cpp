@@ -6,6 +6,8 @@
 #include "arguments.h"
 
 #if defined(__x86_64__)
+#include <immintrin.h>
+
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2,prefer-vector-width=512")
 namespace avx512 {
 #include "kernels.h"

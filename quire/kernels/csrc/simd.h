@@ -7,6 +7,7 @@ typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
 constexpr int LANES = 16;
+constexpr int PAIR = 2 * LANES;  // numbers in two vectors
 
 struct Float32 {
     typedef float Number;
@@ -16,6 +17,8 @@ struct Float32 {
         return x;
     }
     static inline void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
+    static inline void load_pair(const float *from, Floats &a, Floats &b) { a = load(from), b = load(from + LANES); }
+    static inline void store_pair(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
     static inline float get(float x) { return x; }
     static inline float put(float x) { return x; }
 };
@@ -23,17 +26,32 @@ struct Float32 {
 struct BFloat16 {
     typedef uint16_t Number;
     static inline Floats load(const uint16_t *from) {
+#if defined(__AVX512F__)  // gcc converts vectors of this size in two steps
+        return (Floats)(Words)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
+#else
         Halves x;
         std::memcpy(&x, from, sizeof x);
         return (Floats)(__builtin_convertvector(x, Words) << 16);
+#endif
     }
     // Rounds to the nearest, ties to even; what is no number stays none.
     static inline void store(uint16_t *to, Floats x) {
-        Words bits = (Words)x;
-        Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        Words none = (Words)(x != x);
-        Halves out = __builtin_convertvector((rounded & ~none) | (none & 0x7fc0), Halves);
+        Halves out = __builtin_convertvector(rounded(x) >> 16, Halves);
         std::memcpy(to, &out, sizeof out);
+    }
+    // 32 numbers, those at even places and those at odd ones: two operations instead of the four that order takes.
+    static inline void load_pair(const uint16_t *from, Floats &even, Floats &odd) {
+        Words both;
+        std::memcpy(&both, from, sizeof both);
+        even = (Floats)(both << 16), odd = (Floats)(both & 0xffff0000);
+    }
+    static inline void store_pair(uint16_t *to, Floats even, Floats odd) {
+        Words both = (rounded(even) >> 16) | (rounded(odd) & 0xffff0000);
+        std::memcpy(to, &both, sizeof both);
+    }
+    static inline Words rounded(Floats x) {  // in the upper halves
+        Words bits = (Words)x, none = (Words)(x != x);
+        return ((bits + 0x7fff + ((bits >> 16) & 1)) & ~none) | (none & 0x7fc00000);
     }
     static inline float get(uint16_t x) {
         uint32_t bits = uint32_t(x) << 16;
@@ -58,6 +76,24 @@ inline float sum(Floats x) {
     x += __builtin_shuffle(x, Ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
     x += __builtin_shuffle(x, Ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
     return x[0] + x[1];
+}
+
+// Halves of two vectors beside each other, added: the one's sums in the lower half of each `2 * STEP` lanes, the
+// other's in the upper.
+template <int STEP>
+inline Floats folded(Floats a, Floats b) {
+    Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Ints upper = (lanes & STEP) != 0;  // all bits set where the result is b's
+    Ints low = (lanes & ~STEP) | (upper & LANES);
+    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low | STEP);
+}
+
+// The sums of sixteen vectors; x is overwritten.
+inline Floats sums(Floats *x) {
+    for (int i = 0; i < 8; i++) x[i] = folded<8>(x[i], x[i + 8]);
+    for (int i = 0; i < 4; i++) x[i] = folded<4>(x[i], x[i + 4]);
+    for (int i = 0; i < 2; i++) x[i] = folded<2>(x[i], x[i + 2]);
+    return folded<1>(x[0], x[1]);
 }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
