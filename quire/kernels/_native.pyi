@@ -48,3 +48,6 @@ def paged_decode(
     positions: int,
     /,
 ) -> None: ...
+def linear(
+    x: int, weight: int, bias: int, out: int, rows: int, size_in: int, size_out: int, x_stride: int, wide: int, /
+) -> None: ...

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.latent import LatentAttentionLayer
+from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import RMSNorm
@@ -93,7 +94,10 @@ class Decoder(nn.Module):
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
         self.layers = nn.ModuleList(DecoderLayer(i, layer, spec) for i, layer in enumerate(spec.layers))
         self.norm = RMSNorm(spec.hidden, spec.eps, spec.norm_offset)
-        self.head = None if spec.tied else nn.Linear(spec.hidden, spec.vocab, bias=False)
+        self.head = Linear(spec.hidden, spec.vocab)
+        if spec.tied:
+            assert isinstance(self.embed.weight, nn.Parameter)
+            self.head.weight = self.embed.weight
         self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
         self._ropes = {layer.attn.rope for layer in spec.layers if layer.attn.rope is not None}
 
@@ -114,7 +118,7 @@ class Decoder(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """(rows, vocab) float32 of hidden states (rows, hidden)."""
-        out = F.linear(features, self.embed.weight if self.head is None else self.head.weight).float()
+        out: Tensor = self.head(features, wide=True)
         if self.spec.logit_scale != 1.0:
             out = out * self.spec.logit_scale
         return out if self.spec.logit_softcap is None else softcap(out, self.spec.logit_softcap)

@@ -96,7 +96,7 @@ def _load_decoder(
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0)
     with bar(checkpoint.total_bytes) as progress:
         WeightFiller(model, extra_layers=extra).fill(checkpoint.tensors(dtype, progress))
-    size = sum(parameter.nbytes for parameter in model.parameters())
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, size)
 
 

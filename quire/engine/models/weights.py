@@ -19,12 +19,15 @@ _MOST_NAMES = 5  # in an error message
 
 
 def allocate(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give every parameter of a model built on the meta device memory of its own."""
+    """Give every parameter of a model built on the meta device memory of its own, and shared ones the same."""
+    made: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             keep = _KEEP_FLOAT32.fullmatch(f"{module_name}.{name}") is not None
-            data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype)
-            setattr(module, name, nn.Parameter(data, requires_grad=False))
+            if id(parameter) not in made:
+                data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype)
+                made[id(parameter)] = nn.Parameter(data, requires_grad=False)
+            setattr(module, name, made[id(parameter)])
 
 
 class WeightFiller:
@@ -34,7 +37,8 @@ class WeightFiller:
         """`extra_layers`: layers behind the last that the checkpoint may bring and the decoder leaves out."""
         self._model = model
         self._extra_layers = extra_layers
-        self._parameters = dict(model.named_parameters())
+        self._parameters = dict(model.named_parameters())  # those that are not complete yet
+        self._users = _users(model)
         self._post_norms = any(layer.post_norm for layer in model.spec.layers)
         self._missing = {name: set(self._pieces(name, tensor)) for name, tensor in self._parameters.items()}
         self._extra: list[str] = []
@@ -56,17 +60,19 @@ class WeightFiller:
     def _put(self, name: str, tensor: Tensor) -> None:
         if _NOT_NEEDED.fullmatch(name) or (self._model.spec.tied and name == "lm_head.weight") or self._beyond(name):
             return
-        place = place_of(name, self._parameters, post_norms=self._post_norms)
+        place = place_of(name, self._missing, post_norms=self._post_norms)
         if place is None:
             self._extra.append(name)
             return
         if place.swapped:
             tensor = arrange_swapped(place.parameter, tensor)
+        self._tick_off(place, name)
         target = self._target(place)
         if target.shape != tensor.shape:
             raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, but the model's is {tuple(target.shape)}")
         target.copy_(tensor)
-        self._tick_off(place, name)
+        if not self._missing[place.parameter]:
+            self._complete(place.parameter)
 
     def _target(self, place: Place) -> Tensor:
         target = self._parameters[place.parameter].data
@@ -101,9 +107,28 @@ class WeightFiller:
             raise WeightMismatch(f"{name} comes twice in the checkpoint")
         missing -= done
 
+    def _complete(self, parameter: str) -> None:
+        """Let go of a parameter, so that layers which are complete can lie in another form and its memory be freed."""
+        del self._parameters[parameter]
+        for layer, parameters in self._users.get(parameter, ()):
+            if not any(self._missing[own] for own in parameters):
+                layer.settle()
+
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
         return match is not None and 0 <= int(match[1]) - len(self._model.spec.layers) < self._extra_layers
+
+
+def _users(model: nn.Module) -> dict[str, list[tuple[Linear, list[str]]]]:
+    """The linear layers that use a parameter, each with the names of all its parameters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    users: dict[str, list[tuple[Linear, list[str]]]] = {}
+    for layer in model.modules():
+        if isinstance(layer, Linear):
+            own = [names[id(parameter)] for parameter in layer.parameters(recurse=False)]
+            for name in own:
+                users.setdefault(name, []).append((layer, own))
+    return users
 
 
 def _some(names: list[str]) -> str:

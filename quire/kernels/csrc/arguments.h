@@ -46,10 +46,19 @@ struct PagedDecode {
     float scale, softcap;      // softcap 0: none
 };
 
+struct Linear {
+    const void *x, *weight;  // bfloat16, the weight in panels
+    const float *bias;       // or null
+    void *out;               // float32 if wide, else bfloat16
+    int64_t rows, size_in, size_out, x_stride;
+    int wide;
+};
+
 struct Kernels {
     void (*rms_norm)(const RmsNorm &);
     void (*rope)(const Rope &);
     void (*act_and_mul)(const ActAndMul &);
     void (*paged_decode)(const PagedDecode &);
     void (*write_pages)(const WritePages &);
+    void (*linear)(const Linear &);
 };

@@ -2,11 +2,14 @@
 #include <algorithm>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "arguments.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+
+#define HAVE_AVX512
 
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,bmi2,prefer-vector-width=512")
 namespace avx512 {

@@ -102,8 +102,9 @@ void act_and_mul(const ActAndMul &a) {
 }
 
 #include "attention.h"
+#include "linear.h"
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, rope<T>, act_and_mul<T>, paged_decode<T>, write_pages};
+    return {rms_norm<T>, rope<T>, act_and_mul<T>, paged_decode<T>, write_pages, linear};
 }

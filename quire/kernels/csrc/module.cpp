@@ -7,6 +7,9 @@
 #include "arguments.h"
 
 #if defined(__x86_64__)
+namespace avx512bf16 {
+extern const Kernels float32, bfloat16;
+}
 namespace avx512 {
 extern const Kernels float32, bfloat16;
 }
@@ -26,8 +29,13 @@ const char *instructions;
 void choose() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
+    bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (wide && __builtin_cpu_supports("avx512bf16")) {
+        kernels[0] = &avx512bf16::float32, kernels[1] = &avx512bf16::bfloat16, instructions = "avx512bf16";
+        return;
+    }
+    if (wide) {
         kernels[0] = &avx512::float32, kernels[1] = &avx512::bfloat16, instructions = "avx512";
         return;
     }
@@ -129,12 +137,20 @@ PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return run(in, positions * a.heads * a.key_dim, [&] { kernels[narrow]->paged_decode(a); });
 }
 
+PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 9);
+    Linear a;
+    in >> a.x >> a.weight >> a.bias >> a.out >> a.rows >> a.size_in >> a.size_out >> a.x_stride >> a.wide;
+    return run(in, a.size_in * a.size_out, [&] { kernels[1]->linear(a); });
+}
+
 PyMethodDef methods[] = {
     {"rms_norm", _PyCFunction_CAST(rms_norm), METH_FASTCALL, nullptr},
     {"rope", _PyCFunction_CAST(rope), METH_FASTCALL, nullptr},
     {"write_pages", _PyCFunction_CAST(write_pages), METH_FASTCALL, nullptr},
     {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
     {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},
+    {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -26,7 +26,7 @@ struct Float32 {
 struct BFloat16 {
     typedef uint16_t Number;
     static inline Floats load(const uint16_t *from) {
-#if defined(__AVX512F__)  // gcc converts vectors of this size in two steps
+#if defined(HAVE_AVX512)  // gcc converts vectors of this size in two steps
         return (Floats)(Words)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
 #else
         Halves x;

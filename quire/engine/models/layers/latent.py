@@ -33,7 +33,7 @@ class LatentAttentionLayer(nn.Module):
         self.q_b = Linear(spec.q_rank or decoder.hidden, queries)
         self.kv_a = Linear(decoder.hidden, spec.kv_rank + spec.rope.dim, bias=spec.bias)
         self.kv_a_norm = RMSNorm(spec.kv_rank, _EPS)
-        self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim))
+        self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim), packable=False)
         self.out = Linear(spec.heads * spec.value_dim, decoder.hidden, bias=spec.bias)
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
@@ -45,6 +45,7 @@ class LatentAttentionLayer(nn.Module):
         latent, k_rope = self.kv_a(x).split([spec.kv_rank, spec.rope.dim], -1)
         turned = (apply_rope(part, cos, sin, interleaved=spec.rope.interleaved) for part in (q_rope, k_rope[:, None]))
         q_rope, k_rope = turned
+        assert self.kv_b.weight is not None
         up = self.kv_b.weight.view(spec.heads, -1, spec.kv_rank)
         key_up, value_up = up.split([spec.nope_dim, spec.value_dim], 1)
         query = torch.cat((torch.einsum("thn,hnr->thr", q_nope, key_up), q_rope), -1)

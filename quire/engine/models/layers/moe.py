@@ -51,7 +51,9 @@ class MoELayer(nn.Module):
         super().__init__()
         self.spec = spec
         router = spec.router
-        self.router = Linear(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias)
+        self.router = Linear(
+            hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias, packable=False
+        )
         self.score_bias = _bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
         self.experts = Experts(hidden, spec)
         self.shared = GatedMLPLayer(hidden, spec.shared, "silu") if spec.shared else None
@@ -64,6 +66,7 @@ class MoELayer(nn.Module):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Indices and weights of each token's experts, both (tokens, top_k)."""
+        assert self.router.weight is not None
         bias = None if self.router.bias is None else self.router.bias.float()
         logits = F.linear(x.float(), self.router.weight.float(), bias)
         router = self.spec.router
