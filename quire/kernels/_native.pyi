@@ -3,23 +3,39 @@
 INSTRUCTIONS: str
 
 def rms_norm(
+    narrow: int, x: int, weight: int, out: int, rows: int, stride: int, dim: int, eps: float, offset: float, /
+) -> None: ...
+def turn_heads(
     narrow: int,
     x: int,
-    weight: int,
-    out: int,
-    rows: int,
-    heads: int,
-    stride: int,
+    cos: int,
+    sin: int,
+    q_weight: int,
+    k_weight: int,
+    tokens: int,
+    q_heads: int,
+    k_heads: int,
     dim: int,
+    stride: int,
+    pairs: int,
     eps: float,
     offset: float,
     /,
 ) -> None: ...
-def rope(
-    narrow: int, x: int, cos: int, sin: int, out: int, tokens: int, heads: int, dim: int, stride: int, pairs: int, /
-) -> None: ...
 def write_pages(
-    pages: int, slots: int, rows: int, tokens: int, heads: int, row_bytes: int, token_bytes: int, slots_per_head: int, /
+    key_pages: int,
+    value_pages: int,
+    slots: int,
+    keys: int,
+    values: int,
+    tokens: int,
+    heads: int,
+    slots_per_head: int,
+    key_bytes: int,
+    value_bytes: int,
+    key_stride: int,
+    value_stride: int,
+    /,
 ) -> None: ...
 def act_and_mul(narrow: int, x: int, out: int, rows: int, size: int, act: int, /) -> None: ...
 def paged_decode(

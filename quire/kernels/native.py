@@ -16,6 +16,7 @@ except ImportError:  # built without a compiler
 CODES = {torch.float32: 0, torch.bfloat16: 1}
 LANES = 16  # numbers that most kernels take at a time
 PAIR = 32  # and attention
+MAX_DIM = 1024  # of a head
 
 kernels = _native
 _enabled = kernels is not None
@@ -28,10 +29,13 @@ def instructions() -> str | None:
 
 def take(*tensors: Tensor) -> bool:
     """Whether the kernels can work on tensors: of one known type, on the CPU, their last dimension without gaps."""
-    if not _enabled:
-        return False
     dtype = tensors[0].dtype
-    return dtype in CODES and all(x.dtype is dtype and x.device.type == "cpu" and x.stride(-1) == 1 for x in tensors)
+    if not _enabled or dtype not in CODES:
+        return False
+    for x in tensors:  # noqa: SIM110 a generator takes longer than all else here
+        if x.dtype is not dtype or not x.is_cpu or x.stride(-1) != 1:
+            return False
+    return True
 
 
 @contextmanager

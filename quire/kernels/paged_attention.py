@@ -17,7 +17,6 @@ from quire.kernels import native
 from quire.kernels.softcap import softcap
 
 _MAX_SCORES = 1 << 24  # numbers in one chunk of scores, 64 MiB as float32
-_MAX_DIM = 1024  # of keys, in the compiled kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +34,28 @@ class ScoreMath:
     sinks: Tensor | None = None
 
 
-def write_pages(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
-    """Put rows (tokens, kv_heads, dim) into their slots (tokens,) = block * block_size + offset."""
-    if native.take(pages, rows) and pages.is_contiguous() and rows.stride(1) == rows.shape[2]:
-        heads, size = pages.shape[0], pages.element_size()
-        native.kernels.write_pages(
-            pages.data_ptr(), slots.data_ptr(), rows.data_ptr(), rows.shape[0], heads,
-            rows.shape[2] * size, rows.stride(0) * size, pages.shape[1] * pages.shape[2],
-        )  # fmt: skip
+def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
+    """Put new keys and values (tokens, kv_heads, dim) into their slots (tokens,) = block * block_size + offset.
+
+    Args:
+        keys: pages, as are values.
+        v: none where values are the first numbers of the keys.
+    """
+    if native.take(keys, k) and k.stride(1) == k.shape[2] and (v is None or v.stride(1) == v.shape[2]):
+        _write_compiled(keys, values, slots, k, v)
         return
-    pages.flatten(1, 2).index_copy_(1, slots, rows.transpose(0, 1))
+    keys.flatten(1, 2).index_copy_(1, slots, k.transpose(0, 1))
+    if v is not None:
+        values.flatten(1, 2).index_copy_(1, slots, v.transpose(0, 1))
+
+
+def _write_compiled(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
+    size = keys.element_size()
+    native.kernels.write_pages(
+        keys.data_ptr(), values.data_ptr(), slots.data_ptr(), k.data_ptr(), 0 if v is None else v.data_ptr(),
+        k.shape[0], k.shape[1], keys.shape[1] * keys.shape[2], k.shape[2] * size, 0 if v is None else v.shape[2] * size,
+        k.stride(0) * size, 0 if v is None else v.stride(0) * size,
+    )  # fmt: skip
 
 
 def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath) -> Tensor:
@@ -67,7 +78,7 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, length
 def reads_in_place(keys: Tensor, values: Tensor) -> bool:
     """Whether the compiled kernel can read such pages; lengths may then differ at no cost."""
     dims = keys.shape[-1], values.shape[-1]
-    return native.take(keys, values) and all(dim % native.PAIR == 0 and dim <= _MAX_DIM for dim in dims)
+    return native.take(keys, values) and all(dim % native.PAIR == 0 and dim <= native.MAX_DIM for dim in dims)
 
 
 def _decode_in_place(

@@ -9,12 +9,8 @@ from quire.kernels import native
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's dtype.
-
-    Args:
-        x: (tokens, dim) or (tokens, heads, dim).
-    """
-    if native.take(x, weight) and (x.dim() == 2 or x.stride(1) == x.shape[2]):
+    """x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's dtype."""
+    if x.dim() == 2 and native.take(x, weight):
         return _native(x, weight, eps, offset)
     return reference(x, weight, eps, offset)
 
@@ -30,9 +26,8 @@ def reference(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 
 def _native(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)
-    heads, dim = (1 if x.dim() == 2 else x.shape[1]), x.shape[-1]
     native.kernels.rms_norm(
-        native.CODES[x.dtype], x.data_ptr(), weight.data_ptr(), out.data_ptr(),
-        x.shape[0] * heads, heads, x.stride(0), dim, eps, offset,
+        native.CODES[x.dtype], x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.stride(0), x.shape[1],
+        eps, offset,
     )  # fmt: skip
     return out

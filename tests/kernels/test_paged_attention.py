@@ -44,8 +44,7 @@ def paged(sequences: list[tuple[Tensor, Tensor]], blocks: int = 40) -> tuple[Ten
         table = torch.tensor([free.pop() for _ in range(-(-len(k) // BLOCK))])
         position = torch.arange(len(k))
         slots = table[position // BLOCK] * BLOCK + position % BLOCK
-        write_pages(keys, slots, k)
-        write_pages(values, slots, v)
+        write_pages(keys, values, slots, k, v)
         tables.append(table)
     return keys, values, tables
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from quire.kernels import native
 from quire.kernels.gated import act_and_mul, clamped_swiglu
+from quire.kernels.heads import Angles, HeadNorms, turn_heads
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
 from quire.kernels.softcap import softcap
@@ -74,29 +75,33 @@ def test_compiled_gates(act: str, tokens: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dim", [16, 100, 2048])
 def test_compiled_norm(dim: int, offset: float, dtype: torch.dtype) -> None:
-    """Of whole rows, and of heads that lie side by side among other numbers."""
+    """Of whole rows, and of rows among other numbers."""
     torch.manual_seed(0)
-    weight, wide = torch.randn(dim).to(dtype), torch.randn(40, 3 * dim + 8).to(dtype)
-    for x in (
-        wide[:, :dim].contiguous(),
-        wide[:, 8:].unflatten(1, (3, dim)),
-        wide[:, : 2 * dim].unflatten(1, (2, dim)),
-    ):
+    weight, wide = torch.randn(dim).to(dtype), torch.randn(40, dim + 8).to(dtype)
+    for x in (wide[:, :dim].contiguous(), wide[:, 8:]):
         out = rms_norm(x, weight, 1e-6, offset)
         with native.disabled():
             torch.testing.assert_close(out, rms_norm(x, weight, 1e-6, offset))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pairs", [4, 16, 24, 40])
-def test_compiled_rope(pairs: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0])
+@pytest.mark.parametrize("pairs", [None, 4, 16, 32, 40])
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_compiled_heads(tokens: int, pairs: int | None, offset: float | None, dtype: torch.dtype) -> None:
+    """With and without norms, rotated as a whole, in part, or not at all."""
     torch.manual_seed(0)
-    x = torch.randn(30, 5 * 80 + 16).to(dtype)[:, 16:].unflatten(1, (5, 80))
-    angle = torch.randn(30, pairs) * 3
-    out = apply_rope(x, angle.cos(), angle.sin(), interleaved=False)
+    heads, kv_heads, dim = 5, 2, 80
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim + 16).to(dtype)[:, 16:]
+    norms = None if offset is None else HeadNorms(torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6, offset)
+    angle = torch.randn(tokens, pairs or 1) * 3
+    angles = None if pairs is None else Angles(angle.cos(), angle.sin(), interleaved=False)
     with native.disabled():
-        expected = apply_rope(x.float(), angle.cos(), angle.sin(), interleaved=False).to(dtype)
-    torch.testing.assert_close(out, expected)
+        expected = turn_heads(qkv.clone(), heads, kv_heads, norms, angles)
+    out = turn_heads(qkv, heads, kv_heads, norms, angles)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.04  # of numbers up to ten, rounded three times by the reference
+    for one, other in zip(out, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 
 def test_softcap() -> None:

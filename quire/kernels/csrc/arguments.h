@@ -8,24 +8,28 @@
 
 enum Activation { SILU = 0, GELU_TANH = 1, RELU = 2 };
 
-struct RmsNorm {  // row r lies at x + r / heads * stride + r % heads * dim
+constexpr int64_t MOST_DIM = 1024;  // of a head
+
+struct RmsNorm {  // row r lies at x + r * stride
     const void *x, *weight;
     void *out;
-    int64_t rows, heads, stride, dim;
+    int64_t rows, stride, dim;
     float eps, offset;
 };
 
-struct Rope {
-    const void *x, *cos, *sin;
-    void *out;
-    int64_t tokens, heads, dim, stride, pairs;
+struct TurnHeads {  // token t lies at x + t * stride
+    void *x;
+    const float *cos, *sin;           // (tokens, pairs); pairs may be 0
+    const void *q_weight, *k_weight;  // (dim,) or null
+    int64_t tokens, q_heads, k_heads, dim, stride, pairs;
+    float eps, offset;
 };
 
-struct WritePages {
-    void *pages;
+struct WritePages {  // strides between tokens in bytes; values may be null
+    void *key_pages, *value_pages;
     const int64_t *slots;
-    const void *rows;
-    int64_t tokens, heads, row_bytes, token_bytes, slots_per_head;
+    const void *keys, *values;
+    int64_t tokens, heads, slots_per_head, key_bytes, value_bytes, key_stride, value_stride;
 };
 
 struct ActAndMul {
@@ -56,7 +60,7 @@ struct Linear {
 
 struct Kernels {
     void (*rms_norm)(const RmsNorm &);
-    void (*rope)(const Rope &);
+    void (*turn_heads)(const TurnHeads &);
     void (*act_and_mul)(const ActAndMul &);
     void (*paged_decode)(const PagedDecode &);
     void (*write_pages)(const WritePages &);

@@ -134,7 +134,7 @@ void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64
     typedef typename T::Number Number;
     const int32_t *table = a.tables + sequence * a.table_stride;
     const Number *q = (const Number *)a.q + sequence * a.q_stride + head * a.key_dim;
-    alignas(64) float wide[count * 1024], scores[count * CHUNK];
+    alignas(64) float wide[count * MOST_DIM], scores[count * CHUNK];
     for (int64_t i = 0; i < count * a.key_dim; i += PAIR) {  // in the order of load_pair, as are the parts of the output
         Floats x, y;
         T::load_pair(q + i, x, y);

@@ -13,7 +13,7 @@ void rms_norm(const RmsNorm &a) {
     const Number *weight = (const Number *)a.weight;
 #pragma omp parallel for if (a.rows * a.dim > SERIAL)
     for (int64_t row = 0; row < a.rows; row++) {
-        const Number *x = (const Number *)a.x + (row / a.heads) * a.stride + (row % a.heads) * a.dim;
+        const Number *x = (const Number *)a.x + row * a.stride;
         Number *out = (Number *)a.out + row * a.dim;
         int64_t whole = a.dim / LANES * LANES;
         Floats squares = all(0.0f);
@@ -41,41 +41,52 @@ void rms_norm(const RmsNorm &a) {
     }
 }
 
-// Turns the first 2 * pairs numbers of each head; the halves are the pairs. Cosine and sine are float32 (tokens, pairs).
+// Norm, if there are weights, and rotation, if there are angles, of the heads of queries and keys, in place: a token's
+// heads lie side by side, first those of the queries. The halves of the first 2 * pairs numbers are the pairs.
 template <class T>
-void rope(const Rope &a) {
+void turn_heads(const TurnHeads &a) {
     typedef typename T::Number Number;
-#pragma omp parallel for if (a.tokens * a.heads * a.dim > SERIAL)
+#pragma omp parallel for if (a.tokens * (a.q_heads + a.k_heads) * a.dim > SERIAL)
     for (int64_t token = 0; token < a.tokens; token++) {
-        const float *cos = (const float *)a.cos + token * a.pairs, *sin = (const float *)a.sin + token * a.pairs;
-        for (int64_t head = 0; head < a.heads; head++) {
-            const Number *x = (const Number *)a.x + token * a.stride + head * a.dim;
-            Number *out = (Number *)a.out + (token * a.heads + head) * a.dim;
-            int64_t i = 0;
-            for (; i + LANES <= a.pairs; i += LANES) {
+        const float *cos = a.cos + token * a.pairs, *sin = a.sin + token * a.pairs;
+        for (int64_t head = 0; head < a.q_heads + a.k_heads; head++) {
+            Number *x = (Number *)a.x + token * a.stride + head * a.dim;
+            const Number *weight = (const Number *)(head < a.q_heads ? a.q_weight : a.k_weight);
+            alignas(64) float wide[MOST_DIM];
+            Floats squares = all(0.0f);
+            for (int64_t i = 0; i < a.dim; i += LANES) {
+                Floats v = T::load(x + i);
+                squares += v * v;
+                Float32::store(wide + i, v);
+            }
+            if (weight) {
+                float scale = 1.0f / std::sqrt(sum(squares) / float(a.dim) + a.eps);
+                for (int64_t i = 0; i < a.dim; i += LANES)
+                    Float32::store(wide + i, Float32::load(wide + i) * scale * (T::load(weight + i) + a.offset));
+            }
+            for (int64_t i = 0; i < a.pairs; i += LANES) {
                 Floats c = Float32::load(cos + i), s = Float32::load(sin + i);
-                Floats first = T::load(x + i), second = T::load(x + a.pairs + i);
-                T::store(out + i, first * c - second * s);
-                T::store(out + a.pairs + i, second * c + first * s);
+                Floats first = Float32::load(wide + i), second = Float32::load(wide + a.pairs + i);
+                T::store(x + i, first * c - second * s);
+                T::store(x + a.pairs + i, second * c + first * s);
             }
-            for (; i < a.pairs; i++) {
-                float first = T::get(x[i]), second = T::get(x[a.pairs + i]);
-                out[i] = T::put(first * cos[i] - second * sin[i]);
-                out[a.pairs + i] = T::put(second * cos[i] + first * sin[i]);
-            }
-            std::memcpy(out + 2 * a.pairs, x + 2 * a.pairs, (a.dim - 2 * a.pairs) * sizeof(Number));
+            for (int64_t i = 2 * a.pairs; i < a.dim; i += LANES) T::store(x + i, Float32::load(wide + i));
         }
     }
 }
 
-// Rows (tokens, heads, dim) to their slots in pages (heads, slots, dim).
+// Keys and values (tokens, heads, dim) to their slots in pages (heads, slots, dim).
 inline void write_pages(const WritePages &a) {
-    int64_t head_bytes = a.slots_per_head * a.row_bytes;
-#pragma omp parallel for if (a.tokens * a.heads * a.row_bytes > 2 * SERIAL)
+#pragma omp parallel for if (a.tokens * a.heads * (a.key_bytes + a.value_bytes) > 2 * SERIAL)
     for (int64_t token = 0; token < a.tokens; token++)
-        for (int64_t head = 0; head < a.heads; head++)
-            std::memcpy((char *)a.pages + head * head_bytes + a.slots[token] * a.row_bytes,
-                        (const char *)a.rows + token * a.token_bytes + head * a.row_bytes, a.row_bytes);
+        for (int64_t head = 0; head < a.heads; head++) {
+            int64_t slot = head * a.slots_per_head + a.slots[token];
+            std::memcpy((char *)a.key_pages + slot * a.key_bytes,
+                        (const char *)a.keys + token * a.key_stride + head * a.key_bytes, a.key_bytes);
+            if (a.values)
+                std::memcpy((char *)a.value_pages + slot * a.value_bytes,
+                            (const char *)a.values + token * a.value_stride + head * a.value_bytes, a.value_bytes);
+        }
 }
 
 inline Floats activated(Floats x, int act) {
@@ -106,5 +117,5 @@ void act_and_mul(const ActAndMul &a) {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, rope<T>, act_and_mul<T>, paged_decode<T>, write_pages, linear};
+    return {rms_norm<T>, turn_heads<T>, act_and_mul<T>, paged_decode<T>, write_pages, linear};
 }

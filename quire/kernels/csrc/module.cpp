@@ -95,26 +95,28 @@ PyObject *run(const Arguments &arguments, int64_t work, Call call) {
 }
 
 PyObject *rms_norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 10);
+    Arguments in(values, count, 9);
     int narrow;
     RmsNorm a;
-    in >> narrow >> a.x >> a.weight >> a.out >> a.rows >> a.heads >> a.stride >> a.dim >> a.eps >> a.offset;
+    in >> narrow >> a.x >> a.weight >> a.out >> a.rows >> a.stride >> a.dim >> a.eps >> a.offset;
     return run(in, a.rows * a.dim, [&] { kernels[narrow]->rms_norm(a); });
 }
 
-PyObject *rope(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 10);
+PyObject *turn_heads(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 14);
     int narrow;
-    Rope a;
-    in >> narrow >> a.x >> a.cos >> a.sin >> a.out >> a.tokens >> a.heads >> a.dim >> a.stride >> a.pairs;
-    return run(in, a.tokens * a.heads * a.dim, [&] { kernels[narrow]->rope(a); });
+    TurnHeads a;
+    in >> narrow >> a.x >> a.cos >> a.sin >> a.q_weight >> a.k_weight >> a.tokens >> a.q_heads >> a.k_heads >> a.dim >>
+        a.stride >> a.pairs >> a.eps >> a.offset;
+    return run(in, a.tokens * (a.q_heads + a.k_heads) * a.dim, [&] { kernels[narrow]->turn_heads(a); });
 }
 
 PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 8);
+    Arguments in(values, count, 12);
     WritePages a;
-    in >> a.pages >> a.slots >> a.rows >> a.tokens >> a.heads >> a.row_bytes >> a.token_bytes >> a.slots_per_head;
-    return run(in, a.tokens * a.heads * a.row_bytes, [&] { kernels[0]->write_pages(a); });
+    in >> a.key_pages >> a.value_pages >> a.slots >> a.keys >> a.values >> a.tokens >> a.heads >> a.slots_per_head >>
+        a.key_bytes >> a.value_bytes >> a.key_stride >> a.value_stride;
+    return run(in, a.tokens * a.heads * (a.key_bytes + a.value_bytes), [&] { kernels[0]->write_pages(a); });
 }
 
 PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -146,7 +148,7 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
 
 PyMethodDef methods[] = {
     {"rms_norm", _PyCFunction_CAST(rms_norm), METH_FASTCALL, nullptr},
-    {"rope", _PyCFunction_CAST(rope), METH_FASTCALL, nullptr},
+    {"turn_heads", _PyCFunction_CAST(turn_heads), METH_FASTCALL, nullptr},
     {"write_pages", _PyCFunction_CAST(write_pages), METH_FASTCALL, nullptr},
     {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
     {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},

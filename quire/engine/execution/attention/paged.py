@@ -82,9 +82,7 @@ class StepAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
         """Write the step's keys and values, then attend."""
         cache = self.caches[layer]
-        write_pages(cache.keys, self.slots, k)
-        if v is not None:
-            write_pages(cache.values, self.slots, v)
+        write_pages(cache.keys, cache.values, self.slots, k, v)
         out = [
             paged_decode(q[group.begin : group.end], cache.keys, cache.values, group.tables, group.lengths, math)
             for group in self.groups

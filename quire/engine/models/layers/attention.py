@@ -9,8 +9,8 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import DecoderSpec, GroupedAttention, QKNorm
+from quire.kernels.heads import HeadNorms, turn_heads
 from quire.kernels.paged_attention import ScoreMath
-from quire.kernels.rope import apply_rope
 
 
 class GroupedAttentionLayer(nn.Module):
@@ -29,12 +29,16 @@ class GroupedAttentionLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         spec = self.spec
-        q, k, v = self.qkv(x).split(self.qkv.parts, -1)
-        q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
-        v = v.unflatten(-1, (spec.kv_heads, spec.head_dim))
-        if spec.rope is not None:
-            cos, sin = step.ropes[spec.rope]
-            q, k = (apply_rope(part, cos, sin, interleaved=spec.rope.interleaved) for part in (q, k))
+        qkv = self.qkv(x)
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            if spec.qk_norm is QKNorm.ALL:
+                q, k, v = qkv.split(self.qkv.parts, -1)
+                qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
+            else:
+                norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
+        angles = None if spec.rope is None else step.ropes[spec.rope]
+        q, k, v = turn_heads(qkv, spec.heads, spec.kv_heads, norms, angles)
         math = ScoreMath(spec.scale, spec.window, spec.softcap, self.sinks)
         out: Tensor = self.out(step.attend(self.index, q, k, v, math).flatten(1))
         return out
@@ -44,10 +48,3 @@ class GroupedAttentionLayer(nn.Module):
             return None
         dim = self.spec.head_dim if self.spec.qk_norm is QKNorm.HEAD else size
         return RMSNorm(dim, decoder.eps, decoder.norm_offset)
-
-    def _normed(self, x: Tensor, norm: RMSNorm | None) -> Tensor:
-        """Split into heads, with the norm before or behind the split."""
-        if norm is not None and self.spec.qk_norm is QKNorm.ALL:
-            x = norm(x)
-        x = x.unflatten(-1, (-1, self.spec.head_dim))
-        return norm(x) if norm is not None and self.spec.qk_norm is QKNorm.HEAD else x

@@ -39,12 +39,14 @@ class LatentAttentionLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         spec = self.spec
-        cos, sin = step.ropes[spec.rope]
+        angles = step.ropes[spec.rope]
         q = self.q_b(self.q_a_norm(self.q_a(x)) if spec.q_rank is not None else x)
         q_nope, q_rope = q.unflatten(-1, (spec.heads, -1)).split([spec.nope_dim, spec.rope.dim], -1)
         latent, k_rope = self.kv_a(x).split([spec.kv_rank, spec.rope.dim], -1)
-        turned = (apply_rope(part, cos, sin, interleaved=spec.rope.interleaved) for part in (q_rope, k_rope[:, None]))
-        q_rope, k_rope = turned
+        q_rope, k_rope = (
+            apply_rope(part, angles.cos, angles.sin, interleaved=angles.interleaved)
+            for part in (q_rope, k_rope[:, None])
+        )
         assert self.kv_b.weight is not None
         up = self.kv_b.weight.view(spec.heads, -1, spec.kv_rank)
         key_up, value_up = up.split([spec.nope_dim, spec.value_dim], 1)

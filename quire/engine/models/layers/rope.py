@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.spec import DynamicNtk, LongRope, Rope
+from quire.kernels.heads import Angles
 
 
-def angles(rope: Rope, positions: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each (tokens, pairs) float32, at the given positions (tokens,).
+def angles(rope: Rope, positions: Tensor, context_len: int) -> Angles:
+    """Cosine and sine at the given positions (tokens,).
 
     `context_len` decides between a long rope's two frequency sets, so that it is one for all requests and their keys
     can be shared.
     """
     phase = positions.float()[:, None] * _frequencies(rope, positions, context_len)
-    return phase.cos() * rope.factor, phase.sin() * rope.factor
+    return Angles(phase.cos() * rope.factor, phase.sin() * rope.factor, rope.interleaved)
 
 
 def _frequencies(rope: Rope, positions: Tensor, context_len: int) -> Tensor:

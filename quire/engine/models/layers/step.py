@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.engine.models.spec import Rope
+from quire.kernels.heads import Angles
 from quire.kernels.paged_attention import ScoreMath
 
 
@@ -33,5 +34,5 @@ class Attend(Protocol):
 class StepContext:
     """Rope angles of the step's tokens, by rope, and its attention."""
 
-    ropes: dict[Rope, tuple[Tensor, Tensor]]
+    ropes: dict[Rope, Angles]
     attend: Attend

@@ -1,0 +1,76 @@
+"""Norm and rotation of the heads of queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.kernels import native
+from quire.kernels.rms_norm import rms_norm
+from quire.kernels.rope import apply_rope
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights (dim,) of the norms of each query head and each key head."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    offset: float
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """Cosines and sines, each (tokens, pairs) float32; see `apply_rope`."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+
+def turn_heads(
+    qkv: Tensor, heads: int, kv_heads: int, norms: HeadNorms | None, angles: Angles | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split projections into heads; norm and rotate those of queries and keys.
+
+    Args:
+        qkv: (tokens, (heads + 2 * kv_heads) * dim), which may be overwritten.
+
+    Returns:
+        (tokens, heads, dim), (tokens, kv_heads, dim) twice
+    """
+    split = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
+    if norms is None and angles is None:
+        return _parts(split, heads, kv_heads)
+    if _fits(qkv, split.shape[2], angles):
+        _turn_in_place(split, heads, kv_heads, norms, angles)
+        return _parts(split, heads, kv_heads)
+    q, k, v = _parts(split, heads, kv_heads)
+    if norms is not None:
+        q, k = (rms_norm(x, weight, norms.eps, norms.offset) for x, weight in ((q, norms.query), (k, norms.key)))
+    if angles is not None:
+        q, k = (apply_rope(x, angles.cos, angles.sin, interleaved=angles.interleaved) for x in (q, k))
+    return q, k, v
+
+
+def _parts(split: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    return split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
+
+
+def _fits(qkv: Tensor, dim: int, angles: Angles | None) -> bool:
+    if dim % native.LANES or dim > native.MAX_DIM or not native.take(qkv):
+        return False
+    return angles is None or not (angles.interleaved or angles.cos.shape[1] % native.LANES)
+
+
+def _turn_in_place(split: Tensor, heads: int, kv_heads: int, norms: HeadNorms | None, angles: Angles | None) -> None:
+    tokens, _, dim = split.shape
+    cos, sin = (None, None) if angles is None else (angles.cos.contiguous(), angles.sin.contiguous())
+    native.kernels.turn_heads(
+        native.CODES[split.dtype], split.data_ptr(), 0 if cos is None else cos.data_ptr(),
+        0 if sin is None else sin.data_ptr(), 0 if norms is None else norms.query.data_ptr(),
+        0 if norms is None else norms.key.data_ptr(), tokens, heads, kv_heads, dim, split.stride(0),
+        0 if cos is None else cos.shape[1], 0.0 if norms is None else norms.eps, 0.0 if norms is None else norms.offset,
+    )  # fmt: skip
