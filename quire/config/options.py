@@ -82,6 +82,9 @@ class ModelOptions(Options):
         "auto",
         description="number format of weights and KV cache; auto takes the checkpoint's (float16 becomes bfloat16)",
     )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none", description="bits to which the weights of linear layers are rounded while they load"
+    )
     device: Literal["cpu"] = Field("cpu", description="device that runs the model")
     max_model_len: Positive | None = Field(
         None, description="context length in tokens; the model's own, as far as the KV cache holds it, if not given"

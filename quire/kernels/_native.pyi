@@ -67,3 +67,19 @@ def paged_decode(
 def linear(
     x: int, weight: int, bias: int, out: int, rows: int, size_in: int, size_out: int, x_stride: int, wide: int, /
 ) -> None: ...
+def quantised_linear(
+    narrow: int,
+    x: int,
+    weight: int,
+    scales: int,
+    corrections: int,
+    bias: int,
+    out: int,
+    rows: int,
+    size_in: int,
+    size_out: int,
+    x_stride: int,
+    bits: int,
+    wide: int,
+    /,
+) -> None: ...

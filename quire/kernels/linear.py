@@ -1,52 +1,69 @@
-"""Linear layers with bfloat16 weights in panels, which the compiled kernel reads as they lie."""
+"""Linear layers whose weights lie in panels of 32 outputs, as the compiled kernels read them."""
 
 from __future__ import annotations
+
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from quire.kernels import native
+from quire.kernels.panels import in_panels
+from quire.kernels.quantised import IntegerPanels, bits_for
 
-PANEL = 32  # outputs
-
-
-def packs(weight: Tensor) -> bool:
-    """Whether there is a kernel for such a weight (size_out, size_in)."""
-    return bool(weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and native.take(weight))
+Quantization = Literal["none", "int8", "int4"]
 
 
-def pack(weight: Tensor) -> Tensor:
-    """(size_out, size_in) as (panels, size_in / 2, 32, 2); outputs that fill the last panel are 0."""
-    size_out, size_in = weight.shape
-    pairs = weight.view(torch.int32)
-    packed = torch.zeros(-(-size_out // PANEL), size_in // 2, PANEL, dtype=torch.int32)
-    whole = size_out // PANEL
-    packed[:whole] = pairs[: whole * PANEL].unflatten(0, (whole, PANEL)).transpose(1, 2)
-    if whole < len(packed):
-        packed[whole, :, : size_out - whole * PANEL] = pairs[whole * PANEL :].T
-    panels: Tensor = packed.view(torch.bfloat16).unflatten(2, (PANEL, 2))
-    return panels
+class Panels(Protocol):
+    """A weight (size_out, size_in) in the form of some kernel."""
+
+    nbytes: int
+
+    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+        """x W^T + b.
+
+        Args:
+            x: (rows, size_in).
+            bias: (size_out,) float32.
+            wide: give float32 instead of x's type.
+
+        Returns:
+            (rows, size_out)
+        """
 
 
-def packed_linear(x: Tensor, packed: Tensor, size_out: int, bias: Tensor | None, *, wide: bool = False) -> Tensor:
-    """x W^T + b.
+class BFloat16Panels:
+    """(panels, size_in / 2, 32, 2): one load brings two inputs' weights for 16 outputs."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.size_out = len(weight)
+        self._data = in_panels(weight.view(torch.int32))
+        self.nbytes = self._data.nbytes
+
+    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+        """See `Panels`."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        rows, size_in = x.shape
+        out = torch.empty((rows, self.size_out), dtype=torch.float32 if wide else torch.bfloat16)
+        native.kernels.linear(
+            x.data_ptr(), self._data.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            rows, size_in, self.size_out, x.stride(0), int(wide),
+        )  # fmt: skip
+        return out
+
+
+def panels_of(weight: Tensor, quantization: Quantization) -> Panels | None:
+    """The weight in the form that is fastest here; none where that is the plain one.
 
     Args:
-        x: (rows, size_in) bfloat16.
-        packed: what `pack` made of W.
-        bias: (size_out,) float32.
-        wide: give float32 instead of bfloat16.
-
-    Returns:
-        (rows, size_out)
+        weight: (size_out, size_in).
+        quantization: how far it may be rounded.
     """
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    rows, size_in = x.shape
-    out = torch.empty((rows, size_out), dtype=torch.float32 if wide else torch.bfloat16)
-    if rows:
-        native.kernels.linear(
-            x.data_ptr(), packed.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-            rows, size_in, size_out, x.stride(0), int(wide),
-        )  # fmt: skip
-    return out
+    if not native.take(weight):
+        return None
+    bits = bits_for(weight.shape[1], quantization)
+    if bits is not None:
+        return IntegerPanels(weight, bits)
+    if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0:
+        return BFloat16Panels(weight)
+    return None

@@ -1,4 +1,4 @@
-"""Linear layers with packed weights."""
+"""Linear layers with weights in panels."""
 
 from __future__ import annotations
 
@@ -6,44 +6,79 @@ import pytest
 import torch
 
 from quire.kernels import native
-from quire.kernels.linear import pack, packed_linear, packs
+from quire.kernels.linear import BFloat16Panels, panels_of
+from quire.kernels.quantised import IntegerPanels
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="installed without a compiler")
+ROWS = [1, 2, 6, 7, 11, 12, 13, 25, 150]
 
 
 @pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (30, 33), (2, 1), (1024, 100), (256, 640)])
-@pytest.mark.parametrize("rows", [1, 2, 11, 12, 13, 25, 150])
+@pytest.mark.parametrize("rows", ROWS)
 def test_it_is_the_product(size_in: int, size_out: int, rows: int) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(rows, size_in).bfloat16(), torch.randn(size_out, size_in).bfloat16()
-    bias = torch.randn(size_out)
-    expected = x.float() @ weight.float().T
-    out = packed_linear(x, pack(weight), size_out, None, wide=True)
-    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
-    narrow = packed_linear(x, pack(weight), size_out, bias)
-    torch.testing.assert_close(narrow, (out + bias).bfloat16())
+    bias, panels = torch.randn(size_out), BFloat16Panels(weight)
+    out = panels(x, None, wide=True)
+    torch.testing.assert_close(out, x.float() @ weight.float().T, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(panels(x, bias), (out + bias).bfloat16())
 
 
-def test_a_row_is_the_same_in_any_company() -> None:
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.015), (4, 0.12)])
+@pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (1024, 100), (256, 1100)])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_weights_come_near(
+    size_in: int, size_out: int, rows: int, bits: int, error: float, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
-    x, packed = torch.randn(40, 512).bfloat16(), pack(torch.randn(200, 512).bfloat16())
-    together = packed_linear(x, packed, 200, None)
+    x, weight, bias = torch.randn(rows, size_in).to(dtype), torch.randn(size_out, size_in), torch.randn(size_out)
+    panels = IntegerPanels(weight, bits)
+    expected = x.float() @ weight.T + bias
+    out = panels(x, bias, wide=True)
+    assert (out - expected).norm() / expected.norm() < error
+    assert panels(x, bias).dtype == dtype
+    torch.testing.assert_close(panels(x, bias), out.to(dtype))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_can_be_said_in_few_bits_is_exact(bits: int) -> None:
+    """Whole numbers whose extremes are the largest that there are, and rows of zeros."""
+    torch.manual_seed(0)
+    low, high = (-127, 127) if bits == 8 else (-8, 7)
+    weight, x = torch.randint(low, high + 1, (70, 128)).float(), torch.randint(-127, 128, (9, 128)).float()
+    weight[:, 0], weight[:, 64], x[:, 0] = low, low, 127.0
+    weight[3], x[5] = 0.0, 0.0
+    torch.testing.assert_close(IntegerPanels(weight, bits)(x, None), x @ weight.T, atol=0.05, rtol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_row_is_the_same_in_any_company(quantization: str) -> None:
+    torch.manual_seed(0)
+    x, panels = torch.randn(40, 512).bfloat16(), panels_of(torch.randn(200, 512).bfloat16(), quantization)  # type: ignore[arg-type]
+    assert panels is not None
+    together = panels(x, None)
     for count in range(1, 40):
-        assert torch.equal(packed_linear(x[:count], packed, 200, None), together[:count])
+        assert torch.equal(panels(x[:count], None), together[:count])
 
 
-def test_rows_with_gaps_and_without_any() -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_rows_with_gaps_and_without_any(quantization: str) -> None:
     torch.manual_seed(0)
-    wide, weight = torch.randn(5, 3 * 64).bfloat16(), torch.randn(32, 64).bfloat16()
-    packed = pack(weight)
+    panels = panels_of(torch.randn(32, 64).bfloat16(), quantization)  # type: ignore[arg-type]
+    assert panels is not None
+    wide = torch.randn(5, 3 * 64).bfloat16()
     part = wide[:, 64:128]
-    assert torch.equal(packed_linear(part, packed, 32, None), packed_linear(part.contiguous(), packed, 32, None))
-    assert torch.equal(packed_linear(wide.T[:64].T, packed, 32, None), packed_linear(wide[:, :64], packed, 32, None))
-    assert packed_linear(part[:0], packed, 32, None).shape == (0, 32)
+    assert torch.equal(panels(part, None), panels(part.contiguous(), None))
+    assert torch.equal(panels(part.T.contiguous().T, None), panels(part, None))
+    assert panels(part[:0], None).shape == (0, 32)
 
 
-def test_what_is_not_packed() -> None:
-    assert not packs(torch.randn(4, 4))
-    assert not packs(torch.randn(4, 3).bfloat16())
+def test_the_form_depends_on_sizes_and_types() -> None:
+    assert panels_of(torch.randn(4, 4), "none") is None
+    assert panels_of(torch.randn(4, 3).bfloat16(), "none") is None
+    assert panels_of(torch.randn(4, 10), "int4") is None
+    assert isinstance(panels_of(torch.randn(4, 16), "int4"), IntegerPanels)
+    assert isinstance(panels_of(torch.randn(4, 10).bfloat16(), "int8"), BFloat16Panels)
     with native.disabled():
-        assert not packs(torch.randn(4, 4).bfloat16())
+        assert panels_of(torch.randn(4, 4).bfloat16(), "none") is None

@@ -18,8 +18,10 @@ from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import CausalLM, Decoder
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
+from quire.engine.models.layers.linear import Linear
 from quire.engine.models.quantised import check_quantisation
 from quire.engine.models.weights import WeightFiller, allocate
+from quire.kernels import native
 
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
 
@@ -48,11 +50,17 @@ def load_model(folder: Path, options: ModelOptions, bar: ProgressBar) -> LoadedM
     if options.model_impl == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
     check_quantisation(config)
+    if options.quantization != "none" and native.instructions() is None:
+        raise UnsupportedModel("--quantization needs Quire's compiled kernels, which this installation lacks")
     with Checkpoint(folder) as checkpoint:
         dtype = _dtype(options, checkpoint)
         total = checkpoint.total_bytes
         if known and options.model_impl != "transformers":
             return _load_decoder(config, options, checkpoint, dtype, bar)
+    if options.quantization != "none":
+        raise UnsupportedModel(
+            f"--quantization works with Quire's decoder only, which does not run {config.model_type}"
+        )
     from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
 
     context_len = _context_len(options, _promised_positions(config.get_text_config()))
@@ -95,9 +103,13 @@ def _load_decoder(
     allocate(model, dtype)
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0)
     with bar(checkpoint.total_bytes) as progress:
-        WeightFiller(model, extra_layers=extra).fill(checkpoint.tensors(dtype, progress))
-    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, size)
+        WeightFiller(model, options.quantization, extra_layers=extra).fill(checkpoint.tensors(dtype, progress))
+    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model))
+
+
+def _bytes(model: Decoder) -> int:
+    panels = (module.panels for module in model.modules() if isinstance(module, Linear))
+    return sum(parameter.nbytes for parameter in model.parameters()) + sum(form.nbytes for form in panels if form)
 
 
 def _dtype(options: ModelOptions, checkpoint: Checkpoint) -> torch.dtype:

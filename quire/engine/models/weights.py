@@ -12,6 +12,7 @@ from quire.engine.models.decoder import Decoder
 from quire.engine.models.errors import WeightMismatch
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.naming import Place, arrange_swapped, place_of
+from quire.kernels.linear import Quantization
 
 _NOT_NEEDED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _KEEP_FLOAT32 = re.compile(r".*\.score_bias")
@@ -33,8 +34,9 @@ def allocate(model: nn.Module, dtype: torch.dtype) -> None:
 class WeightFiller:
     """Takes a checkpoint's weights one by one and knows what is still missing."""
 
-    def __init__(self, model: Decoder, *, extra_layers: int = 0) -> None:
+    def __init__(self, model: Decoder, quantization: Quantization = "none", *, extra_layers: int = 0) -> None:
         """`extra_layers`: layers behind the last that the checkpoint may bring and the decoder leaves out."""
+        self._quantization = quantization
         self._model = model
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
@@ -112,7 +114,7 @@ class WeightFiller:
         del self._parameters[parameter]
         for layer, parameters in self._users.get(parameter, ()):
             if not any(self._missing[own] for own in parameters):
-                layer.settle()
+                layer.settle(self._quantization)
 
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)

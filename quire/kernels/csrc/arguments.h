@@ -58,6 +58,15 @@ struct Linear {
     int wide;
 };
 
+struct QuantisedLinear {
+    const void *x, *weight;
+    const float *scales, *corrections;  // (groups, panels * 32) and (panels * 32)
+    const float *bias;                  // or null
+    void *out;                          // float32 if wide, else of x's type
+    int64_t rows, size_in, size_out, x_stride;
+    int bits, wide;
+};
+
 struct Kernels {
     void (*rms_norm)(const RmsNorm &);
     void (*turn_heads)(const TurnHeads &);
@@ -65,4 +74,5 @@ struct Kernels {
     void (*paged_decode)(const PagedDecode &);
     void (*write_pages)(const WritePages &);
     void (*linear)(const Linear &);
+    void (*quantised_linear)(const QuantisedLinear &);
 };

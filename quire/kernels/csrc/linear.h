@@ -44,8 +44,8 @@ inline Multiply *multiply_rows(int64_t count, std::integer_sequence<int, rows...
 }
 
 // Writes 32 outputs of some rows, those that there are.
-template <class T>
-void put_panel(const Linear &a, Floats (*total)[2], int64_t row, int64_t rows, int64_t output) {
+template <class T, class Call>
+void put_panel(const Call &a, Floats (*total)[2], int64_t row, int64_t rows, int64_t output) {
     int64_t here = std::min<int64_t>(PANEL, a.size_out - output);
     alignas(64) float bias[PANEL] = {};
     if (a.bias) std::memcpy(bias, a.bias + output, here * sizeof(float));
@@ -58,6 +58,7 @@ void put_panel(const Linear &a, Floats (*total)[2], int64_t row, int64_t rows, i
 }
 
 inline void linear(const Linear &a) {
+    if (a.rows == 0) return;
     int64_t panels = (a.size_out + PANEL - 1) / PANEL, panel_size = a.size_in * PANEL;
     // As few tiles of rows as registers allow, of like sizes; some panels at a time, while a tile's rows are near.
     int64_t tiles = (a.rows + MOST_ROWS - 1) / MOST_ROWS, tile = (a.rows + tiles - 1) / tiles;

@@ -31,7 +31,7 @@ void choose() {
     __builtin_cpu_init();
     bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (wide && __builtin_cpu_supports("avx512bf16")) {
+    if (wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
         kernels[0] = &avx512bf16::float32, kernels[1] = &avx512bf16::bfloat16, instructions = "avx512bf16";
         return;
     }
@@ -146,6 +146,15 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return run(in, a.size_in * a.size_out, [&] { kernels[1]->linear(a); });
 }
 
+PyObject *quantised_linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 13);
+    int narrow;
+    QuantisedLinear a;
+    in >> narrow >> a.x >> a.weight >> a.scales >> a.corrections >> a.bias >> a.out >> a.rows >> a.size_in >> a.size_out >>
+        a.x_stride >> a.bits >> a.wide;
+    return run(in, a.size_in * a.size_out, [&] { kernels[narrow]->quantised_linear(a); });
+}
+
 PyMethodDef methods[] = {
     {"rms_norm", _PyCFunction_CAST(rms_norm), METH_FASTCALL, nullptr},
     {"turn_heads", _PyCFunction_CAST(turn_heads), METH_FASTCALL, nullptr},
@@ -153,6 +162,7 @@ PyMethodDef methods[] = {
     {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
     {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},
     {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
+    {"quantised_linear", _PyCFunction_CAST(quantised_linear), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

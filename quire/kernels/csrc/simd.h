@@ -96,6 +96,12 @@ inline Floats sums(Floats *x) {
     return folded<1>(x[0], x[1]);
 }
 
+// a - b, byte by byte.
+inline Ints less(Ints a, Ints b) {
+    typedef int8_t Small __attribute__((vector_size(64)));
+    return (Ints)((Small)a - (Small)b);
+}
+
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
+from quire.engine.models.errors import UnsupportedModel
+from quire.kernels import native
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import DECODERS, FALLBACKS, make_model, save_model
 
@@ -70,17 +72,29 @@ def test_prompt_logits_equal_hugging_face(case: str, tmp_path: Path) -> None:
         assert entry.ranks[0] == 1 + (expected[position] > expected[position][prompt[position + 1]]).sum().item()
 
 
-def test_bfloat16_stays_close(tmp_path: Path) -> None:
-    """The same weights in bfloat16 give nearly the same log-probabilities."""
-    model = make_model("qwen3")
+def round_weights(model: Any, quantization: str) -> None:
+    """Round the weights of a model's linear layers as they are rounded while they load."""
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            few = quantization == "int4" and layer.in_features % 64 == 0
+            groups = layer.weight.data.unflatten(1, (-1, 64 if few else layer.in_features))
+            farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+            scale, low, high = (farthest / -8, -8, 7) if few else (farthest / 127, -127, 127)
+            layer.weight.data = ((groups / scale).round().clamp(low, high) * scale).flatten(1)
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}])
+def test_other_number_formats_stay_close(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Fewer bits give nearly the log-probabilities of the (rounded) weights."""
+    model = make_model("qwen3", tie_word_embeddings=False)
     folder = save_model(model, tmp_path)
     prompt = random_prompt(4, 30)
+    if "quantization" in fields:
+        round_weights(model, fields["quantization"])
     with torch.inference_mode():
         logits = model(torch.tensor([prompt])).logits[0]
-    loaded = load(folder, dtype="bfloat16")
-    assert loaded.dtype == torch.bfloat16
-    engine = Engine(folder, model=ModelOptions(dtype="bfloat16"))
-    assert engine.info.dtype == "bfloat16"
+    engine = Engine(folder, model=ModelOptions(**fields))
+    assert engine.info.dtype == fields.get("dtype", "float32")
     reported = engine.generate(prompt, greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs
     assert reported is not None
     expected = logits.log_softmax(-1)
@@ -89,4 +103,15 @@ def test_bfloat16_stays_close(tmp_path: Path) -> None:
         for position, entry in enumerate(reported[1:])
         if entry is not None
     ]
-    assert sum(errors) / len(errors) < 0.2
+    assert 0 < sum(errors) / len(errors) < 0.2
+
+
+def test_fewer_bits_take_less_memory_and_only_our_decoder_has_them(tmp_path: Path) -> None:
+    folder = save_model(make_model("qwen3", tie_word_embeddings=False).bfloat16(), tmp_path)
+    sizes = [load(folder, quantization=bits).weight_bytes for bits in ("none", "int8", "int4")]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 3
+    with pytest.raises(UnsupportedModel, match="--quantization"):
+        load(folder, model_impl="transformers", quantization="int8")
+    with native.disabled(), pytest.raises(UnsupportedModel, match="--quantization"):
+        load(folder, quantization="int8")

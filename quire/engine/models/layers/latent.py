@@ -33,7 +33,7 @@ class LatentAttentionLayer(nn.Module):
         self.q_b = Linear(spec.q_rank or decoder.hidden, queries)
         self.kv_a = Linear(decoder.hidden, spec.kv_rank + spec.rope.dim, bias=spec.bias)
         self.kv_a_norm = RMSNorm(spec.kv_rank, _EPS)
-        self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim), packable=False)
+        self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim), plain=True)
         self.out = Linear(spec.heads * spec.value_dim, decoder.hidden, bias=spec.bias)
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:

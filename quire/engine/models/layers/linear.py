@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.kernels.linear import pack, packed_linear, packs
+from quire.kernels.linear import Panels, Quantization, panels_of
 
 
 class Linear(nn.Module):
@@ -14,30 +14,32 @@ class Linear(nn.Module):
 
     Attributes:
         parts: rows of each projection, in order.
+        panels: the weight in another form; `weight` is none then.
     """
 
-    def __init__(self, size_in: int, *parts: int, bias: bool = False, packable: bool = True) -> None:
-        """`packable`: nobody else reads the weight, so it may lie as the kernels like it."""
+    def __init__(self, size_in: int, *parts: int, bias: bool = False, plain: bool = False) -> None:
+        """`plain`: somebody else reads the weight, so it stays as it is."""
         super().__init__()
         self.parts = parts
-        self.packable = packable
+        self.plain = plain
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
-        self.packed: Tensor | None
-        self.register_buffer("packed", None, persistent=False)
+        self.panels: Panels | None = None
 
-    def settle(self) -> None:
+    def settle(self, quantization: Quantization) -> None:
         """Take the form that is fastest here; to be called once weight and bias are known."""
-        if self.weight is None or not self.packable or not packs(self.weight):
+        if self.plain or self.weight is None:
             return
-        self.packed, self.weight = pack(self.weight), None
-        if self.bias is not None:
-            self.bias.data = self.bias.data.float()
+        self.panels = panels_of(self.weight, quantization)
+        if self.panels is not None:
+            self.weight = None
+            if self.bias is not None:
+                self.bias.data = self.bias.data.float()
 
     def forward(self, x: Tensor, *, wide: bool = False) -> Tensor:
         """(tokens, size_in) to (tokens, sum(parts)), in float32 if `wide`."""
-        if self.packed is not None:
-            return packed_linear(x, self.packed, sum(self.parts), self.bias, wide=wide)
+        if self.panels is not None:
+            return self.panels(x, self.bias, wide=wide)
         assert self.weight is not None
         out = F.linear(x, self.weight, self.bias)
         return out.float() if wide else out

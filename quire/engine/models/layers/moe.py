@@ -51,9 +51,7 @@ class MoELayer(nn.Module):
         super().__init__()
         self.spec = spec
         router = spec.router
-        self.router = Linear(
-            hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias, packable=False
-        )
+        self.router = Linear(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias, plain=True)
         self.score_bias = _bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
         self.experts = Experts(hidden, spec)
         self.shared = GatedMLPLayer(hidden, spec.shared, "silu") if spec.shared else None
