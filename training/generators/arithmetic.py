@@ -18,6 +18,7 @@ ONES = [
 TENS = ["_", "_", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 HELDOUT_SHARE = 7
 WORD_RATE = 0.1
+WHOLE_RATE = 0.35  # of whole sums in tables
 # Between words a minus would read as a hyphen: sixty-six.
 HYPHEN = re.compile(r"\}\s*[-–]\s*\{")
 # How often a phrase is one of those written out; the others are composed of frames and contents.
@@ -68,9 +69,13 @@ def _sub_steps(a: int, b: int) -> str:
 
 
 def table_rows(rng: Random) -> list[tuple[str, str]]:
-    """Sums and differences of digits as the scratch steps write them, each cut behind its equals sign."""
+    """Sums and differences of digits, each cut behind its equals sign, and whole scratch steps."""
     rows = []
     for _ in range(rng.randint(10, 24)):
+        if rng.random() < WHOLE_RATE:
+            head, _, rest = steps(*draw_pair(rng, "train"), minus=rng.random() < 0.65).partition(":")
+            rows.append((f"{head}:", rest))
+            continue
         a, b, carry = rng.randint(0, 9), rng.randint(0, 9), rng.random() < 0.3
         if rng.random() < 0.5:
             rows.append((f"{a}+{b}{'+1' if carry else ''}=", f"{a + b + carry}"))

@@ -1,0 +1,105 @@
+"""Linear layers and decode attention, as a share of what memory or arithmetic allow.
+
+python -m benchmarks.cpu.kernels --out benchmarks/results/FILE.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cpu.limits import Limits, timed
+from quire.engine.execution.cache import allocate_caches
+from quire.engine.models.decoder import CacheShape
+from quire.kernels import native
+from quire.kernels.linear import Quantization, panels_of
+from quire.kernels.paged_attention import ScoreMath, paged_decode
+
+SHAPES = ((1024, 6144), (3072, 1024))  # inputs and outputs
+ROWS = (1, 4, 16, 64, 256, 1024)
+FORMS: tuple[Quantization, ...] = ("none", "int8", "int4")
+WEIGHTS = 200 << 20  # bytes of different weights that take turns, so that caches do not help
+CASES = (  # sequences, positions, heads, kv_heads, dim
+    (16, 128, 16, 8, 128),
+    (16, 512, 16, 8, 128),
+    (1, 4096, 16, 8, 128),
+    (16, 256, 12, 4, 64),
+    (64, 512, 16, 8, 128),
+)
+BLOCK = 16
+
+
+def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, Any]:
+    """torch's linear layer on plain weights, and ours in all forms: µs, and shares of the tighter limit."""
+    count = max(2, WEIGHTS // (2 * size_in * size_out))
+    weights = [torch.randn(size_out, size_in).bfloat16() for _ in range(count)]
+    x = torch.randn(rows, size_in).bfloat16()
+    runs = 3 * count if rows <= 64 else 12
+    plain = [partial(torch.nn.functional.linear, x, weight) for weight in weights]
+    result: dict[str, Any] = {"inputs": size_in, "outputs": size_out, "rows": rows, "torch": _microseconds(plain, runs)}
+    for form in FORMS:
+        panels = [panels_of(weight, form) for weight in weights]
+        ours = [partial(form_of_weight, x, None) for form_of_weight in panels if form_of_weight is not None]
+        result[form] = _microseconds(ours, runs)
+    floor = max(2 * size_in * size_out / limits.bandwidth, 2 * rows * size_in * size_out / limits.operations) * 1e6
+    return {**result, "share_of_limit": round(floor / result["none"]["best"], 2)}
+
+
+def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: int, limits: Limits) -> dict[str, Any]:
+    """Decode attention by the compiled kernel and by the torch reference, over caches that take turns."""
+    blocks = -(-positions // BLOCK)
+    size = sequences * blocks * BLOCK * kv_heads * dim * 4
+    shapes = [CacheShape(kv_heads, dim, dim)] * max(2, WEIGHTS // size)
+    caches = allocate_caches(shapes, sequences * blocks, BLOCK, torch.bfloat16)
+    for cache in caches:
+        cache.keys.normal_()
+        cache.values.normal_()
+    tables = torch.randperm(sequences * blocks).view(sequences, blocks).int()
+    lengths, q = torch.full((sequences,), positions), torch.randn(sequences, heads, dim).bfloat16()
+    math = ScoreMath(dim**-0.5)
+    calls = [partial(paged_decode, q, cache.keys, cache.values, tables, lengths, math) for cache in caches]
+    ours = _microseconds(calls, 3 * len(calls))
+    with native.disabled():
+        reference = _microseconds(calls, 6)
+    bandwidth = size / ours["best"] * 1e6
+    case = {"sequences": sequences, "positions": positions, "heads": heads, "kv_heads": kv_heads, "dim": dim}
+    return {**case, "ours": ours, "reference": reference, "share_of_bandwidth": round(bandwidth / limits.bandwidth, 2)}
+
+
+def _microseconds(calls: Sequence[Callable[[], object]], runs: int) -> dict[str, float]:
+    turns = itertools.cycle(calls)
+    low, median = timed(lambda: next(turns)(), runs)  # noqa: PLW0108 another one each time
+    return {"best": round(low * 1e6, 1), "median": round(median * 1e6, 1)}
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    limits = Limits.measured()
+    report = {
+        "date": date.today().isoformat(),
+        "threads": torch.get_num_threads(),
+        "instructions": native.instructions(),
+        "read_gb_per_s": round(limits.bandwidth / 1e9, 1),
+        "bfloat16_tflop_per_s": round(limits.operations / 1e12, 3),
+        "linear": [linear(*shape, rows, limits) for shape in SHAPES for rows in ROWS],
+        "attention": [attention(*case, limits) for case in CASES],
+    }
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
