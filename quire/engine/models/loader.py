@@ -18,7 +18,7 @@ from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import CausalLM, Decoder
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
-from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.linear import Settling
 from quire.engine.models.quantised import check_quantisation
 from quire.engine.models.weights import WeightFiller, allocate
 from quire.kernels import native
@@ -108,8 +108,8 @@ def _load_decoder(
 
 
 def _bytes(model: Decoder) -> int:
-    panels = (module.panels for module in model.modules() if isinstance(module, Linear))
-    return sum(parameter.nbytes for parameter in model.parameters()) + sum(form.nbytes for form in panels if form)
+    panels = sum(layer.panel_bytes for layer in model.modules() if isinstance(layer, Settling))
+    return panels + sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _dtype(options: ModelOptions, checkpoint: Checkpoint) -> torch.dtype:

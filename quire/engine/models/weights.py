@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.errors import WeightMismatch
-from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.linear import Linear, Settling
 from quire.engine.models.naming import Place, arrange_swapped, place_of
 from quire.kernels.linear import Quantization
 
@@ -121,12 +121,12 @@ class WeightFiller:
         return match is not None and 0 <= int(match[1]) - len(self._model.spec.layers) < self._extra_layers
 
 
-def _users(model: nn.Module) -> dict[str, list[tuple[Linear, list[str]]]]:
-    """The linear layers that use a parameter, each with the names of all its parameters."""
+def _users(model: nn.Module) -> dict[str, list[tuple[Settling, list[str]]]]:
+    """The layers that use a parameter and wait for it, each with the names of all its parameters."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    users: dict[str, list[tuple[Linear, list[str]]]] = {}
+    users: dict[str, list[tuple[Settling, list[str]]]] = {}
     for layer in model.modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, Settling):
             own = [names[id(parameter)] for parameter in layer.parameters(recurse=False)]
             for name in own:
                 users.setdefault(name, []).append((layer, own))

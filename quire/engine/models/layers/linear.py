@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +11,20 @@ from torch import Tensor, nn
 from quire.kernels.linear import Panels, Quantization, panels_of
 
 
-class Linear(nn.Module):
+class Settling(nn.Module, ABC):
+    """A layer whose weights may take another form once they are all known."""
+
+    @abstractmethod
+    def settle(self, quantization: Quantization) -> None:
+        """Take the form that is fastest here, rounded as far as is asked for."""
+
+    @property
+    @abstractmethod
+    def panel_bytes(self) -> int:
+        """Bytes of the weights that are no parameters any more."""
+
+
+class Linear(Settling):
     """y = x W^T + b, where the rows of W are the outputs of one or more projections.
 
     Attributes:
@@ -27,7 +42,7 @@ class Linear(nn.Module):
         self.panels: Panels | None = None
 
     def settle(self, quantization: Quantization) -> None:
-        """Take the form that is fastest here; to be called once weight and bias are known."""
+        """See `Settling`."""
         if self.plain or self.weight is None:
             return
         self.panels = panels_of(self.weight, quantization)
@@ -35,6 +50,11 @@ class Linear(nn.Module):
             self.weight = None
             if self.bias is not None:
                 self.bias.data = self.bias.data.float()
+
+    @property
+    def panel_bytes(self) -> int:
+        """See `Settling`."""
+        return 0 if self.panels is None else self.panels.nbytes
 
     def forward(self, x: Tensor, *, wide: bool = False) -> Tensor:
         """(tokens, size_in) to (tokens, sum(parts)), in float32 if `wide`."""

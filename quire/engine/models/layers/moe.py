@@ -6,23 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.linear import Linear, Settling
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.spec import ClampedSwigluExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
 from quire.kernels.gated import act_and_mul, clamped_swiglu
+from quire.kernels.linear import Panels, Quantization, panels_of
 
 
-class Experts(nn.Module):
-    """The weights of all experts, stacked, with or without biases."""
+class Experts(Settling):
+    """The weights of all experts, with or without biases: stacked, until each expert's take a form of their own."""
 
     def __init__(self, hidden: int, spec: MoE) -> None:
         super().__init__()
         self.expert = spec.expert
         biased = isinstance(spec.expert, ClampedSwigluExperts)
-        self.gate_up = nn.Parameter(torch.empty(spec.experts, 2 * spec.size, hidden), requires_grad=False)
-        self.down = nn.Parameter(torch.empty(spec.experts, hidden, spec.size), requires_grad=False)
-        self.gate_up_bias = _bias(spec.experts, 2 * spec.size) if biased else None
-        self.down_bias = _bias(spec.experts, hidden) if biased else None
+        self.gate_up: nn.Parameter | None = _stack(spec.experts, 2 * spec.size, hidden)
+        self.down: nn.Parameter | None = _stack(spec.experts, hidden, spec.size)
+        self.panels: list[tuple[Panels, Panels]] = []
+        self.gate_up_bias = _stack(spec.experts, 2 * spec.size) if biased else None
+        self.down_bias = _stack(spec.experts, hidden) if biased else None
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum of each token's chosen experts; chosen and weights are (tokens, top_k)."""
@@ -33,15 +35,40 @@ class Experts(nn.Module):
             out.index_add_(0, tokens, result)
         return out
 
+    def settle(self, quantization: Quantization) -> None:
+        """See `Settling`."""
+        if self.gate_up is None or self.down is None:
+            return
+        panels = [
+            (up, down)
+            for up_weight, down_weight in zip(self.gate_up, self.down, strict=True)
+            if (up := panels_of(up_weight, quantization)) and (down := panels_of(down_weight, quantization))
+        ]
+        if len(panels) < len(self.gate_up):
+            return
+        self.panels, self.gate_up, self.down = panels, None, None
+        for bias in (self.gate_up_bias, self.down_bias):
+            if bias is not None:
+                bias.data = bias.data.float()
+
+    @property
+    def panel_bytes(self) -> int:
+        """See `Settling`."""
+        return sum(form.nbytes for pair in self.panels for form in pair)
+
     def _run(self, index: int, x: Tensor) -> Tensor:
-        up_bias = None if self.gate_up_bias is None else self.gate_up_bias[index]
-        down_bias = None if self.down_bias is None else self.down_bias[index]
-        gate_up = F.linear(x, self.gate_up[index], up_bias)
+        gate_up = self._project(x, index, 0, self.gate_up, self.gate_up_bias)
         if isinstance(self.expert, ClampedSwigluExperts):
             inner = clamped_swiglu(gate_up, self.expert.alpha, self.expert.limit)
         else:
             inner = act_and_mul(gate_up, self.expert.act)
-        return F.linear(inner, self.down[index], down_bias)
+        return self._project(inner, index, 1, self.down, self.down_bias)
+
+    def _project(self, x: Tensor, index: int, which: int, weights: Tensor | None, biases: Tensor | None) -> Tensor:
+        bias = None if biases is None else biases[index]
+        if weights is None:
+            return self.panels[index][which](x, bias)
+        return F.linear(x, weights[index], bias)
 
 
 class MoELayer(nn.Module):
@@ -52,7 +79,7 @@ class MoELayer(nn.Module):
         self.spec = spec
         router = spec.router
         self.router = Linear(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias, plain=True)
-        self.score_bias = _bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
+        self.score_bias = _stack(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
         self.experts = Experts(hidden, spec)
         self.shared = GatedMLPLayer(hidden, spec.shared, "silu") if spec.shared else None
 
@@ -88,5 +115,5 @@ def grouped_sigmoid(logits: Tensor, bias: Tensor, router: GroupedSigmoidRouter, 
     return chosen, weights * router.scale
 
 
-def _bias(*shape: int) -> nn.Parameter:
+def _stack(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
