@@ -64,6 +64,29 @@ def paged_decode(
     positions: int,
     /,
 ) -> None: ...
+def paged_prefill(
+    q: int,
+    keys: int,
+    values: int,
+    out: int,
+    table: int,
+    sinks: int,
+    tokens: int,
+    length: int,
+    heads: int,
+    kv_heads: int,
+    q_stride: int,
+    key_dim: int,
+    value_dim: int,
+    key_row: int,
+    value_row: int,
+    block_size: int,
+    head_slots: int,
+    window: int,
+    scale: float,
+    softcap: float,
+    /,
+) -> None: ...
 def linear(
     x: int, weight: int, bias: int, out: int, rows: int, size_in: int, size_out: int, x_stride: int, wide: int, /
 ) -> None: ...

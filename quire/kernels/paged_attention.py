@@ -1,5 +1,5 @@
 """Attention over a paged KV cache. The torch reference gathers a sequence's pages before it multiplies; the compiled
-kernel reads them once, in place.
+kernels read them in place.
 
 Keys and values lie as (kv_heads, blocks, block_size, dim), so that gathering copies whole pages and leaves each head's
 positions in order. Values may be a view of the keys (latent attention).
@@ -127,12 +127,38 @@ def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length
     Args:
         q: (tokens, heads, dim).
         keys: pages, as are values.
-        table: (blocks,) the sequence's blocks.
+        table: (blocks,) int32 the sequence's blocks.
         length: positions including those of all queries.
 
     Returns:
         (tokens, heads, value_dim)
     """
+    if (
+        q.dtype == torch.bfloat16
+        and reads_in_place(keys, values)
+        and native.take(q, keys)
+        and q.stride(1) == q.shape[2]
+    ):
+        return _prefill_in_place(q, keys, values, table, length, math)
+    return prefill_reference(q, keys, values, table, length, math)
+
+
+def _prefill_in_place(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
+    tokens, heads, key_dim = q.shape
+    kv_heads, blocks, block_size, value_dim = values.shape
+    out = torch.empty((tokens, heads, value_dim), dtype=q.dtype)
+    sinks = None if math.sinks is None else math.sinks.float()
+    native.kernels.paged_prefill(
+        q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), table.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(), tokens, length, heads, kv_heads, q.stride(0), key_dim, value_dim,
+        keys.stride(2), values.stride(2), block_size, blocks * block_size, math.window or 0, math.scale,
+        math.softcap or 0.0,
+    )  # fmt: skip
+    return out
+
+
+def prefill_reference(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
+    """`paged_prefill` in torch."""
     k, v = (_gather(pages, table)[:, :length] for pages in (keys, values))
     if math.softcap is None and math.sinks is None and k.shape[-1] == v.shape[-1]:
         return _fused_prefill(q, k, v, math)

@@ -116,6 +116,28 @@ def test_prefill(heads: int, kv_heads: int, dim: int, value_dim: int, which: int
     torch.testing.assert_close(out, spelled_out(q, k, v, math))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(4, 4, 32, 32), (6, 2, 64, 96), (3, 1, 96, 32)])
+@pytest.mark.parametrize("which", range(6))
+@pytest.mark.parametrize(("tokens", "length"), [(2, 2), (13, 13), (3, 70), (64, 64), (100, 131)])
+def test_compiled_prefill(
+    heads: int, kv_heads: int, dim: int, value_dim: int, which: int, tokens: int, length: int
+) -> None:
+    """And a query's numbers are the same, however many come with it."""
+    torch.manual_seed(0)
+    math = [*maths(heads), ScoreMath(0.2, window=40)][which]
+    k, v = torch.randn(length, kv_heads, dim).bfloat16(), torch.randn(length, kv_heads, value_dim).bfloat16()
+    keys, values, (table,) = paged([(k.float(), v.float())])
+    keys[:, [block for block in range(40) if block not in table]] = torch.nan
+    keys, values, table = keys.bfloat16(), values.bfloat16(), table.int()
+    q = torch.randn(tokens, heads, dim).bfloat16()
+    out = paged_prefill(q, keys, values, table, length, math)
+    expected = spelled_out(q.float(), k.float(), v.float(), math)
+    torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.03)
+    part = paged_prefill(q[: tokens // 2 + 1], keys, values, table, length - tokens + tokens // 2 + 1, math)
+    if native.instructions() is not None:
+        assert torch.equal(part, out[: tokens // 2 + 1])
+
+
 def test_prefill_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that would be too large at once are computed for some queries at a time."""
     torch.manual_seed(0)

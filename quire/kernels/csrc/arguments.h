@@ -50,6 +50,16 @@ struct PagedDecode {
     float scale, softcap;      // softcap 0: none
 };
 
+struct PagedPrefill {  // bfloat16; the queries of a sequence's last `tokens` positions
+    const void *q, *keys, *values;
+    void *out;
+    const int32_t *table;  // the sequence's blocks
+    const float *sinks;    // (heads,) or null
+    int64_t tokens, length, heads, kv_heads, q_stride, key_dim, value_dim, key_row, value_row, block_size, head_slots,
+        window;            // 0: none
+    float scale, softcap;  // softcap 0: none
+};
+
 struct Linear {
     const void *x, *weight;  // bfloat16, the weight in panels
     const float *bias;       // or null
@@ -73,6 +83,7 @@ struct Kernels {
     void (*act_and_mul)(const ActAndMul &);
     void (*paged_decode)(const PagedDecode &);
     void (*write_pages)(const WritePages &);
+    void (*paged_prefill)(const PagedPrefill &);
     void (*linear)(const Linear &);
     void (*quantised_linear)(const QuantisedLinear &);
 };

@@ -114,9 +114,10 @@ void act_and_mul(const ActAndMul &a) {
 
 #include "attention.h"
 #include "linear.h"
+#include "prefill.h"
 #include "quantised.h"
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, turn_heads<T>, act_and_mul<T>, paged_decode<T>, write_pages, linear, quantised_linear<T>};
+    return {rms_norm<T>, turn_heads<T>, act_and_mul<T>, paged_decode<T>, write_pages, paged_prefill, linear, quantised_linear<T>};
 }

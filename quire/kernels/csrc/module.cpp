@@ -139,6 +139,15 @@ PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return run(in, positions * a.heads * a.key_dim, [&] { kernels[narrow]->paged_decode(a); });
 }
 
+PyObject *paged_prefill(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 20);
+    PagedPrefill a;
+    in >> a.q >> a.keys >> a.values >> a.out >> a.table >> a.sinks >> a.tokens >> a.length >> a.heads >> a.kv_heads >>
+        a.q_stride >> a.key_dim >> a.value_dim >> a.key_row >> a.value_row >> a.block_size >> a.head_slots >> a.window >>
+        a.scale >> a.softcap;
+    return run(in, a.tokens * a.length * a.heads, [&] { kernels[1]->paged_prefill(a); });
+}
+
 PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 9);
     Linear a;
@@ -161,6 +170,7 @@ PyMethodDef methods[] = {
     {"write_pages", _PyCFunction_CAST(write_pages), METH_FASTCALL, nullptr},
     {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
     {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},
+    {"paged_prefill", _PyCFunction_CAST(paged_prefill), METH_FASTCALL, nullptr},
     {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
     {"quantised_linear", _PyCFunction_CAST(quantised_linear), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},

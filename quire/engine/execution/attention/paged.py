@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +27,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """Tokens [begin, end) of the batch, of one sequence with `length` positions and block table (blocks,)."""
+    """Tokens [begin, end) of the batch, of one sequence with `length` positions and block table (blocks,) int32."""
 
     begin: int
     end: int
@@ -66,7 +65,7 @@ class PagedAttention:
         return _Group(begin, begin + len(spans), tables, torch.tensor([span.length for span in spans]))
 
     def _prefill(self, span: Span) -> _Prefill:
-        table = torch.from_numpy(self._table.blocks[span.row, : self._blocks(span)].astype(np.int64))
+        table = torch.from_numpy(self._table.blocks[span.row, : self._blocks(span)])
         return _Prefill(span.offset, span.offset + span.count, table, span.length)
 
 

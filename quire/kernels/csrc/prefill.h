@@ -1,0 +1,120 @@
+// Attention of many queries of one sequence over pages, in bfloat16: keys and values are laid out as the weights of linear
+// layers (see linear.h), of which scores and outputs are then the results. A query's numbers do not depend on how many
+// come with it.
+#pragma once
+
+// The two inputs of one output as they lie in a panel.
+inline uint32_t both(uint16_t first, uint16_t second) { return uint32_t(first) | uint32_t(second) << 16; }
+
+// Keys of 32 positions as a panel of 32 outputs; behind the end they are 0.
+inline void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uint16_t *out) {
+    const uint16_t *head = (const uint16_t *)a.keys + kv_head * a.head_slots * a.key_row;
+    uint32_t *words = (uint32_t *)(out + panel * PANEL * a.key_dim);
+    for (int64_t at = 0; at < PANEL; at++) {
+        int64_t position = panel * PANEL + at;
+        if (position >= a.length) {
+            for (int64_t i = 0; i < a.key_dim / 2; i++) words[i * PANEL + at] = 0;
+            continue;
+        }
+        int64_t slot = a.table[position / a.block_size] * a.block_size + position % a.block_size;
+        const uint16_t *key = head + slot * a.key_row;
+        for (int64_t i = 0; i < a.key_dim / 2; i++) words[i * PANEL + at] = both(key[2 * i], key[2 * i + 1]);
+    }
+}
+
+// Values of 32 positions as that many inputs of all panels of outputs.
+inline void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t positions, uint16_t *out) {
+    const uint16_t *head = (const uint16_t *)a.values + kv_head * a.head_slots * a.value_row;
+    auto value = [&](int64_t position) -> const uint16_t * {
+        if (position >= a.length) return nullptr;
+        return head + (a.table[position / a.block_size] * a.block_size + position % a.block_size) * a.value_row;
+    };
+    for (int64_t position = panel * PANEL; position < (panel + 1) * PANEL; position += 2) {
+        const uint16_t *first = value(position), *second = value(position + 1);
+        for (int64_t d = 0; d < a.value_dim; d += PANEL) {
+            uint32_t *words = (uint32_t *)(out + d * positions + position * PANEL);
+            for (int64_t i = 0; i < PANEL; i++)
+                words[i] = both(first ? first[d + i] : 0, second ? second[d + i] : 0);
+        }
+    }
+}
+
+// Scores of the positions [begin, end) to weights in bfloat16, those outside [first, last) to 0; gives the weights' sum.
+inline float weigh(const PagedPrefill &a, float *scores, uint16_t *weights, int64_t begin, int64_t end, int64_t first,
+                   int64_t last, const float *sink) {
+    for (int64_t i = begin; i < first; i++) scores[i] = -INFINITY;
+    for (int64_t i = last; i < end; i++) scores[i] = -INFINITY;
+    Floats most = all(sink ? *sink : -INFINITY);
+    for (int64_t i = begin; i < end; i += LANES) {
+        Floats s = Float32::load(scores + i), scaled = s * a.scale;
+        if (a.softcap > 0.0f) scaled = hyperbolic_tangent(scaled / a.softcap) * a.softcap;
+        s = s == all(-INFINITY) ? s : scaled;
+        Float32::store(scores + i, s);
+        most = larger(most, s);
+    }
+    float top = most[0];
+    for (int i = 1; i < LANES; i++) top = std::max(top, most[i]);
+    Floats total = all(0.0f);
+    for (int64_t i = begin; i < end; i += LANES) {
+        Floats s = Float32::load(scores + i);
+        Floats weight = s == all(-INFINITY) ? all(0.0f) : exponential(s - top);
+        total += weight;
+        BFloat16::store(weights + i, weight);
+    }
+    return sum(total) + (sink ? std::exp(*sink - top) : 0.0f);
+}
+
+// Up to MOST_ROWS queries of one head.
+inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t positions,
+                        const uint16_t *keys, const uint16_t *values, float *scores, uint16_t *weights) {
+    int64_t at = a.length - a.tokens + row;
+    int64_t begin = a.window > 0 ? std::max<int64_t>(0, at + 1 - a.window) / PANEL : 0;
+    int64_t end = (at + rows + PANEL - 1) / PANEL;
+    Multiply *multiply_them = multiply_rows(rows, std::make_integer_sequence<int, int(MOST_ROWS)>{});
+    Floats total[MOST_ROWS][2];
+    const uint16_t *q = (const uint16_t *)a.q + row * a.q_stride + head * a.key_dim;
+    for (int64_t panel = begin; panel < end; panel++) {
+        multiply_them(q, a.q_stride, keys + panel * PANEL * a.key_dim, a.key_dim, total);
+        for (int64_t r = 0; r < rows; r++) Float32::store_pair(scores + r * positions + panel * PANEL, total[r][0], total[r][1]);
+    }
+    float shares[MOST_ROWS];
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t first = a.window > 0 ? std::max<int64_t>(0, at + r + 1 - a.window) : 0;
+        shares[r] = weigh(a, scores + r * positions, weights + r * positions, begin * PANEL, end * PANEL, first,
+                          at + r + 1, a.sinks ? a.sinks + head : nullptr);
+    }
+    for (int64_t d = 0; d < a.value_dim; d += PANEL) {
+        multiply_them(weights + begin * PANEL, positions, values + d * positions + begin * PANEL * PANEL,
+                      (end - begin) * PANEL, total);
+        for (int64_t r = 0; r < rows; r++) {
+            uint16_t *out = (uint16_t *)a.out + ((row + r) * a.heads + head) * a.value_dim + d;
+            BFloat16::store(out, total[r][0] / shares[r]);
+            BFloat16::store(out + LANES, total[r][1] / shares[r]);
+        }
+    }
+}
+
+inline void paged_prefill(const PagedPrefill &a) {
+    int64_t panels = (a.length + PANEL - 1) / PANEL, positions = panels * PANEL, group = a.heads / a.kv_heads;
+    int64_t tiles = (a.tokens + MOST_ROWS - 1) / MOST_ROWS;
+    std::unique_ptr<uint16_t[]> keys(new uint16_t[a.kv_heads * positions * a.key_dim]);
+    std::unique_ptr<uint16_t[]> values(new uint16_t[a.kv_heads * positions * a.value_dim]);
+#pragma omp parallel
+    {
+#pragma omp for
+        for (int64_t at = 0; at < a.kv_heads * panels; at++) {
+            int64_t kv_head = at / panels, panel = at % panels;
+            pack_keys(a, kv_head, panel, &keys[kv_head * positions * a.key_dim]);
+            pack_values(a, kv_head, panel, positions, &values[kv_head * positions * a.value_dim]);
+        }
+        std::unique_ptr<float[]> scores(new float[MOST_ROWS * positions]);
+        std::unique_ptr<uint16_t[]> weights(new uint16_t[MOST_ROWS * positions]);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t at = 0; at < a.heads * tiles; at++) {
+            int64_t head = at / tiles, row = (tiles - 1 - at % tiles) * MOST_ROWS;  // the longest first
+            attend_rows(a, head, row, std::min(MOST_ROWS, a.tokens - row), positions,
+                        &keys[head / group * positions * a.key_dim], &values[head / group * positions * a.value_dim],
+                        scores.get(), weights.get());
+        }
+    }
+}
