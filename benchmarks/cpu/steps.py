@@ -76,7 +76,7 @@ class Steps:
 
 
 def floor(folder: Path, info: ModelInfo, limits: Limits, batch: int, context: int) -> float:
-    """Seconds in which all weights but the embedding, of which a step reads few rows, and the cache can be read once."""
+    """Seconds in which the cache and all weights but the embedding, whose rows are looked up, can be read once."""
     config = json.loads((folder / "config.json").read_text())
     embedding = info.vocab_size * config["hidden_size"] * getattr(torch, info.dtype).itemsize
     cache = batch * context * info.cache_bytes / (info.num_blocks * info.block_size)
