@@ -44,6 +44,7 @@ from quire.engine.wire.protocol import (
     StepOutput,
 )
 from quire.engine.wire.transport import CoreChannel
+from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 _CHECK_AFTER = 3.0  # seconds of idleness; the check of a large pool holds the GIL for long
@@ -210,6 +211,10 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         scheduler.check()
         runner.check()
 
+    if native.instructions() is None:
+        logger.warning("Quire's compiled kernels are missing: torch runs everything, several times slower")
+    else:
+        logger.info("kernels for %s", native.instructions())
     core = EngineCore(scheduler, runner.execute, channel, vocab_size=loaded.vocab_size, seed=options.seed, check=check)
     info = ModelInfo(
         architecture=loaded.architecture,

@@ -41,7 +41,8 @@ def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tenso
         keys: pages, as are values.
         v: none where values are the first numbers of the keys.
     """
-    if native.take(keys, k) and k.stride(1) == k.shape[2] and (v is None or v.stride(1) == v.shape[2]):
+    new = (k,) if v is None else (k, v)
+    if native.take(keys, values, *new) and all(rows.stride(1) == rows.shape[2] for rows in new):
         _write_compiled(keys, values, slots, k, v)
         return
     keys.flatten(1, 2).index_copy_(1, slots, k.transpose(0, 1))
@@ -70,9 +71,14 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, length
     Returns:
         (sequences, heads, value_dim)
     """
-    if reads_in_place(keys, values) and native.take(q, keys, values) and q.stride(1) == q.shape[2]:
-        return _decode_in_place(q, keys, values, tables, lengths, math)
+    if reads_in_place(keys, values) and q.dtype is keys.dtype:
+        return _decode_in_place(_without_gaps(q), keys, values, tables, lengths, math)
     return decode_reference(q, keys, values, tables, lengths, math)
+
+
+def _without_gaps(q: Tensor) -> Tensor:
+    """With the heads of a token side by side, as some models' are not."""
+    return q if q.stride(2) == 1 and q.stride(1) == q.shape[2] else q.contiguous()
 
 
 def reads_in_place(keys: Tensor, values: Tensor) -> bool:
@@ -133,13 +139,8 @@ def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length
     Returns:
         (tokens, heads, value_dim)
     """
-    if (
-        q.dtype == torch.bfloat16
-        and reads_in_place(keys, values)
-        and native.take(q, keys)
-        and q.stride(1) == q.shape[2]
-    ):
-        return _prefill_in_place(q, keys, values, table, length, math)
+    if q.dtype is torch.bfloat16 and keys.dtype is torch.bfloat16 and reads_in_place(keys, values):
+        return _prefill_in_place(_without_gaps(q), keys, values, table, length, math)
     return prefill_reference(q, keys, values, table, length, math)
 
 

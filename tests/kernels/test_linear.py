@@ -52,6 +52,17 @@ def test_what_can_be_said_in_few_bits_is_exact(bits: int) -> None:
     torch.testing.assert_close(IntegerPanels(weight, bits)(x, None), x @ weight.T, atol=0.05, rtol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_none(bits: int, odd: float) -> None:
+    torch.manual_seed(0)
+    x, panels = torch.randn(4, 64), IntegerPanels(torch.randn(40, 64), bits)
+    x[2, 17] = odd
+    out = panels(x, None)
+    assert out[2].isnan().all()
+    assert out[[0, 1, 3]].isfinite().all()
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_row_is_the_same_in_any_company(quantization: str) -> None:
     torch.manual_seed(0)

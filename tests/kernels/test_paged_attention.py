@@ -138,6 +138,28 @@ def test_compiled_prefill(
         assert torch.equal(part, out[: tokens // 2 + 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_with_gaps_are_read_in_place_too(dtype: torch.dtype) -> None:
+    """Some models' queries lie among keys and values; what is no number stays none."""
+    torch.manual_seed(0)
+    k, v = torch.randn(40, 2, 32), torch.randn(40, 2, 32)
+    keys, values, (table,) = paged([(k, v)])
+    keys, values, table = keys.to(dtype), values.to(dtype), table.int()
+    wide = torch.randn(5, 4, 96).to(dtype)
+    wide[4, 0] = torch.nan
+    q = wide[..., 32:64]
+    for math in (ScoreMath(0.3), ScoreMath(0.3, softcap=2.0)):
+        packed_q = q.contiguous()
+        out = paged_prefill(q, keys, values, table, 40, math)
+        torch.testing.assert_close(out, paged_prefill(packed_q, keys, values, table, 40, math), equal_nan=True)
+        assert out[:4].isfinite().all()
+        last = paged_decode(q[4:], keys, values, table[None], torch.tensor([40]), math)
+        assert last[0, 0].isnan().all()
+        assert last[0, 1:].isfinite().all()
+        tolerance = 1e-5 if dtype == torch.float32 else 0.02
+        torch.testing.assert_close(last, out[4:], equal_nan=True, atol=tolerance, rtol=tolerance)
+
+
 def test_prefill_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that would be too large at once are computed for some queries at a time."""
     torch.manual_seed(0)

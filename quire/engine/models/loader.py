@@ -54,6 +54,8 @@ def load_model(folder: Path, options: ModelOptions, bar: ProgressBar) -> LoadedM
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which this installation lacks")
     with Checkpoint(folder) as checkpoint:
         dtype = _dtype(options, checkpoint)
+        if options.quantization != "none" and dtype not in native.CODES:
+            raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
         if known and options.model_impl != "transformers":
             return _load_decoder(config, options, checkpoint, dtype, bar)

@@ -193,19 +193,18 @@ void paged_decode(const PagedDecode &a) {
             for (int64_t c = begins[sequence]; c < begins[sequence + 1]; c++)
                 top = std::max(top, largest[c * a.heads + head]);
             float share = a.sinks ? std::exp(a.sinks[head] - top) : 0.0f;
-            std::vector<float> factors(begins[sequence + 1] - begins[sequence]);
-            for (size_t i = 0; i < factors.size(); i++) {
-                int64_t place = (begins[sequence] + int64_t(i)) * a.heads + head;
-                factors[i] = std::exp(largest[place] - top);
-                share += factors[i] * total[place];
+            for (int64_t c = begins[sequence]; c < begins[sequence + 1]; c++) {
+                float &factor = largest[c * a.heads + head];  // from here on, what the chunk's largest score stands for
+                factor = std::exp(factor - top);
+                share += factor * total[c * a.heads + head];
             }
             typename T::Number *out = (typename T::Number *)a.out + at * a.value_dim;
             for (int64_t d = 0; d < a.value_dim; d += PAIR) {
                 Floats mixed = all(0.0f), other = all(0.0f);
-                for (size_t i = 0; i < factors.size(); i++) {
-                    const float *part = &parts[((begins[sequence] + int64_t(i)) * a.heads + head) * a.value_dim + d];
-                    mixed += factors[i] * Float32::load(part);
-                    other += factors[i] * Float32::load(part + LANES);
+                for (int64_t c = begins[sequence]; c < begins[sequence + 1]; c++) {
+                    const float *part = &parts[(c * a.heads + head) * a.value_dim + d];
+                    mixed += largest[c * a.heads + head] * Float32::load(part);
+                    other += largest[c * a.heads + head] * Float32::load(part + LANES);
                 }
                 T::store_pair(out + d, mixed / share, other / share);
             }

@@ -1,4 +1,6 @@
 // The kernels for any processor of the family.
+#include <omp.h>
+
 #include <algorithm>
 #include <memory>
 #include <type_traits>

@@ -1,4 +1,6 @@
 // The kernels for x86 processors with AVX2 and FMA.
+#include <omp.h>
+
 #include <algorithm>
 #include <memory>
 #include <type_traits>

@@ -2,7 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <initializer_list>
+#include <new>
 
 #include "arguments.h"
 
@@ -82,15 +82,28 @@ class Arguments {
 
 constexpr int64_t LONG = 1 << 16;  // numbers from which on other Python threads may run meanwhile
 
+// Calls a kernel; gives whether there was memory for what it needs.
+template <class Call>
+bool succeeds(Call call) {
+    try {
+        call();
+        return true;
+    } catch (const std::bad_alloc &) {
+        return false;
+    }
+}
+
 template <class Call>
 PyObject *run(const Arguments &arguments, int64_t work, Call call) {
     if (!arguments.good()) return nullptr;
+    bool done;
     if (work < LONG) {
-        call();
+        done = succeeds(call);
     } else {
-        Py_BEGIN_ALLOW_THREADS call();
+        Py_BEGIN_ALLOW_THREADS done = succeeds(call);
         Py_END_ALLOW_THREADS
     }
+    if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 

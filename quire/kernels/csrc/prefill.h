@@ -97,24 +97,29 @@ inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_
 inline void paged_prefill(const PagedPrefill &a) {
     int64_t panels = (a.length + PANEL - 1) / PANEL, positions = panels * PANEL, group = a.heads / a.kv_heads;
     int64_t tiles = (a.tokens + MOST_ROWS - 1) / MOST_ROWS;
+    // Nothing is allocated inside the parallel region, out of which no exception may come.
     std::unique_ptr<uint16_t[]> keys(new uint16_t[a.kv_heads * positions * a.key_dim]);
     std::unique_ptr<uint16_t[]> values(new uint16_t[a.kv_heads * positions * a.value_dim]);
+    int64_t room = MOST_ROWS * positions;
+    std::unique_ptr<float[]> all_scores(new float[room * omp_get_max_threads()]);
+    std::unique_ptr<uint16_t[]> all_weights(new uint16_t[room * omp_get_max_threads()]);
+    int64_t hidden = a.window > 0 ? std::max<int64_t>(0, a.length - a.tokens + 1 - a.window) / PANEL : 0;
 #pragma omp parallel
     {
 #pragma omp for
-        for (int64_t at = 0; at < a.kv_heads * panels; at++) {
-            int64_t kv_head = at / panels, panel = at % panels;
+        for (int64_t at = 0; at < a.kv_heads * (panels - hidden); at++) {
+            int64_t kv_head = at / (panels - hidden), panel = hidden + at % (panels - hidden);
             pack_keys(a, kv_head, panel, &keys[kv_head * positions * a.key_dim]);
             pack_values(a, kv_head, panel, positions, &values[kv_head * positions * a.value_dim]);
         }
-        std::unique_ptr<float[]> scores(new float[MOST_ROWS * positions]);
-        std::unique_ptr<uint16_t[]> weights(new uint16_t[MOST_ROWS * positions]);
+        float *scores = &all_scores[room * omp_get_thread_num()];
+        uint16_t *weights = &all_weights[room * omp_get_thread_num()];
 #pragma omp for schedule(dynamic, 1)
         for (int64_t at = 0; at < a.heads * tiles; at++) {
             int64_t head = at / tiles, row = (tiles - 1 - at % tiles) * MOST_ROWS;  // the longest first
             attend_rows(a, head, row, std::min(MOST_ROWS, a.tokens - row), positions,
                         &keys[head / group * positions * a.key_dim], &values[head / group * positions * a.value_dim],
-                        scores.get(), weights.get());
+                        scores, weights);
         }
     }
 }

@@ -87,13 +87,14 @@ inline MultiplyBytes *multiply_bytes(int bits, int64_t count, std::integer_seque
     return bits == 8 ? int8[count - 1] : int4[count - 1];
 }
 
-// Rounds a row to 8 bits; gives what one step is worth.
+// Rounds a row to 8 bits; gives what one step is worth: no number, if one of the row's is none or infinite.
 template <class T>
 float quantise_row(const typename T::Number *x, uint8_t *out, int64_t size) {
-    Floats most = all(0.0f);
+    Floats most = all(0.0f), odd = all(0.0f);
     for (int64_t i = 0; i < size; i += LANES) {
         Floats v = T::load(x + i);
         most = larger(most, v < 0.0f ? -v : v);
+        odd += v - v;  // 0 unless some number is infinite or none at all
     }
     float largest = most[0];
     for (int i = 1; i < LANES; i++) largest = std::max(largest, most[i]);
@@ -103,7 +104,7 @@ float quantise_row(const typename T::Number *x, uint8_t *out, int64_t size) {
         Bytes bytes = __builtin_convertvector(whole, Bytes);
         std::memcpy(out + i, &bytes, sizeof bytes);
     }
-    return step;
+    return step + sum(odd);
 }
 
 template <class T>

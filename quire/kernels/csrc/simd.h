@@ -106,8 +106,8 @@ inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 
 // e^x as 2^n * e^r with |r| <= ln(2) / 2, by the minimax polynomial of Cephes' expf; relative error below 2e-7.
-inline Floats exponential(Floats x) {
-    x = larger(smaller(x, all(88.3f)), all(-87.3f));
+inline Floats exponential(Floats given) {
+    Floats x = larger(smaller(given, all(88.3f)), all(-87.3f));
     Floats n = x * 1.44269504088896341f;
     Ints whole = __builtin_convertvector(n + (n >= 0.0f ? all(0.5f) : all(-0.5f)), Ints);
     n = __builtin_convertvector(whole, Floats);
@@ -119,7 +119,7 @@ inline Floats exponential(Floats x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    return p * (Floats)((whole + 127) << 23);
+    return given == given ? p * (Floats)((whole + 127) << 23) : given;
 }
 
 // tanh by e^2x; near 0 by its series, where the quotient would lose digits.
@@ -127,5 +127,5 @@ inline Floats hyperbolic_tangent(Floats x) {
     Floats e = exponential(2.0f * smaller(larger(x, all(-10.0f)), all(10.0f)));
     Floats square = x * x;
     Floats series = x * (1.0f + square * (-0.333333333f + square * (0.133333333f - square * 0.053968254f)));
-    return square < 0.01f ? series : (e - 1.0f) / (e + 1.0f);
+    return square < 0.01f || x != x ? series : (e - 1.0f) / (e + 1.0f);
 }

@@ -129,5 +129,7 @@ def test_fewer_bits_take_less_memory_and_only_our_decoder_has_them(tmp_path: Pat
     assert len(set(sizes)) == 3
     with pytest.raises(UnsupportedModel, match="--quantization"):
         load(folder, model_impl="transformers", quantization="int8")
+    with pytest.raises(UnsupportedModel, match="--dtype"):
+        load(folder, dtype="float16", quantization="int8")
     with native.disabled(), pytest.raises(UnsupportedModel, match="--quantization"):
         load(folder, quantization="int8")
