@@ -73,7 +73,7 @@ def test_pulls_a_record_out_of_a_sentence(client: openai.OpenAI) -> None:
 
 
 def test_writes_a_tool_call(client: openai.OpenAI) -> None:
-    answer = ask(client, "What is the weather in Oslo?", tools=[WEATHER], tool_choice="none").content or ""
+    answer = ask(client, "How is the weather in Oslo?", tools=[WEATHER], tool_choice="none").content or ""
     call = re.fullmatch(r"\s*<tool_call>(.*)</tool_call>\s*", answer, re.DOTALL)
     assert call is not None
     assert json.loads(call[1]) == {"name": "get_weather", "arguments": {"city": "Oslo"}}

@@ -20,6 +20,8 @@ BARE_KINDS = ("path", "url", "email", "code", "command", "sql", "expression", "h
 DOUBLE_STOP = re.compile(r"(?<=\d)\.\.(?!\.)")
 FAMILY_RATE = 0.25
 MADE_UP_RATE = 0.5
+USUAL_RATE = 0.3  # of the first tools in the list, which everybody asks for first
+USUAL = 40
 ERRORS = ("not found", "no access", "timeout", "invalid value", "service unavailable", "unknown id", "quota exceeded")
 Json = Any
 
@@ -64,7 +66,8 @@ def _written_tool(rng: Random, values: Values, others: list[Tool]) -> Tool:
         parts = set(others[-1].name.split("_"))
         near = [spec for spec in specs if parts & set(spec.names[0].split("_"))]
         return instantiate(rng.choice(near or list(specs)), values, rng)
-    return instantiate(rng.choice(specs), values, rng)
+    usual = values.split == "train" and rng.random() < USUAL_RATE
+    return instantiate(rng.choice(specs[:USUAL] if usual else specs), values, rng)
 
 
 def call_turn(rng: Random, values: Values, tool: Tool) -> Turn:
