@@ -76,7 +76,7 @@ AGAIN = Phase(
     {"table": 0.07, "echo": 0.03, "drill": 0.06, "few_tools": 0.12, "tools": 0.09, "recall": 0.11, "extract": 0.16,
      "quire": 0.13, "talk": 0.03, "arithmetic": 0.19, "arithmetic_direct": 0.005, "mixed": 0.005},
 )  # fmt: skip
-# Without tools the weather is none of the model's business, and that was all it had learnt: usual tools come more often.
+# Without tools the weather is none of its business, and that was all it had learnt: usual tools come more often.
 USUAL = Phase(
     "usual", None, (0.006, 8e-4), 3,
     {"table": 0.02, "echo": 0.01, "drill": 0.03, "few_tools": 0.26, "tools": 0.10, "recall": 0.09, "extract": 0.17,
@@ -95,11 +95,11 @@ class Recipe:
     layers: int = 6
     heads: int = 4
     inner: int = 704
-    steps: int = 10_010
+    steps: int = 10_070
     tokens_per_batch: int = 4096
     weight_decay: float = 0.02
     warmup: int = 100
-    decay_share: float = 0.016
+    decay_share: float = 0.006
     phases: tuple[Phase, ...] = field(default=(FIRST, MAIN, COPY, SUMS, CALM, TABLES, PARTS, AGAIN, USUAL))
 
     def phase_at(self, step: int) -> tuple[Phase, int]:

@@ -20,7 +20,7 @@ BARE_KINDS = ("path", "url", "email", "code", "command", "sql", "expression", "h
 DOUBLE_STOP = re.compile(r"(?<=\d)\.\.(?!\.)")
 FAMILY_RATE = 0.25
 MADE_UP_RATE = 0.5
-USUAL_RATE = 0.3  # of the first tools in the list, which everybody asks for first
+USUAL_RATE = 0.5  # of the first tools in the list, which everybody asks for first
 USUAL = 40
 ERRORS = ("not found", "no access", "timeout", "invalid value", "service unavailable", "unknown id", "quota exceeded")
 Json = Any
