@@ -94,37 +94,26 @@ void gather(const PagedDecode &a, const float *weights, const typename T::Number
     for (; at < a.value_dim; at += PAIR) gather_part<T, count, 1>(a, weights, head + at, table, first, last, out + at);
 }
 
-// Scores to weights e^(score - largest); gives the largest score and the weights' sum.
-inline void soften(const PagedDecode &a, float *scores, int64_t count, float *largest, float *total) {
-    int64_t padded = (count + LANES - 1) / LANES * LANES;
-    for (int64_t i = count; i < padded; i++) scores[i] = -INFINITY;
-    Floats most = all(-INFINITY);
-    for (int64_t i = 0; i < padded; i += LANES) {
-        Floats s = Float32::load(scores + i) * a.scale;
-        if (a.softcap > 0.0f) s = i + LANES <= count ? hyperbolic_tangent(s / a.softcap) * a.softcap : s;
-        Float32::store(scores + i, s);
-        most = larger(most, s);
+// What the products of queries and keys mean: scaled, and capped if asked for (softcap > 0).
+inline void scale_scores(float *scores, int64_t begin, int64_t end, float scale, float softcap) {
+    for (int64_t i = begin; i < end; i += LANES) {
+        Floats s = Float32::load(scores + i) * scale;
+        Float32::store(scores + i, softcap > 0.0f ? hyperbolic_tangent(s / softcap) * softcap : s);
     }
-    if (a.softcap > 0.0f && count != padded) {  // lanes beyond the end must stay out
-        int64_t i = padded - LANES;
-        Floats s = Float32::load(scores + i);
-        Floats capped = hyperbolic_tangent(s / a.softcap) * a.softcap;
-        s = s == all(-INFINITY) ? s : capped;
-        Float32::store(scores + i, s);
-        most = all(-INFINITY);
-        for (int64_t j = 0; j < padded; j += LANES) most = larger(most, Float32::load(scores + j));
+}
+
+// Scores to weights e^(score - top), where top becomes the largest score if it is smaller; gives the weights' sum.
+template <class T>
+float weigh(const float *scores, typename T::Number *weights, int64_t begin, int64_t end, float &top) {
+    Floats most = all(top), total = all(0.0f);
+    for (int64_t i = begin; i < end; i += LANES) most = larger(most, Float32::load(scores + i));
+    for (int i = 0; i < LANES; i++) top = std::max(top, most[i]);
+    for (int64_t i = begin; i < end; i += LANES) {
+        Floats s = Float32::load(scores + i), weight = s == all(-INFINITY) ? all(0.0f) : exponential(s - top);
+        T::store(weights + i, weight);
+        total += weight;
     }
-    float top = most[0];
-    for (int i = 1; i < LANES; i++) top = std::max(top, most[i]);
-    Floats added = all(0.0f);
-    for (int64_t i = 0; i < padded; i += LANES) {
-        Floats s = Float32::load(scores + i);
-        Floats w = s == all(-INFINITY) ? all(0.0f) : exponential(s - top);
-        Float32::store(scores + i, w);
-        added += w;
-    }
-    *largest = top;
-    *total = sum(added);
+    return sum(total);
 }
 
 // One chunk of one sequence for the query heads of one key head, `count` at a time.
@@ -141,12 +130,19 @@ void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64
         Float32::store_pair(wide + i, x, y);
     }
     score<T, count>(a, wide, (const Number *)a.keys + kv_head * a.head_slots * a.key_row, table, first, last, scores);
-    for (int g = 0; g < count; g++) soften(a, scores + g * CHUNK, last - first, largest + g, total + g);
+    int64_t end = (last - first + LANES - 1) / LANES * LANES;
+    for (int g = 0; g < count; g++) {
+        float *own = scores + g * CHUNK;
+        scale_scores(own, 0, end, a.scale, a.softcap);
+        for (int64_t i = last - first; i < end; i++) own[i] = -INFINITY;
+        largest[g] = -INFINITY;
+        total[g] = weigh<Float32>(own, own, 0, end, largest[g]);
+    }
     gather<T, count>(a, scores, (const Number *)a.values + kv_head * a.head_slots * a.value_row, table, first, last, out);
 }
 
 struct Task {
-    int64_t sequence, chunk, first, last;
+    int64_t sequence, first, last;
 };
 
 inline int64_t first_seen(const PagedDecode &a, int64_t sequence) {
@@ -160,7 +156,7 @@ void paged_decode(const PagedDecode &a) {
     for (int64_t s = 0; s < a.sequences; s++) {
         int64_t first = first_seen(a, s), length = a.lengths[s];
         for (int64_t c = first / CHUNK; c * CHUNK < length; c++)
-            tasks.push_back({s, int64_t(tasks.size()), std::max(first, c * CHUNK), std::min(length, (c + 1) * CHUNK)});
+            tasks.push_back({s, std::max(first, c * CHUNK), std::min(length, (c + 1) * CHUNK)});
         begins[s + 1] = int64_t(tasks.size());
     }
     int64_t group = a.heads / a.kv_heads, chunks = int64_t(tasks.size());
@@ -170,10 +166,10 @@ void paged_decode(const PagedDecode &a) {
     {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t at = 0; at < chunks * a.kv_heads; at++) {
-            const Task &task = tasks[at / a.kv_heads];
-            int64_t kv_head = at % a.kv_heads;
+            int64_t chunk = at / a.kv_heads, kv_head = at % a.kv_heads;
+            const Task &task = tasks[chunk];
             for (int64_t g = 0; g < group; g += TILE) {
-                int64_t head = kv_head * group + g, place = task.chunk * a.heads + head;
+                int64_t head = kv_head * group + g, place = chunk * a.heads + head;
                 auto attend = [&](auto count) {
                     attend_chunk<T, decltype(count)::value>(a, task.sequence, kv_head, head, task.first, task.last,
                                                             &largest[place], &total[place], &parts[place * a.value_dim]);

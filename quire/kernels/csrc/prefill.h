@@ -39,31 +39,6 @@ inline void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, i
     }
 }
 
-// Scores of the positions [begin, end) to weights in bfloat16, those outside [first, last) to 0; gives the weights' sum.
-inline float weigh(const PagedPrefill &a, float *scores, uint16_t *weights, int64_t begin, int64_t end, int64_t first,
-                   int64_t last, const float *sink) {
-    for (int64_t i = begin; i < first; i++) scores[i] = -INFINITY;
-    for (int64_t i = last; i < end; i++) scores[i] = -INFINITY;
-    Floats most = all(sink ? *sink : -INFINITY);
-    for (int64_t i = begin; i < end; i += LANES) {
-        Floats s = Float32::load(scores + i), scaled = s * a.scale;
-        if (a.softcap > 0.0f) scaled = hyperbolic_tangent(scaled / a.softcap) * a.softcap;
-        s = s == all(-INFINITY) ? s : scaled;
-        Float32::store(scores + i, s);
-        most = larger(most, s);
-    }
-    float top = most[0];
-    for (int i = 1; i < LANES; i++) top = std::max(top, most[i]);
-    Floats total = all(0.0f);
-    for (int64_t i = begin; i < end; i += LANES) {
-        Floats s = Float32::load(scores + i);
-        Floats weight = s == all(-INFINITY) ? all(0.0f) : exponential(s - top);
-        total += weight;
-        BFloat16::store(weights + i, weight);
-    }
-    return sum(total) + (sink ? std::exp(*sink - top) : 0.0f);
-}
-
 // Up to MOST_ROWS queries of one head.
 inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t positions,
                         const uint16_t *keys, const uint16_t *values, float *scores, uint16_t *weights) {
@@ -80,8 +55,12 @@ inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_
     float shares[MOST_ROWS];
     for (int64_t r = 0; r < rows; r++) {
         int64_t first = a.window > 0 ? std::max<int64_t>(0, at + r + 1 - a.window) : 0;
-        shares[r] = weigh(a, scores + r * positions, weights + r * positions, begin * PANEL, end * PANEL, first,
-                          at + r + 1, a.sinks ? a.sinks + head : nullptr);
+        float *own = scores + r * positions, top = a.sinks ? a.sinks[head] : -INFINITY;
+        scale_scores(own, begin * PANEL, end * PANEL, a.scale, a.softcap);
+        for (int64_t i = begin * PANEL; i < first; i++) own[i] = -INFINITY;
+        for (int64_t i = at + r + 1; i < end * PANEL; i++) own[i] = -INFINITY;
+        shares[r] = weigh<BFloat16>(own, weights + r * positions, begin * PANEL, end * PANEL, top);
+        if (a.sinks) shares[r] += std::exp(a.sinks[head] - top);
     }
     for (int64_t d = 0; d < a.value_dim; d += PANEL) {
         multiply_them(weights + begin * PANEL, positions, values + d * positions + begin * PANEL * PANEL,
