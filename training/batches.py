@@ -17,10 +17,14 @@ from training.chat import Encoded, encode, encode_echo, encode_table
 from training.generators.arithmetic import table_rows
 from training.generators.drills import echo_text
 from training.generators.session import VALUES, make_conversation
-from training.tokens import token_id
+from training.tokens import token_id, with_fewer_merges
 
 ECHO = "echo"
 TABLE = "table"
+# A part of the conversations is in other pieces than the tokenizer's, so that copying does not hang on known words.
+VARIANTS = 8
+VARIANT_RATE = 0.25
+DROPPED_MERGES = 0.08
 LENGTHS = (48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768)
 
 
@@ -38,6 +42,8 @@ class Batches:
     def __init__(self, tokenizer: Tokenizer, seed: str, mix: Mapping[str, float], tokens: int, block: int = 40) -> None:
         self.tokenizer, self.seed, self.mix, self.tokens, self.block = tokenizer, seed, mix, tokens, block
         self.padding = token_id(tokenizer, "<|endoftext|>")
+        rng = Random(f"{seed}-merges")
+        self.variants = [with_fewer_merges(tokenizer, DROPPED_MERGES, rng) for _ in range(VARIANTS)]
 
     def start_at(self, number: int) -> Iterator[Batch]:
         """Batches from a number on, without end."""
@@ -64,11 +70,12 @@ class Batches:
         return full
 
     def _draw(self, theme: str, rng: Random) -> Encoded:
+        tokenizer = rng.choice(self.variants) if rng.random() < VARIANT_RATE else self.tokenizer
         if theme == ECHO:
-            return encode_echo(echo_text(rng, VALUES), rng.randint(2, 3), self.tokenizer)
+            return encode_echo(echo_text(rng, VALUES), rng.randint(2, 3), tokenizer)
         if theme == TABLE:
-            return encode_table(table_rows(rng), self.tokenizer)
-        return encode(make_conversation(theme, rng), self.tokenizer)
+            return encode_table(table_rows(rng), tokenizer)
+        return encode(make_conversation(theme, rng), tokenizer)
 
     def _batch(self, rows: list[Encoded], length: int) -> Batch:
         ids = torch.full((len(rows), length), self.padding, dtype=torch.long)

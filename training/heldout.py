@@ -12,6 +12,7 @@ from training.generators.arithmetic import arithmetic_turn, unsupported_turn
 from training.generators.extract import extract_turn
 from training.generators.knowledge import facts, fallback_turn, quire_turn, small_talk_turn, unknown_turn
 from training.generators.recall import Memory
+from training.generators.toolspec import Tool, asked_anew, instantiate, read_specs
 from training.generators.tooltalk import call_turn, make_tools, result_turn
 from training.generators.turn import Message, Turn
 from training.values import Values
@@ -86,14 +87,23 @@ def _several(rng: Random, _: int) -> Case:
 
 
 def _tool_call(rng: Random, at: int) -> Case:
+    """A tool of the training among others of them; request and values are new."""
+    asked = rng.choice([spec for spec in asked_anew() if spec.args])
+    others = [spec for spec in read_specs("train") if spec.names[0] != asked.names[0]]
+    tools = [instantiate(spec, VALUES, rng) for spec in (asked, *rng.sample(others, at % 4))]
+    return _call_case("tool_call", tools[0], rng.sample(tools, len(tools)), rng)
+
+
+def _new_tool_call(rng: Random, at: int) -> Case:
+    """Tools which training never saw."""
     tools = make_tools(rng, VALUES, 1 + at % 4)
-    turn = call_turn(rng, VALUES, rng.choice(tools))
-    return Case(
-        "tool_call",
-        [*_system(rng), {"role": "user", "content": turn.user}],
-        turn.expect,
-        [tool.openai() for tool in tools],
-    )
+    return _call_case("new_tool_call", rng.choice(tools), tools, rng)
+
+
+def _call_case(kind: str, tool: Tool, tools: list[Tool], rng: Random) -> Case:
+    turn = call_turn(rng, VALUES, tool)
+    messages = [*_system(rng), {"role": "user", "content": turn.user}]
+    return Case(kind, messages, turn.expect, [shown.openai() for shown in tools])
 
 
 def _tool_answer(rng: Random, at: int) -> Case:
@@ -127,8 +137,9 @@ def _unknown(rng: Random, _: int) -> Case:
 
 KINDS: dict[str, Callable[[Random, int], Case]] = {
     "arithmetic": _arithmetic, "quire": _quire, "recall": _recall, "extract": _extract, "tool_call": _tool_call,
-    "tool_answer": _tool_answer, "fallback": _fallback, "arithmetic_no_thinking": _direct, "extract_several": _several,
-    "unsupported_arithmetic": _unsupported, "unknown_quire": _unknown,
+    "tool_answer": _tool_answer, "fallback": _fallback, "new_tool_call": _new_tool_call,
+    "arithmetic_no_thinking": _direct, "extract_several": _several, "unsupported_arithmetic": _unsupported,
+    "unknown_quire": _unknown,
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -42,7 +43,13 @@ class Trainer:
         if compiled:
             self.model.compile()
         self.optimizers = make_optimizers(self.model, recipe.weight_decay)
-        self.step = 0
+        self.step = self.began = 0
+
+    def start_from(self, folder: Path, step: int) -> None:
+        """Takes the weights of an exported folder as those of a step; the optimizers warm up anew."""
+        weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+        self.model.load_state_dict(weights)
+        self.step = self.began = step
 
     def resume(self) -> bool:
         """Goes on from the checkpoint, if there is one."""
@@ -53,7 +60,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.step = state["step"]
+        self.step, self.began = state["step"], state["began"]
         return True
 
     def save(self) -> None:
@@ -62,6 +69,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "step": self.step,
+            "began": self.began,
             "recipe": asdict(self.recipe),
         }
         fresh = self.work / f"{CHECKPOINT}.new"
@@ -88,7 +96,8 @@ class Trainer:
         return losses
 
     def _take_step(self, batches: list[Batch], rates: tuple[float, float], meter: Meter) -> float:
-        factor = rate_factor(self.step, self.recipe.steps, self.recipe.warmup, self.recipe.decay_share)
+        recipe = self.recipe
+        factor = rate_factor(self.step, self.began, recipe.steps, recipe.warmup, recipe.decay_share)
         for optimizer, rate in zip(self.optimizers, rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor

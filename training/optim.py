@@ -68,9 +68,7 @@ def make_optimizers(model: nn.Module, decay: float) -> list[torch.optim.Optimize
     return [Muon(matrices, 0.0, decay), torch.optim.AdamW(others, 0.0, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def rate_factor(step: int, total: int, warmup: int, decay_share: float) -> float:
-    """Warm up, stay, and fall to nothing over the last part."""
-    if step < warmup:
-        return (step + 1) / warmup
+def rate_factor(step: int, began: int, total: int, warmup: int, decay_share: float) -> float:
+    """Warm up from the step at which the optimizers began, stay, and fall to nothing over the last part."""
     left = (total - step) / max(1.0, total * decay_share)
-    return min(1.0, left)
+    return min(1.0, left, (step - began + 1) / warmup)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from training.export import export
-from training.loop import Trainer
+from training.loop import TOKENIZER, Trainer
 from training.recipe import Recipe
 
 EXPORT = Path(__file__).parent.parent / "quire" / "nano"
@@ -25,6 +26,8 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--until", type=int, help="stop (and export) early, at this step; the schedule stays that of --steps"
     )
+    parser.add_argument("--start", type=Path, help="without a checkpoint: begin with the weights of this folder")
+    parser.add_argument("--start-step", type=int, default=0, help="the step which those weights count as")
     parser.add_argument("--tokens-per-batch", type=int, default=recipe.tokens_per_batch)
     parser.add_argument("--width", type=int, default=recipe.width)
     parser.add_argument("--layers", type=int, default=recipe.layers)
@@ -51,9 +54,14 @@ def main(arguments: list[str] | None = None) -> None:
         Recipe(), steps=chosen.steps, tokens_per_batch=chosen.tokens_per_batch, width=chosen.width,
         layers=chosen.layers, heads=chosen.heads, inner=chosen.inner, seed=chosen.seed,
     )  # fmt: skip
+    if chosen.start and not (chosen.work / TOKENIZER).exists():
+        chosen.work.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(chosen.start / TOKENIZER, chosen.work / TOKENIZER)
     trainer = Trainer(recipe, chosen.work, compiled=chosen.compile)
     if chosen.resume and trainer.resume():
         print(f"going on from step {trainer.step}", flush=True)
+    elif chosen.start:
+        trainer.start_from(chosen.start, chosen.start_step)
     trainer.train(
         min(chosen.until or recipe.steps, recipe.steps), chosen.save_every, lambda line: print(line, flush=True)
     )

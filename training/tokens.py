@@ -118,6 +118,13 @@ def build_tokenizer(seed: int, pieces: int, spaced: int) -> Tokenizer:
     return tokenizer
 
 
+def with_fewer_merges(tokenizer: Tokenizer, share: float, rng: Random) -> Tokenizer:
+    """The tokenizer without a share of its merges, drawn at random: the same ids, words in other pieces."""
+    state = json.loads(tokenizer.to_str())
+    state["model"]["merges"] = [merge for merge in state["model"]["merges"] if rng.random() >= share]
+    return Tokenizer.from_str(json.dumps(state))
+
+
 def token_id(tokenizer: Tokenizer, token: str) -> int:
     """The id of a token that the tokenizer must have."""
     number = tokenizer.token_to_id(token)

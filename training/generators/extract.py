@@ -8,7 +8,7 @@ from typing import Any
 
 from training.books import phrase_book
 from training.generators.arithmetic import in_words
-from training.generators.parts import is_one_of, part
+from training.generators.parts import expand, is_one_of, part
 from training.generators.recall import with_article
 from training.generators.sentences import person_text
 from training.generators.turn import Turn
@@ -30,7 +30,8 @@ SECTIONS = {
 TRAIN_SECTIONS = {**SECTIONS, "name_age_city": 8.5, "age_city": 1.5, "name_only": 1.5, "city_only": 1.5}
 SEVERAL = ("name_age_city", "name_age", "name_city")
 # Shares of whole sentences and requests of the lists; the others are put together from parts
-LISTED_SENTENCES = 0.15
+LISTED_SENTENCES = 0.1
+WHOLE_TEXTS = 0.45
 LISTED_REQUESTS = 0.25
 # Slots whose kind of value has another name
 KINDS = {
@@ -147,9 +148,10 @@ def _composed(section: str, rng: Random, values: Values) -> tuple[str, dict[str,
     """A text put together from parts, and what it says of the person."""
     keys = {key for key in KEYS if key in section.split("_")}
     heldout = phrase_book("extract")[section]["heldout"]
-    pattern = person_text(keys, rng)
+    make = _whole_text if rng.random() < WHOLE_TEXTS else person_text
+    pattern = make(keys, rng)
     while is_one_of(pattern, heldout):
-        pattern = person_text(keys, rng)
+        pattern = make(keys, rng)
     age = rng.randint(1, 99)
     person: dict[str, Any] = {"name": values.draw("full_or_first_name", rng), "age": age,
                               "city": values.draw("cities", rng)}  # fmt: skip
@@ -168,6 +170,12 @@ def _composed(section: str, rng: Random, values: Values) -> tuple[str, dict[str,
     if chance < 0.1:
         return text.replace(", ", " "), person
     return text[:1].upper() + text[1:], person
+
+
+def _whole_text(keys: set[str], rng: Random) -> str:
+    """A text which was written as a whole."""
+    section = "_".join(key for key in KEYS if key in keys) or "nothing"
+    return expand("sentences", rng.choice(phrase_book("person_texts")[section]), rng)
 
 
 def _fill_each(pattern: str, shown: dict[str, str], rng: Random, values: Values) -> str:

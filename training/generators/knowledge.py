@@ -18,6 +18,7 @@ from training.noise import disturb
 NOT_FACTS = ("macros", "purpose_questions", "flag_questions")
 # How often a phrase is one of those written out; the others are composed.
 WRITTEN = 0.25
+ASKED = 0.4  # of questions on Quire: whole questions of ``asked.toml``
 WRITTEN_TALK = 0.4
 MOST_TRIES = 100
 
@@ -51,6 +52,8 @@ def _typed(make: Callable[[], str], rng: Random, book: str) -> str:
 
 def _question(fact: str, rng: Random) -> str:
     table = facts()[fact]
+    if rng.random() < ASKED:
+        return draw(rng.choice(phrase_book("asked")[fact]), rng)
     if rng.random() >= WRITTEN:
         return composed_question(fact, table.get("flag"), rng)
     book = phrase_book("quire")

@@ -120,6 +120,16 @@ def _tools(rng: Random, conversation: Conversation) -> list[Turn]:
     return _tool_turns(rng, conversation, tools, rng.choice((1, 1, 1, 2, 2, 3)))
 
 
+def _calls(rng: Random, conversation: Conversation) -> list[Turn]:
+    """Requests in a row, each answered by its call: tools are read once, chosen and filled many times."""
+    tools = make_tools(rng, VALUES, rng.choice((1, 1, 2, 2, 3, 3, 4, 4, 5)))
+    conversation.tools = [tool.openai() for tool in tools]
+    return [
+        _aside(rng, tools) if rng.random() < 0.06 else call_turn(rng, VALUES, rng.choice(tools))
+        for _ in range(rng.randint(3, 9 - len(tools) // 2))
+    ]
+
+
 def _tool_turns(rng: Random, conversation: Conversation, tools: list[Tool], exchanges: int) -> list[Turn]:
     conversation.tools = [tool.openai() for tool in tools]
     turns: list[Turn] = []
@@ -173,5 +183,5 @@ def _mixed(rng: Random, _conversation: Conversation) -> list[Turn]:
 
 THEMES: dict[str, Callable[[Random, Conversation], list[Turn]]] = {
     "arithmetic": _arithmetic, "quire": _quire, "talk": _talk, "extract": _extract, "recall": _recall, "drill": _drill,
-    "few_tools": _few_tools, "tools": _tools, "mixed": _mixed,
+    "few_tools": _few_tools, "tools": _tools, "calls": _calls, "mixed": _mixed,
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -79,16 +79,30 @@ class Tool:
 @cache
 def read_specs(split: str) -> tuple[ToolSpec, ...]:
     """The hand-written tools of a split."""
-    text = (HERE / "toolspecs" / f"{split}.txt").read_text("utf-8")
-    blocks = re.split(r"\n\s*\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip())
-    return tuple(_parse(block) for block in blocks)
+    return tuple(_parse(fields) for fields in _blocks(split))
 
 
-def _parse(block: str) -> ToolSpec:
-    fields: dict[str, list[str]] = {"name": [], "about": [], "arg": [], "gives": [], "ask": []}
-    for line in block.splitlines():
-        word, _, rest = line.partition(" ")
-        fields[word].append(rest.strip())
+@cache
+def asked_anew() -> tuple[ToolSpec, ...]:
+    """Tools of the training with requests which only the evaluation uses in place of their own."""
+    known = {spec.names[0]: spec for spec in read_specs("train")}
+    return tuple(replace(known[block["name"][0]], asks=tuple(block["ask"])) for block in _blocks("heldout_asks"))
+
+
+def _blocks(name: str) -> list[dict[str, list[str]]]:
+    """The blocks of a file, each as its lines by their first word."""
+    text = (HERE / "toolspecs" / f"{name}.txt").read_text("utf-8")
+    blocks = []
+    for block in re.split(r"\n\s*\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip()):
+        fields: dict[str, list[str]] = {"name": [], "about": [], "arg": [], "gives": [], "ask": []}
+        for line in block.splitlines():
+            word, _, rest = line.partition(" ")
+            fields[word].append(rest.strip())
+        blocks.append(fields)
+    return blocks
+
+
+def _parse(fields: dict[str, list[str]]) -> ToolSpec:
     args = []
     for line in fields["arg"]:
         names, _, kind = line.partition(" : ")

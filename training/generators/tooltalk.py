@@ -19,8 +19,9 @@ from training.values import Values
 BARE_KINDS = ("path", "url", "email", "code", "command", "sql", "expression", "handle", "digits", "ticker")
 DOUBLE_STOP = re.compile(r"(?<=\d)\.\.(?!\.)")
 FAMILY_RATE = 0.25
-MADE_UP_RATE = 0.5
-USUAL_RATE = 0.5  # of the first tools in the list, which everybody asks for first
+MADE_UP_RATE = 0.35
+RENAMED_RATE = 0.4
+USUAL_RATE = 0.2  # of the first tools in the list, which everybody asks for first
 USUAL = 40
 ERRORS = ("not found", "no access", "timeout", "invalid value", "service unavailable", "unknown id", "quota exceeded")
 Json = Any
@@ -56,7 +57,8 @@ def _any_tool(rng: Random, values: Values, others: list[Tool]) -> Tool:
     if values.split == "train":
         if rng.random() < MADE_UP_RATE:
             return make_tool(values, rng)
-        return renamed(_written_tool(rng, values, others), values, rng)
+        tool = _written_tool(rng, values, others)
+        return renamed(tool, values, rng) if rng.random() < RENAMED_RATE else tool
     return _written_tool(rng, values, others)
 
 
