@@ -20,6 +20,7 @@ import torch
 from benchmarks.cpu.limits import Limits
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.core import CoreConfig, EngineCore, build_core
+from quire.engine.models.blueprint import read_blueprint
 from quire.engine.wire.protocol import Abort, AddRequest, ModelInfo, SamplingParams, StepOutput
 from quire.kernels import native
 
@@ -50,9 +51,10 @@ class Steps:
         self.outbox = Outbox()
         engine = EngineOptions(max_num_seqs=sequences, prefix_caching=False, kv_cache_memory=6 << 30)
         model = ModelOptions(quantization=quantization, max_model_len=context + _ROOM)
+        config = CoreConfig(folder=folder, blueprint=read_blueprint(folder), model=model, engine=engine)
         self.core: EngineCore
         self.info: ModelInfo
-        self.core, self.info = build_core(CoreConfig(folder=folder, model=model, engine=engine), self.outbox)  # type: ignore[arg-type]
+        self.core, self.info = build_core(config, self.outbox)  # type: ignore[arg-type]
 
     def measure(self, batch: int, context: int) -> dict[str, float]:
         """Seconds of prefilling all prompts, and of decode steps of the whole batch: median and fastest."""

@@ -14,6 +14,7 @@ from quire.config.commands import Serve
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions
 from quire.engine.core import CoreConfig, serve_core
 from quire.engine.execution.memory import free_memory
+from quire.engine.models.blueprint import Blueprint
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.wire.transport import FrontChannel
@@ -39,7 +40,7 @@ def memory_share(sources: Sequence[ModelSource]) -> int | None:
 class RunningEngine:
     """One model's core and the client that talks to it."""
 
-    def __init__(self, source: ModelSource, settings: Serve, memory_share: int | None) -> None:
+    def __init__(self, source: ModelSource, blueprint: Blueprint, settings: Serve, memory_share: int | None) -> None:
         """Begin to load; `serve` waits for the end of it."""
         self._source = source
         self._settings = settings
@@ -52,6 +53,7 @@ class RunningEngine:
         )
         config = CoreConfig(
             folder=source.folder,
+            blueprint=blueprint,
             model=ModelOptions.of(settings),
             engine=EngineOptions.of(settings),
             memory_share=memory_share,

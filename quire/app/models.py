@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from quire.config.command import ConfigError
 
 BUNDLED = "quire-nano"
@@ -53,6 +50,9 @@ def find_folder(model: str, revision: str | None) -> Path:
         return Path(str(files("quire") / "nano"))
     if Path(model).is_dir():
         return Path(model)
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 a folder needs no hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

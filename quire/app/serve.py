@@ -1,31 +1,17 @@
-"""`quire serve`: load the models, listen, drain, stop."""
+"""`quire serve`: settle what is to be served, then serve it."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 
-import uvloop
-
-from quire.api.served import ServedModel, Services
-from quire.app.engines import RunningEngine, memory_share
-from quire.app.factory import create_app
 from quire.app.files import check_readable
-from quire.app.models import ModelSource, resolve_models
-from quire.app.server import Server, bound
+from quire.app.models import resolve_models
+from quire.app.sockets import bound
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
-from quire.config.options import LimitOptions, ServerOptions
-from quire.engine.wire.errors import EngineDead
-from quire.metrics.prometheus import Metrics, ModelMetrics
-from quire.multimodal.errors import PromptError
-from quire.multimodal.tokenizer import TokenizerMissing
-
-logger = logging.getLogger("quire")
+from quire.config.options import ServerOptions
+from quire.engine.models.blueprint import start_reading
 
 
 def run(settings: Serve) -> int:
@@ -36,44 +22,10 @@ def run(settings: Serve) -> int:
     _check(settings)
     with bound(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
-        try:
-            status: int = uvloop.run(_serve(settings, sources, sockets))
-            return status
-        except (EngineDead, TokenizerMissing, PromptError) as error:
-            logger.error("cannot serve: %s", error)
-            return 1
+        blueprints = start_reading([source.folder for source in sources], settings.model_impl)
+        from quire.app.serving import serve  # noqa: PLC0415 torch and more: the configs are read meanwhile
 
-
-async def _serve(settings: Serve, sources: Sequence[ModelSource], sockets: list[socket.socket]) -> int:
-    async with _engines(settings, sources) as models:
-        services = Services(
-            models=models,
-            limits=LimitOptions.of(settings),
-            strict_fields=settings.strict_fields,
-            trust_request_chat_template=settings.trust_request_chat_template,
-            stall_timeout=settings.stall_timeout,
-        )
-        metrics = Metrics(
-            max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
-        )
-        for index, model in enumerate(models):
-            model.client.observer = ModelMetrics(metrics, model.names[0], index)
-        options = ServerOptions.of(settings)
-        server = Server(create_app(services, metrics, options), services, options)
-        await server.serve(sockets)
-        return 0 if server.started else 1
-
-
-@asynccontextmanager
-async def _engines(settings: Serve, sources: Sequence[ModelSource]) -> AsyncIterator[list[ServedModel]]:
-    """All engines, loaded side by side and stopped at the end."""
-    engines: list[RunningEngine] = []
-    try:
-        share = memory_share(sources)
-        engines.extend(RunningEngine(source, settings, share) for source in sources)
-        yield [await engine.serve() for engine in engines]
-    finally:
-        await asyncio.gather(*(engine.stop() for engine in engines))
+        return serve(settings, sources, blueprints, sockets)
 
 
 def _check(settings: Serve) -> None:

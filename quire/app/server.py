@@ -1,79 +1,22 @@
-"""The HTTP server: bound before models load, drained at a signal."""
+"""The HTTP server, drained at a signal."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from quire import __version__
 from quire.api.served import ServedModel, Services
-from quire.config.command import ConfigError
+from quire.app.sockets import cannot_listen
 from quire.config.options import ServerOptions
 
 logger = logging.getLogger("quire")
 _LAST_WORDS = 2.0  # seconds that clients get to read the error that ends their request
-
-
-@contextmanager
-def bound(settings: ServerOptions) -> Iterator[list[socket.socket]]:
-    """Sockets on the server's address. They do not listen yet: a probe must not reach a server that loads.
-
-    Raises:
-        ConfigError: another program has the port, or the host is not one of ours.
-    """
-    with ExitStack() as stack:
-        try:
-            sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
-        except OSError as error:
-            raise _cannot_listen(settings, error) from error
-        yield sockets
-
-
-def _bind(host: str, port: int) -> list[socket.socket]:
-    """One socket for each address that the host's name stands for."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    sockets: list[socket.socket] = []
-    missing: OSError | None = None
-    for family, kind, protocol, _, address in dict.fromkeys(found):
-        if port == 0 and sockets:  # the free port that the first address got
-            address = (address[0], sockets[0].getsockname()[1], *address[2:])
-        try:
-            sockets.append(_bind_one(socket.socket(family, kind, protocol), address))
-        except OSError as error:
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                for one in sockets:
-                    one.close()
-                raise
-            missing = error  # a name may have an IPv6 address where the system has no IPv6
-    if not sockets and missing is not None:
-        raise missing
-    return sockets
-
-
-def _bind_one(made: socket.socket, address: tuple[Any, ...]) -> socket.socket:
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if made.family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
-def _cannot_listen(settings: ServerOptions, error: OSError) -> ConfigError:
-    reason = error.strerror or str(error)
-    return ConfigError(f"quire serve: cannot listen at --host {settings.host} --port {settings.port}: {reason}")
 
 
 class Server(uvicorn.Server):
@@ -104,7 +47,7 @@ class Server(uvicorn.Server):
         try:
             await super().startup(sockets)
         except OSError as error:  # somebody else bound the port too, and was faster to listen
-            raise _cannot_listen(self._settings, error) from error
+            raise cannot_listen(self._settings, error) from error
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         scheme = "https" if self._settings.ssl_certfile else "http"
         for model in self._services.models:

@@ -22,6 +22,7 @@ from quire.engine.execution.cache import OutOfCacheMemory, allocate_caches, bloc
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
+from quire.engine.models.blueprint import Blueprint
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
@@ -55,6 +56,7 @@ class CoreConfig:
     """All that a core is started with. `memory_share`: bytes for its KV cache, if others load beside it."""
 
     folder: Path
+    blueprint: Blueprint
     model: ModelOptions
     engine: EngineOptions
     memory_share: int | None = None
@@ -188,7 +190,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     """
     if config.engine.num_threads is not None:
         torch.set_num_threads(config.engine.num_threads)
-    loaded = load_model(config.folder, config.model, _progress_bar)
+    loaded = load_model(config.folder, config.blueprint, config.model, _progress_bar)
     options = config.engine
     per_block = block_bytes(loaded.model.caches, options.block_size, loaded.dtype)
     num_blocks = count_blocks(options, per_block, loaded.context_len, config.memory_share)

@@ -13,6 +13,7 @@ import torch
 
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.core import CoreConfig, EngineCore, build_core
+from quire.engine.models.blueprint import read_blueprint
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.wire.protocol import Abort, AddRequest, ModelInfo, SamplingParams, SequenceOutput, StepOutput
 
@@ -25,7 +26,8 @@ def no_bar(_: int) -> Iterator[Callable[[int], None]]:
 
 def load(folder: Path, **options: Any) -> LoadedModel:
     """Load a model folder."""
-    return load_model(folder, ModelOptions(**options), no_bar)
+    chosen = ModelOptions(**options)
+    return load_model(folder, read_blueprint(folder, chosen.model_impl), chosen, no_bar)
 
 
 @dataclass
@@ -59,8 +61,12 @@ class Engine:
     def __init__(self, folder: Path, *, model: ModelOptions | None = None, **options: Any) -> None:
         self.channel = Channel()
         defaults: dict[str, Any] = {"kv_cache_memory": 64 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 512}
+        model = model or ModelOptions()
         config = CoreConfig(
-            folder=folder, model=model or ModelOptions(), engine=EngineOptions(**{**defaults, **options})
+            folder=folder,
+            blueprint=read_blueprint(folder, model.model_impl),
+            model=model,
+            engine=EngineOptions(**{**defaults, **options}),
         )
         self.core: EngineCore
         self.info: ModelInfo

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,16 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig
 
 from quire.config.options import ModelOptions
-from quire.engine.models.archs import ARCHITECTURES
 from quire.engine.models.archs.rope import max_positions
+from quire.engine.models.blueprint import Blueprint, read_config
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import CausalLM, Decoder
-from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.layers.linear import Settling
-from quire.engine.models.quantised import check_quantisation
+from quire.engine.models.spec import DecoderSpec
 from quire.engine.models.weights import WeightFiller, allocate
 from quire.kernels import native
 
@@ -39,17 +37,12 @@ class LoadedModel:
     weight_bytes: int
 
 
-def load_model(folder: Path, options: ModelOptions, bar: ProgressBar) -> LoadedModel:
-    """Load the model in a folder.
+def load_model(folder: Path, blueprint: Blueprint, options: ModelOptions, bar: ProgressBar) -> LoadedModel:
+    """Load the model in a folder, whose config was read.
 
     Raises:
         ModelError: the folder, the architecture or the weights will not do; the text says what.
     """
-    config = read_config(folder)
-    known = config.model_type in ARCHITECTURES
-    if options.model_impl == "quire" and not known:
-        raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
-    check_quantisation(config)
     if options.quantization != "none" and native.instructions() is None:
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which this installation lacks")
     with Checkpoint(folder) as checkpoint:
@@ -57,14 +50,15 @@ def load_model(folder: Path, options: ModelOptions, bar: ProgressBar) -> LoadedM
         if options.quantization != "none" and dtype not in native.CODES:
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
-        if known and options.model_impl != "transformers":
-            return _load_decoder(config, options, checkpoint, dtype, bar)
+        if blueprint.spec is not None:
+            return _load_decoder(blueprint, blueprint.spec, options, checkpoint, dtype, bar)
     if options.quantization != "none":
         raise UnsupportedModel(
-            f"--quantization works with Quire's decoder only, which does not run {config.model_type}"
+            f"--quantization works with Quire's decoder only, which does not run {blueprint.model_type}"
         )
     from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
 
+    config = read_config(folder)
     context_len = _context_len(options, _promised_positions(config.get_text_config()))
     with bar(total) as progress:
         model = load_fallback(folder, config, dtype)
@@ -73,40 +67,22 @@ def load_model(folder: Path, options: ModelOptions, bar: ProgressBar) -> LoadedM
     return LoadedModel(model, config.model_type, "transformers", dtype, vocab, context_len, total)
 
 
-def read_config(folder: Path) -> Any:
-    """The folder's Hugging Face config.
-
-    Raises:
-        BrokenFolder: there is no readable one.
-        UnknownArchitecture: transformers does not know its model type, or it is no causal LM.
-    """
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BrokenFolder(f"{path} cannot be read: {error}") from error
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnknownArchitecture(f"transformers cannot read {path}: {error}") from error
-    names = raw.get("architectures") or []
-    if names and not any("CausalLM" in name or "LMHead" in name or "ConditionalGeneration" in name for name in names):
-        raise UnknownArchitecture(f"{', '.join(names)} is not a causal language model")
-    return config
-
-
 def _load_decoder(
-    config: Any, options: ModelOptions, checkpoint: Checkpoint, dtype: torch.dtype, bar: ProgressBar
+    blueprint: Blueprint,
+    spec: DecoderSpec,
+    options: ModelOptions,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    bar: ProgressBar,
 ) -> LoadedModel:
-    spec = ARCHITECTURES[config.model_type](config)
     context_len = _context_len(options, spec.max_positions)
     with torch.device("meta"):
         model = Decoder(spec, context_len)
     allocate(model, dtype)
-    extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0)
+    filler = WeightFiller(model, options.quantization, extra_layers=blueprint.extra_layers)
     with bar(checkpoint.total_bytes) as progress:
-        WeightFiller(model, options.quantization, extra_layers=extra).fill(checkpoint.tensors(dtype, progress))
-    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model))
+        filler.fill(checkpoint.tensors(dtype, progress))
+    return LoadedModel(model.eval(), blueprint.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model))
 
 
 def _bytes(model: Decoder) -> int:

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from quire.engine.models.errors import UnsupportedModel
 
 # The 16 values of FP4 (one sign, two exponent, one mantissa bit) in the order of their codes, OCP MX v1.0.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _E8M0_BIAS = 127
 
 Unpack = Callable[[Tensor, Tensor, torch.dtype], Tensor]
-
-
-def check_quantisation(config: Any) -> None:
-    """Refuse checkpoints packed in a way that nobody here can unpack.
-
-    Raises:
-        UnsupportedModel: naming the method.
-    """
-    section = getattr(config, "quantization_config", None)
-    if section is None:
-        return
-    method = section.get("quant_method") if isinstance(section, Mapping) else section.quant_method
-    name = str(getattr(method, "value", method))
-    if name not in ("mxfp4", "fp8"):
-        raise UnsupportedModel(f"checkpoints quantised with {name!r} are not supported; mxfp4 and block-wise fp8 are")
 
 
 def packing_of(name: str) -> tuple[str, str, Unpack]:

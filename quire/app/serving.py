@@ -1,0 +1,85 @@
+"""Serves models over HTTP until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+
+import uvloop
+
+from quire.api.served import ServedModel, Services
+from quire.app.engines import RunningEngine, memory_share
+from quire.app.factory import create_app
+from quire.app.models import ModelSource
+from quire.app.server import Server
+from quire.config.commands import Serve
+from quire.config.options import LimitOptions, ServerOptions
+from quire.engine.models.blueprint import Blueprint, result_of
+from quire.engine.models.errors import ModelError
+from quire.engine.wire.errors import EngineDead
+from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.errors import PromptError
+from quire.multimodal.tokenizer import TokenizerMissing
+
+logger = logging.getLogger("quire")
+
+
+def serve(
+    settings: Serve,
+    sources: Sequence[ModelSource],
+    blueprints: Sequence[Future[Blueprint]],
+    sockets: list[socket.socket],
+) -> int:
+    """Serve the models, whose configs are being read; gives the exit status."""
+    try:
+        status: int = uvloop.run(_serve(settings, sources, blueprints, sockets))
+        return status
+    except (EngineDead, ModelError, TokenizerMissing, PromptError) as error:
+        logger.error("cannot serve: %s", error)
+        return 1
+
+
+async def _serve(
+    settings: Serve,
+    sources: Sequence[ModelSource],
+    blueprints: Sequence[Future[Blueprint]],
+    sockets: list[socket.socket],
+) -> int:
+    async with _engines(settings, sources, blueprints) as models:
+        services = Services(
+            models=models,
+            limits=LimitOptions.of(settings),
+            strict_fields=settings.strict_fields,
+            trust_request_chat_template=settings.trust_request_chat_template,
+            stall_timeout=settings.stall_timeout,
+        )
+        metrics = Metrics(
+            max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
+        )
+        for index, model in enumerate(models):
+            model.client.observer = ModelMetrics(metrics, model.names[0], index)
+        options = ServerOptions.of(settings)
+        server = Server(create_app(services, metrics, options), services, options)
+        await server.serve(sockets)
+        return 0 if server.started else 1
+
+
+@asynccontextmanager
+async def _engines(
+    settings: Serve, sources: Sequence[ModelSource], blueprints: Sequence[Future[Blueprint]]
+) -> AsyncIterator[list[ServedModel]]:
+    """All engines, loaded side by side and stopped at the end."""
+    engines: list[RunningEngine] = []
+    try:
+        share = memory_share(sources)
+        engines.extend(
+            RunningEngine(source, result_of(reading), settings, share)
+            for source, reading in zip(sources, blueprints, strict=True)
+        )
+        yield [await engine.serve() for engine in engines]
+    finally:
+        await asyncio.gather(*(engine.stop() for engine in engines))

@@ -1,0 +1,66 @@
+"""The server's address, taken before models load."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from quire.config.command import ConfigError
+from quire.config.options import ServerOptions
+
+
+@contextmanager
+def bound(settings: ServerOptions) -> Iterator[list[socket.socket]]:
+    """Sockets on the server's address. They do not listen yet: a probe must not reach a server that loads.
+
+    Raises:
+        ConfigError: another program has the port, or the host is not one of ours.
+    """
+    with ExitStack() as stack:
+        try:
+            sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
+        except OSError as error:
+            raise cannot_listen(settings, error) from error
+        yield sockets
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """One socket for each address that the host's name stands for."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        if port == 0 and sockets:  # the free port that the first address got
+            address = (address[0], sockets[0].getsockname()[1], *address[2:])
+        try:
+            sockets.append(_bind_one(socket.socket(family, kind, protocol), address))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                for one in sockets:
+                    one.close()
+                raise
+            missing = error  # a name may have an IPv6 address where the system has no IPv6
+    if not sockets and missing is not None:
+        raise missing
+    return sockets
+
+
+def _bind_one(made: socket.socket, address: tuple[Any, ...]) -> socket.socket:
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if made.family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def cannot_listen(settings: ServerOptions, error: OSError) -> ConfigError:
+    """The error to raise when the server's address cannot be had."""
+    reason = error.strerror or str(error)
+    return ConfigError(f"quire serve: cannot listen at --host {settings.host} --port {settings.port}: {reason}")
