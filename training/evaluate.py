@@ -44,7 +44,7 @@ def _parts(kind: str, prompts: list[Case], right: list[bool]) -> dict[str, list[
             parts.setdefault("sub" if case.expect["minus"] else "add", []).append(good)
         elif kind == "recall":
             parts.setdefault("untold" if case.expect.get("untold") else "told", []).append(good)
-        elif kind in ("tool_call", "new_tool_call"):
+        elif kind.endswith("tool_call"):
             parts.setdefault(f"{len(case.tools or [])} tools", []).append(good)
     return parts
 

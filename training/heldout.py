@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,7 +12,7 @@ from training.generators.arithmetic import arithmetic_turn, unsupported_turn
 from training.generators.extract import extract_turn
 from training.generators.knowledge import facts, fallback_turn, quire_turn, small_talk_turn, unknown_turn
 from training.generators.recall import Memory
-from training.generators.toolspec import Tool, asked_anew, instantiate, read_specs
+from training.generators.toolspec import USUAL, Tool, ToolSpec, asked_anew, instantiate, read_specs
 from training.generators.tooltalk import call_turn, make_tools, result_turn
 from training.generators.turn import Message, Turn
 from training.values import Values
@@ -87,11 +87,22 @@ def _several(rng: Random, _: int) -> Case:
 
 
 def _tool_call(rng: Random, at: int) -> Case:
-    """A tool of the training among others of them; request and values are new."""
-    asked = rng.choice([spec for spec in asked_anew() if spec.args])
-    others = [spec for spec in read_specs("train") if spec.names[0] != asked.names[0]]
+    """A usual tool among others of them; request and values are new."""
+    return _known_call("tool_call", read_specs("train")[:USUAL], rng, at)
+
+
+def _rare_tool_call(rng: Random, at: int) -> Case:
+    """A tool which training saw now and then."""
+    return _known_call("rare_tool_call", read_specs("train")[USUAL:], rng, at)
+
+
+def _known_call(kind: str, specs: Sequence[ToolSpec], rng: Random, at: int) -> Case:
+    """One of the tools among others of them, asked for in words which training never saw."""
+    names = {spec.names[0] for spec in specs}
+    asked = rng.choice([spec for spec in asked_anew() if spec.names[0] in names])
+    others = [spec for spec in specs if spec.names[0] != asked.names[0]]
     tools = [instantiate(spec, VALUES, rng) for spec in (asked, *rng.sample(others, at % 4))]
-    return _call_case("tool_call", tools[0], rng.sample(tools, len(tools)), rng)
+    return _call_case(kind, tools[0], rng.sample(tools, len(tools)), rng)
 
 
 def _new_tool_call(rng: Random, at: int) -> Case:
@@ -137,9 +148,9 @@ def _unknown(rng: Random, _: int) -> Case:
 
 KINDS: dict[str, Callable[[Random, int], Case]] = {
     "arithmetic": _arithmetic, "quire": _quire, "recall": _recall, "extract": _extract, "tool_call": _tool_call,
-    "tool_answer": _tool_answer, "fallback": _fallback, "new_tool_call": _new_tool_call,
-    "arithmetic_no_thinking": _direct, "extract_several": _several, "unsupported_arithmetic": _unsupported,
-    "unknown_quire": _unknown,
+    "tool_answer": _tool_answer, "fallback": _fallback, "rare_tool_call": _rare_tool_call,
+    "new_tool_call": _new_tool_call, "arithmetic_no_thinking": _direct, "extract_several": _several,
+    "unsupported_arithmetic": _unsupported, "unknown_quire": _unknown,
 }  # fmt: skip
 
 

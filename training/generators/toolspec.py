@@ -12,6 +12,7 @@ from training.books import HERE
 from training.grammar import slots_of
 from training.values import Values
 
+USUAL = 48  # tools at the head of train.txt, which everybody asks for first
 INTEGER_TYPES = ("integer", "integer", "integer", "number")
 
 

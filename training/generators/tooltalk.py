@@ -10,7 +10,7 @@ from typing import Any
 from training.generators.arithmetic import in_words
 from training.generators.naming import renamed, word
 from training.generators.toolmaker import RESULT_KEYS, RESULT_KINDS, make_family, make_tool
-from training.generators.toolspec import Parameter, Tool, instantiate, read_specs, slots_used
+from training.generators.toolspec import USUAL, Parameter, Tool, instantiate, read_specs, slots_used
 from training.generators.turn import Turn
 from training.grammar import draw, fill
 from training.noise import disturb
@@ -19,10 +19,9 @@ from training.values import Values
 BARE_KINDS = ("path", "url", "email", "code", "command", "sql", "expression", "handle", "digits", "ticker")
 DOUBLE_STOP = re.compile(r"(?<=\d)\.\.(?!\.)")
 FAMILY_RATE = 0.25
-MADE_UP_RATE = 0.35
-RENAMED_RATE = 0.4
-USUAL_RATE = 0.2  # of the first tools in the list, which everybody asks for first
-USUAL = 40
+MADE_UP_RATE = 0.2
+RENAMED_RATE = 0.25
+USUAL_RATE = 0.8  # of the first tools in the list, which everybody asks for first
 ERRORS = ("not found", "no access", "timeout", "invalid value", "service unavailable", "unknown id", "quota exceeded")
 Json = Any
 
