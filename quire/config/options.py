@@ -131,6 +131,10 @@ class EngineOptions(Options):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="order of waiting requests; priority serves the lowest `priority` first"
     )
+    speculation: Literal["none", "ngram"] = Field(
+        "none", description="ngram guesses tokens from earlier ones and verifies several at once; the text is the same"
+    )
+    num_speculative_tokens: Positive = Field(16, description="most tokens guessed at once for a sequence")
     engine_process: Flag = Field(False, description="run the engine in a process of its own instead of a thread")
     num_threads: Positive | None = Field(None, description="CPU threads of the engine; all cores if not given")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="seeds the requests that bring no seed")

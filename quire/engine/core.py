@@ -202,7 +202,10 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     runner = ModelRunner(loaded.model, PagedAttention(caches, table), table, sampler)
     scheduler = Scheduler(
         SchedulerLimits(
-            max_seqs=options.max_num_seqs, max_tokens=options.max_num_batched_tokens, max_model_len=context_len
+            max_seqs=options.max_num_seqs,
+            max_tokens=options.max_num_batched_tokens,
+            max_model_len=context_len,
+            max_draft=options.num_speculative_tokens if options.speculation == "ngram" else 0,
         ),
         BlockPool(num_blocks, options.block_size),
         hasher=hasher_named(options.prefix_hash) if options.prefix_caching else None,

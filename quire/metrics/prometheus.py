@@ -17,6 +17,14 @@ from quire.metrics import buckets
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # version 1.0.0 would promise names in any letters, quoted
 _PREFIX, _ALIAS = "quire:", "vllm:"
 _LABELS = ("model_name", "engine")
+_STEP_COUNTERS = {
+    "prefix_queries": "prefix_queries",
+    "prefix_hits": "prefix_hits",
+    "preemptions": "preemptions",
+    "drafts": "drafts",
+    "drafted": "drafted_tokens",
+    "accepted": "accepted_tokens",
+}
 _REASONS = ("stop", "length", "abort", "error")
 
 
@@ -80,6 +88,9 @@ class Metrics:
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self.preemptions = self._counter("num_preemptions", "Sequences put back in line for want of KV blocks")
+        self.drafts = self._counter("spec_decode_num_drafts", "Guesses at the next tokens of a sequence")
+        self.drafted = self._counter("spec_decode_num_draft_tokens", "Tokens guessed")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Tokens guessed right")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose first token came")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
         self.success = self._counter("request_success", "Sequences that ended", "finished_reason")
@@ -110,7 +121,7 @@ class ModelMetrics:
         }
         self._counters = {
             name: getattr(metrics, name).labels(*labels)
-            for name in ("prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens")
+            for name in (*_STEP_COUNTERS, "prompt_tokens", "generation_tokens")
         }
         self._ends = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
         names = (
@@ -128,12 +139,8 @@ class ModelMetrics:
         gauges["waiting"].set(stats.waiting)
         gauges["kv_blocks"].set(stats.blocks_used)
         gauges["kv_usage"].set(stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0)
-        for name, count in (
-            ("prefix_queries", stats.prefix_queries),
-            ("prefix_hits", stats.prefix_hits),
-            ("preemptions", stats.preemptions),
-        ):
-            if count:
+        for name, attribute in _STEP_COUNTERS.items():
+            if count := getattr(stats, attribute):
                 counters[name].inc(count)
         if stats.step_tokens:
             self._histograms["step_tokens"].observe(stats.step_tokens)

@@ -72,7 +72,7 @@ class Engine:
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
         self.results: dict[str, Result] = {}
-        self.preemptions = 0
+        self.preemptions = self.drafted = self.accepted = 0
 
     def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, **fields: Any) -> None:
         self.results[request_id] = Result()
@@ -116,6 +116,8 @@ class Engine:
         for message in self.channel.sent:
             if isinstance(message, StepOutput):
                 self.preemptions += message.stats.preemptions
+                self.drafted += message.stats.drafted_tokens
+                self.accepted += message.stats.accepted_tokens
                 for output in message.outputs:
                     self.results[output.request_id].tokens += output.token_ids
                     self.results[output.request_id].outputs.append(output)

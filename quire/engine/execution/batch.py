@@ -23,6 +23,7 @@ class Span:
         start: position of the first token in its sequence.
         count: tokens.
         samples: the sequence gets its next token from the last one.
+        draft: the last tokens, if they are guesses; the one before them and each right one give a token.
     """
 
     row: int
@@ -30,6 +31,7 @@ class Span:
     start: int
     count: int
     samples: bool
+    draft: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -71,6 +73,6 @@ def _layout(work: Sequence[Work], table: RequestTable) -> list[Span]:
     ordered = sorted(work, key=lambda item: (item.count > 1, item.start))
     spans, offset = [], 0
     for item in ordered:
-        spans.append(Span(table.row_of(item.request_id), offset, item.start, item.count, item.samples))
+        spans.append(Span(table.row_of(item.request_id), offset, item.start, item.count, item.samples, item.draft))
         offset += item.count
     return spans

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.batch import Span, StepInputs, build_inputs
 from quire.engine.execution.sampling.logprobs import report
-from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.execution.sampling.sampler import Choice, Sampler
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CausalLM
-from quire.engine.scheduling.plan import StepPlan, StepResult
+from quire.engine.scheduling.plan import Sampled, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
 
 _LOGIT_ROWS = 256  # rows of logits at once, where whole prompts are wanted
@@ -41,9 +42,33 @@ class ModelRunner:
         needed = _rows(sampling, reporting)
         attend = self._attention.plan(inputs)
         features = self._model.forward(inputs.tokens, inputs.positions, attend, needed)
-        rows = [span.row for span in sampling]
-        sampled = self._sampler.sample(self._model.logits(features[: len(rows)]), rows) if rows else []
-        return StepResult(sampled, self._report_prompts(features[len(rows) :], reporting, inputs))
+        count = sum(1 + len(span.draft) for span in sampling)
+        sampled = self._sample(self._model.logits(features[:count]), sampling) if sampling else []
+        return StepResult(sampled, self._report_prompts(features[count:], reporting, inputs))
+
+    def _sample(self, logits: Tensor, spans: Sequence[Span]) -> list[Sampled]:
+        """The next tokens of the spans' sequences from the logits of each one's last token and of its draft.
+
+        In rounds: a sequence whose draft was right goes on with the draft's next token, so that each token is sampled
+        in the light of all before it, as it would be without a draft.
+        """
+        ends = itertools.accumulate(1 + len(span.draft) for span in spans)
+        rows = [(span, end - 1 - len(span.draft)) for span, end in zip(spans, ends, strict=True)]
+        chosen: list[list[Choice]] = [[] for _ in spans]
+        going = list(range(len(spans)))
+        for depth in itertools.count():
+            here = logits if len(going) == len(logits) else logits[[rows[i][1] + depth for i in going]]
+            for i, choice in zip(going, self._sampler.sample(here, [spans[i].row for i in going]), strict=True):
+                chosen[i].append(choice)
+            going = [i for i in going if depth < len(spans[i].draft) and spans[i].draft[depth] == chosen[i][-1].token]
+            if not going:
+                break
+        return [self._sampled(span, choices) for span, choices in zip(spans, chosen, strict=True)]
+
+    def _sampled(self, span: Span, choices: Sequence[Choice]) -> Sampled:
+        row = self._table[span.row]
+        logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
+        return Sampled(row.request_id, [choice.token for choice in choices], logprobs or None)
 
     def check(self) -> None:
         """Assert that the books balance."""
@@ -74,7 +99,14 @@ class ModelRunner:
 
 
 def _rows(sampling: Sequence[Span], reporting: Sequence[Span]) -> Tensor:
-    """Rows of the batch whose features are needed: the last of sequences that sample, then all of reported ones."""
-    last = [span.offset + span.count - 1 for span in sampling]
+    """Rows of the batch whose features are needed.
+
+    First the last known token and the draft of each sequence that samples, then all tokens of reported ones.
+    """
+    last = [
+        row
+        for span in sampling
+        for row in range(span.offset + span.count - 1 - len(span.draft), span.offset + span.count)
+    ]
     every = (row for span in reporting for row in range(span.offset, span.offset + span.count))
     return torch.tensor([*last, *every], dtype=torch.int64)

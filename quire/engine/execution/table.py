@@ -56,6 +56,9 @@ class RequestTable:
                 held = self.num_blocks[row]
                 self.blocks[row, held : held + len(work.new_blocks)] = work.new_blocks
                 self.num_blocks[row] = held + len(work.new_blocks)
+            if work.draft:  # behind what is known; what is sampled then takes its place
+                known = self.lengths[self._index[work.request_id]]
+                self.tokens[self._index[work.request_id], known : known + len(work.draft)] = work.draft
         return emptied, filled
 
     def append(self, row: int, token: int) -> None:

@@ -25,7 +25,8 @@ class Admission:
 class Work:
     """Compute tokens [start, start + count) of a sequence.
 
-    `new_blocks` are appended to its block table first; `samples`: it has then caught up and gets its next token.
+    `new_blocks` are appended to its block table first; `samples`: it has then caught up and gets its next token. The
+    last tokens may be a `draft`, which stands as long as it is what the model says: each right token gives one more.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class Work:
     count: int
     new_blocks: tuple[int, ...]
     samples: bool
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -51,11 +53,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next token of one sequence."""
+    """The next tokens of one sequence: one, and one more for each token of its draft that was right."""
 
     request_id: str
-    token: int
-    logprobs: TokenLogprobs | None = None
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from quire.engine.scheduling.drafter import Drafter
 from quire.engine.wire.protocol import FinishReason, SamplingParams, TokenLogprobs
 
 BlockHash = bytes
@@ -24,6 +25,8 @@ class Request:
         blocks: the block table.
         root: hash that the first block's is chained to; equal roots may share blocks.
         hashes: content hashes of the full blocks of `tokens`, as far as they were asked for.
+        published: blocks that others can find.
+        drafter: guesses what comes next; none without speculation.
         cached_tokens: prompt tokens that the prefix cache held at first admission; none before that.
     """
 
@@ -36,6 +39,8 @@ class Request:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
+    published: int = 0
+    drafter: Drafter | None = None
     cached_tokens: int | None = None
     scheduled_at: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -48,6 +53,11 @@ class Request:
     def pending(self) -> int:
         """Tokens that wait to be computed."""
         return len(self.tokens) - self.computed
+
+    def room_for_draft(self, max_model_len: int) -> int:
+        """Tokens that a draft may have: behind them one more must be allowed to come."""
+        allowed = min(self.prompt_len + self.params.max_tokens, max_model_len)
+        return max(0, allowed - len(self.tokens) - 1)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

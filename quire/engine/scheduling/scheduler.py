@@ -14,20 +14,27 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.plan import Admission, Sampled, StepPlan, StepResult, Work
 from quire.engine.scheduling.request import Hasher, Request
 from quire.engine.wire.protocol import AddRequest, SequenceOutput, StepStats
 
 _ORDER = attrgetter("order")
+# Up to so many tokens a step are read with the weights that one token needs: beyond, a CPU's arithmetic is what counts.
+_FREE_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Bounds of a step. `max_tokens` is at least `max_seqs`, so that every running sequence can move."""
+    """Bounds of a step. `max_tokens` is at least `max_seqs`, so that every running sequence can move.
+
+    `max_draft`: most tokens that are guessed for a sequence; 0 for no speculation.
+    """
 
     max_seqs: int
     max_tokens: int
     max_model_len: int
+    max_draft: int = 0
 
     def __post_init__(self) -> None:
         if self.max_tokens < self.max_seqs:
@@ -70,6 +77,7 @@ class Scheduler:
             order=(message.priority if self._by_priority else 0, arrival),
             # Hashed, so that no salt can pass for the hash of somebody else's block.
             root=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
+            drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
         )
         self._requests[request.id] = request
         heapq.heappush(self._waiting, (request.order, request))
@@ -94,9 +102,10 @@ class Scheduler:
         """Take in what the model made of the plan."""
         for item in plan.work:
             request = self._requests[item.request_id]
-            request.computed = item.start + item.count
+            request.computed = item.start + item.count - len(item.draft)
             request.prompt_logprobs += result.prompt_logprobs.get(item.request_id, ())
-        return [self._extend(sampled) for sampled in result.sampled]
+        drafts = {item.request_id: len(item.draft) for item in plan.work if item.draft}
+        return [self._extend(sampled, drafts.get(sampled.request_id, 0)) for sampled in result.sampled]
 
     def stats(self) -> StepStats:
         """The books after the last step."""
@@ -125,6 +134,7 @@ class Scheduler:
 
     def _continue_running(self, plan: StepPlan, budget: int) -> int:
         decoding = sum(1 for request in self._running if request.pending == 1)
+        drafts = max(0, _FREE_TOKENS - decoding)
         index = 0
         while index < len(self._running):
             request = self._running[index]
@@ -134,10 +144,20 @@ class Scheduler:
             if count > 0 and not self._make_room(request, count):
                 break
             if count > 0:
-                self._schedule(plan, request, count)
-                budget -= count
+                draft = self._draft(request, min(budget - decoding - count, drafts))
+                self._schedule(plan, request, count, draft=draft)
+                budget -= count + len(draft)
+                drafts -= len(draft)
             index += 1
         return budget
+
+    def _draft(self, request: Request, room: int) -> tuple[int, ...]:
+        """A guess at what follows a sequence that only lacks its next token; nobody gives way to a guess."""
+        if request.drafter is None or request.pending != 1:
+            return ()
+        held = (len(request.blocks) + self.pool.num_free) * self.pool.block_size
+        room = min(room, held - len(request.tokens), request.room_for_draft(self.limits.max_model_len))
+        return request.drafter.draft(request.tokens, room)
 
     def _make_room(self, request: Request, count: int) -> bool:
         """Preempt from the end of the line until `count` more tokens fit; false if it had to be this request."""
@@ -160,7 +180,7 @@ class Scheduler:
             heapq.heappop(self._waiting)
             insort(self._running, request, key=_ORDER)
             self.pool.hold(matched)
-            request.blocks, request.computed = matched, computed
+            request.blocks, request.computed, request.published = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
             self._count_prefix(request, computed)
@@ -176,14 +196,23 @@ class Scheduler:
             self._schedule(plan, request, count, matched)
             budget -= count
 
-    def _schedule(self, plan: StepPlan, request: Request, count: int, matched: list[int] | None = None) -> None:
+    def _schedule(
+        self,
+        plan: StepPlan,
+        request: Request,
+        count: int,
+        matched: list[int] | None = None,
+        draft: tuple[int, ...] = (),
+    ) -> None:
         end = request.computed + count
-        fresh = self.pool.allocate(self.pool.blocks_for(end) - len(request.blocks))
+        # After a draft that was wrong there may be blocks left.
+        fresh = self.pool.allocate(max(0, self.pool.blocks_for(end + len(draft)) - len(request.blocks)))
         new_blocks = tuple(fresh) if matched is None else (*matched, *fresh)
         request.blocks = request.blocks + fresh
-        plan.work.append(Work(request.id, request.computed, count, new_blocks, samples=end == len(request.tokens)))
+        samples = end == len(request.tokens)
+        plan.work.append(Work(request.id, request.computed, count + len(draft), new_blocks, samples, draft))
         self._publish(request, end)
-        self._stats.step_tokens += count
+        self._stats.step_tokens += count + len(draft)
 
     def _publish(self, request: Request, end: int) -> None:
         """Let others find the blocks that this step fills.
@@ -195,8 +224,9 @@ class Scheduler:
             return
         size = self.pool.block_size
         hashes = request.block_hashes(size, self._hasher)
-        for index in range(request.computed // size, end // size):
+        for index in range(request.published, end // size):
             self.pool.publish(request.blocks[index], hashes[index])
+        request.published = end // size
 
     def _cached_prefix(self, request: Request) -> list[int]:
         """Blocks of the known beginning; at least one token is left to compute, for its logits."""
@@ -211,6 +241,13 @@ class Scheduler:
             if self._hasher is not None:
                 self._stats.prefix_queries += len(request.tokens)
                 self._stats.prefix_hits += hit
+
+    def _judge(self, request: Request, drafted: int, accepted: int) -> None:
+        assert request.drafter is not None
+        request.drafter.judge(drafted, accepted)
+        self._stats.drafts += 1
+        self._stats.drafted_tokens += drafted
+        self._stats.accepted_tokens += accepted
 
     def _next_in_line(self) -> Request | None:
         while self._waiting:
@@ -244,15 +281,22 @@ class Scheduler:
         request.blocks = []
         self._removed.append(request.id)
 
-    def _extend(self, sampled: Sampled) -> SequenceOutput:
+    def _extend(self, sampled: Sampled, drafted: int) -> SequenceOutput:
         request = self._requests[sampled.request_id]
-        finish_reason, stop_reason = request.append(sampled.token, self.limits.max_model_len)
+        taken = 0
+        finish_reason, stop_reason = None, None
+        while taken < len(sampled.tokens) and finish_reason is None:
+            finish_reason, stop_reason = request.append(sampled.tokens[taken], self.limits.max_model_len)
+            taken += 1
+        request.computed += taken - 1  # the draft's right tokens
+        if drafted:
+            self._judge(request, drafted, len(sampled.tokens) - 1)
         output = SequenceOutput(
             request.id,
-            [sampled.token],
+            sampled.tokens[:taken],
             finish_reason,
             stop_reason,
-            logprobs=None if sampled.logprobs is None else [sampled.logprobs],
+            logprobs=None if sampled.logprobs is None else sampled.logprobs[:taken],
             cached_tokens=request.cached_tokens or 0,
             scheduled_at=request.scheduled_at,
         )

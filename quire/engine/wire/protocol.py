@@ -111,6 +111,9 @@ class StepStats(msgspec.Struct, array_like=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     step_seconds: float = 0.0
 
 

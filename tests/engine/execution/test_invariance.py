@@ -83,6 +83,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "small chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
     "small blocks": {"block_size": 3},
     "without prefix caching": {"prefix_caching": False},
+    "speculation": {"speculation": "ngram", "num_speculative_tokens": 5, "block_size": 4},
     "xxhash": {"prefix_hash": "xxhash", "block_size": 4},
 }
 
@@ -113,3 +114,29 @@ def test_a_prefix_hit_gives_the_same_tokens(folder: Path) -> None:
     assert first.outputs[0].cached_tokens == 0
     assert again.outputs[0].cached_tokens == 48
     assert again.tokens == first.tokens
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.2, "seed": 5}, {"repetition_penalty": 1.4, "logprobs": 2}])
+def test_guessed_tokens_change_nothing(folder: Path, fields: dict[str, Any]) -> None:
+    """Three tokens to choose from invite guesses; right or wrong, the sequence is the one without them."""
+    prompt = random_prompt(4, 6)
+    params = SamplingParams(**{"max_tokens": 40, "temperature": 0.0, "allowed_token_ids": (3, 5, 9), **fields})
+    engine = Engine(folder, speculation="ngram", block_size=4)
+    plain, guessed = Engine(folder).generate(prompt, params), engine.generate(prompt, params)
+    assert guessed.tokens == plain.tokens
+    assert guessed.finish_reason == plain.finish_reason
+    if "logprobs" in fields:
+        assert [entry.token_ids for output in guessed.outputs for entry in output.logprobs or ()] == [
+            entry.token_ids for output in plain.outputs for entry in output.logprobs or ()
+        ]
+    assert engine.drafted > 0
+    assert engine.blocks_used == 0
+
+
+def test_right_guesses_save_steps(folder: Path) -> None:
+    """A model that may say one token only is easy to guess."""
+    engine = Engine(folder, speculation="ngram")
+    result = engine.generate(random_prompt(4, 6), greedy(60, allowed_token_ids=(7,)))
+    assert result.tokens == [7] * 60
+    assert engine.accepted == engine.drafted > 40
+    assert len(result.outputs) == 60 - engine.accepted

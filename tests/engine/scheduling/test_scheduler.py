@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
-from quire.engine.scheduling.plan import Sampled, StepPlan, StepResult
+from quire.engine.scheduling.plan import Sampled, StepPlan, StepResult, Work
 from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from quire.engine.wire.protocol import AddRequest, SamplingParams
 
@@ -25,8 +25,11 @@ def make(
     length: int = 64,
     caching: bool = True,
     by_priority: bool = False,
+    draft: int = 0,
 ) -> Scheduler:
-    limits = SchedulerLimits(max_seqs=seqs, max_tokens=tokens, max_model_len=min(length, blocks * BLOCK))
+    limits = SchedulerLimits(
+        max_seqs=seqs, max_tokens=tokens, max_model_len=min(length, blocks * BLOCK), max_draft=draft
+    )
     hasher = hasher_named("sha256") if caching else None
     return Scheduler(limits, BlockPool(blocks, BLOCK), hasher=hasher, by_priority=by_priority)
 
@@ -39,8 +42,10 @@ def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: obj
 class Follower:
     """Plays the model runner: follows all plans and insists that they make sense."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, *, varied: bool = True) -> None:
+        """`varied`: the model's tokens are not easily guessed."""
         self.scheduler = scheduler
+        self.varied = varied
         self.tables: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
@@ -60,8 +65,8 @@ class Follower:
         assert len(plan.work) <= limits.max_seqs
         assert len({work.request_id for work in plan.work}) == len(plan.work)
         for work in plan.work:
-            self._follow(work.request_id, work.start, work.count, work.new_blocks, samples=work.samples)
-        sampled = [Sampled(work.request_id, self._next(work.request_id)) for work in plan.work if work.samples]
+            self._follow(work)
+        sampled = [Sampled(work.request_id, self._sample(work)) for work in plan.work if work.samples]
         for output in self.scheduler.finish(plan, StepResult(sampled)):
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
@@ -76,22 +81,37 @@ class Follower:
             self.step()
         pytest.fail("requests do not come to an end")
 
-    def _next(self, name: str) -> int:
-        return sum(self.tokens[name]) % 7
+    def next_of(self, tokens: list[int]) -> int:
+        """What the model says after some tokens."""
+        return sum(tokens) % 7 if self.varied else tokens[-1] % 2
 
-    def _follow(self, name: str, start: int, count: int, new_blocks: tuple[int, ...], *, samples: bool) -> None:
-        tokens, table = self.tokens[name], self.tables[name]
-        table += new_blocks
-        end = start + count
-        assert count > 0
+    def _sample(self, work: Work) -> list[int]:
+        """What the model says, for as long as the draft agrees."""
+        tokens = list(self.tokens[work.request_id])
+        out = []
+        for guess in (*work.draft, None):
+            out.append(self.next_of(tokens))
+            tokens.append(out[-1])
+            if out[-1] != guess:
+                break
+        return out
+
+    def _follow(self, work: Work) -> None:
+        tokens, table = self.tokens[work.request_id], self.tables[work.request_id]
+        table += work.new_blocks
+        end = work.start + work.count - len(work.draft)
+        assert end > work.start
         assert end <= len(tokens)
-        assert samples == (end == len(tokens))
-        assert len(table) == -(-end // BLOCK)
-        for position in range(start):  # what is taken as computed was written with these very tokens
+        assert work.samples == (end == len(tokens))
+        assert work.samples or not work.draft
+        assert len(table) * BLOCK >= end + len(work.draft)
+        assert len(table) <= -(-end // BLOCK) + self.scheduler.limits.max_draft
+        for position in range(work.start):  # what is taken as computed was written with these very tokens
             block = table[position // BLOCK]
             assert self.written[block][: position + 1] == tuple(tokens[: position + 1])
-        for position in range(start, end):
-            self.written[table[position // BLOCK]] = tuple(tokens[: position + 1])
+        written = [*tokens, *work.draft]
+        for position in range(work.start, work.start + work.count):
+            self.written[table[position // BLOCK]] = tuple(written[: position + 1])
 
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
@@ -109,6 +129,8 @@ ARRIVALS = st.lists(
     tokens=st.integers(6, 50),
     caching=st.booleans(),
     by_priority=st.booleans(),
+    draft=st.sampled_from([0, 1, 6]),
+    varied=st.booleans(),
     aborts=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=4),
 )
 @settings(max_examples=200, deadline=None)
@@ -119,10 +141,12 @@ def test_everybody_finishes_and_books_balance(
     tokens: int,
     caching: bool,
     by_priority: bool,
+    draft: int,
+    varied: bool,
     aborts: list[tuple[int, int]],
 ) -> None:
-    scheduler = make(blocks, seqs=seqs, tokens=tokens, length=60, caching=caching, by_priority=by_priority)
-    follower = Follower(scheduler)
+    scheduler = make(blocks, seqs=seqs, tokens=tokens, length=60, caching=caching, by_priority=by_priority, draft=draft)
+    follower = Follower(scheduler, varied=varied)
     gone = set()
     step = 0
     waiting = sorted(enumerate(arrivals), key=lambda item: item[1][2])
@@ -144,7 +168,10 @@ def test_everybody_finishes_and_books_balance(
     for index, (prompt, max_tokens, *_) in enumerate(arrivals):
         if f"r{index}" not in gone:
             assert follower.ended[f"r{index}"] == "length"
-            assert len(follower.tokens[f"r{index}"]) == min(len(prompt) + max_tokens, 60)
+            expected = list(prompt)
+            while len(expected) < min(len(prompt) + max_tokens, 60):
+                expected.append(follower.next_of(expected))
+            assert follower.tokens[f"r{index}"] == expected
 
 
 def test_a_long_prompt_leaves_room_for_those_who_decode() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,8 +13,14 @@ from quire.engine.execution.sampling.masks import AllowedTokens, BadWords, Logit
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.stage import Stage
 from quire.engine.execution.table import RequestTable
-from quire.engine.scheduling.plan import Sampled
 from quire.engine.wire.protocol import TokenLogprobs
+
+
+class Choice(NamedTuple):
+    """A token, and its log-probabilities if they were asked for."""
+
+    token: int
+    logprobs: TokenLogprobs | None
 
 
 class Sampler:
@@ -31,7 +38,7 @@ class Sampler:
             for row in filled:
                 stage.add(row, self._table[row].params, self._table)
 
-    def sample(self, logits: Tensor, rows: Sequence[int]) -> list[Sampled]:
+    def sample(self, logits: Tensor, rows: Sequence[int]) -> list[Choice]:
         """The next tokens of `rows` from their logits (rows, vocab) float32, which are changed."""
         table = self._table
         params = [table[row].params for row in rows]
@@ -53,7 +60,7 @@ class Sampler:
             table.append(row, token)
             for stage in self._stages:
                 stage.observe(row, token)
-        return [Sampled(table[row].request_id, tokens[i], logprobs.get(i)) for i, row in enumerate(rows)]
+        return [Choice(token, logprobs.get(i)) for i, token in enumerate(tokens)]
 
 
 def _first(entry: TokenLogprobs, alternatives: int) -> TokenLogprobs:
