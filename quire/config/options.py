@@ -80,7 +80,8 @@ class ModelOptions(Options):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="number format of weights and KV cache; auto takes the checkpoint's (float16 becomes bfloat16)",
+        description="number format of weights and KV cache; auto is bfloat16, or float32 for float32 checkpoints where "
+        "the CPU does not compute in bfloat16",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="bits to which the weights of linear layers are rounded while they load"

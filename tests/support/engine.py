@@ -25,8 +25,8 @@ def no_bar(_: int) -> Iterator[Callable[[int], None]]:
 
 
 def load(folder: Path, **options: Any) -> LoadedModel:
-    """Load a model folder."""
-    chosen = ModelOptions(**options)
+    """Load a model folder, in float32 unless something else is asked for."""
+    chosen = ModelOptions(**{"dtype": "float32", **options})
     return load_model(folder, read_blueprint(folder, chosen.model_impl), chosen, no_bar)
 
 
@@ -56,12 +56,17 @@ class Result:
 
 
 class Engine:
-    """A real core over a real model, stepped by hand, its books checked after each step."""
+    """A real core over a real model, stepped by hand, its books checked after each step.
+
+    In float32 unless `model` says something else, so that its tokens can be compared.
+    """
 
     def __init__(self, folder: Path, *, model: ModelOptions | None = None, **options: Any) -> None:
         self.channel = Channel()
         defaults: dict[str, Any] = {"kv_cache_memory": 64 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 512}
         model = model or ModelOptions()
+        if model.dtype == "auto":
+            model = model.model_copy(update={"dtype": "float32"})
         config = CoreConfig(
             folder=folder,
             blueprint=read_blueprint(folder, model.model_impl),

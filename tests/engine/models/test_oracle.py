@@ -112,10 +112,10 @@ def test_compiled_kernels_and_torch_agree(tmp_path: Path, case: str, quantizatio
     """In bfloat16, where the kernels differ most; single tokens may be far off, where another expert was chosen."""
     folder = save_model(make_model(case).bfloat16(), tmp_path)
     prompt = random_prompt(4, 40)
-    model = ModelOptions(quantization=quantization)
+    model = ModelOptions(quantization=quantization, dtype="bfloat16")
     reported = [Engine(folder, model=model).generate(prompt, greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs]
     with native.disabled():
-        plain = Engine(folder)
+        plain = Engine(folder, model=ModelOptions(dtype="bfloat16"))
         reported.append(plain.generate(prompt, greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs)
     ours, theirs = (torch.tensor([entry.logprobs[0] for entry in one or [] if entry]) for one in reported)
     assert len(ours) == len(theirs) == len(prompt) - 1
@@ -124,7 +124,7 @@ def test_compiled_kernels_and_torch_agree(tmp_path: Path, case: str, quantizatio
 
 def test_fewer_bits_take_less_memory_and_only_our_decoder_has_them(tmp_path: Path) -> None:
     folder = save_model(make_model("qwen3", tie_word_embeddings=False).bfloat16(), tmp_path)
-    sizes = [load(folder, quantization=bits).weight_bytes for bits in ("none", "int8", "int4")]
+    sizes = [load(folder, quantization=bits, dtype="bfloat16").weight_bytes for bits in ("none", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 3
     with pytest.raises(UnsupportedModel, match="--quantization"):
