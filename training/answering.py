@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,16 +55,18 @@ class FolderAnswerer:
 
 
 class ServerAnswerer:
-    """Asks a server, one request after the other."""
+    """Asks a server, some requests at a time."""
 
-    def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, model: str, api_key: str | None = None, concurrency: int = 16) -> None:
+        self.concurrency = concurrency
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
         self.model = model
 
     def answer(self, cases: list[Case]) -> list[str]:
         """The answers, in the order of the cases."""
-        return [self._ask(case) for case in cases]
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(self._ask, cases))
 
     def _ask(self, case: Case) -> str:
         body: dict[str, Any] = {"model": self.model, "messages": [_on_the_wire(message) for message in case.messages],

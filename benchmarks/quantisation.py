@@ -1,0 +1,113 @@
+"""What rounding the weights costs in quality: quire-nano's tasks and its perplexity, by number format.
+
+    python -m benchmarks.quantisation --out benchmarks/results/FILE.json
+
+Answers come from `quire serve` on the bundled model; the perplexity is that of the right answers to held-out requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+
+from training.answering import ServerAnswerer
+from training.chat import Encoded, encode
+from training.evaluate import BARS, SEED, measure
+from training.generators.arithmetic import arithmetic_turn
+from training.generators.extract import extract_turn
+from training.generators.knowledge import fallback_turn, quire_turn
+from training.generators.turn import Conversation
+from training.heldout import SPLIT, VALUES
+from training.run import EXPORT
+
+FORMATS = {
+    "float32": ["--dtype", "float32"],
+    "bfloat16": [],
+    "int8": ["--quantization", "int8"],
+    "int4": ["--quantization", "int4"],
+}
+_ADDRESS = re.compile(r"at (http://\S+)")
+
+
+@contextmanager
+def serving(flags: Sequence[str]) -> Iterator[str]:
+    """The base URL of a server on the bundled model."""
+    command = [sys.executable, "-m", "quire", "serve", "--port", "0", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            found = next(match[1] for line in process.stderr if (match := _ADDRESS.search(line)))
+            yield f"{found}/v1"
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def right_answers(count: int) -> list[Encoded]:
+    """Conversations of one held-out request and its right answer, as tokens."""
+    tokenizer = Tokenizer.from_file(str(EXPORT / "tokenizer.json"))
+    rng = Random(SEED)
+    makers = (
+        lambda: arithmetic_turn(rng, SPLIT),
+        lambda: quire_turn(rng, SPLIT),
+        lambda: extract_turn(rng, VALUES, SPLIT),
+        lambda: fallback_turn(rng, SPLIT),
+    )
+    encoded = []
+    for at in range(count):
+        turn = makers[at % len(makers)]()
+        conversation = Conversation(turn.kind, think=turn.think)
+        conversation.add(turn.messages(), trained=True)
+        encoded.append(encode(conversation, tokenizer))
+    return encoded
+
+
+def perplexity(url: str, answers: Sequence[Encoded]) -> float:
+    """Of the answers' tokens."""
+    total, tokens = 0.0, 0
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for answer in answers:
+            body = {"model": "quire-nano", "prompt": answer.ids, "max_tokens": 1, "prompt_logprobs": 0}
+            response = client.post("/completions", json=body).raise_for_status().json()
+            reported = response["choices"][0]["prompt_logprobs"]
+            for token, learnt, entry in zip(answer.ids, answer.learnt, reported, strict=True):
+                if learnt and entry:
+                    total -= entry[str(token)]["logprob"]
+                    tokens += 1
+    return math.exp(total / tokens)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200, help="prompts a kind")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    answers = right_answers(2 * options.count)
+    rows: list[dict[str, Any]] = []
+    for name, flags in FORMATS.items():
+        with serving(flags) as url:
+            answerer = ServerAnswerer(url, "quire-nano")
+            row = {kind: measure(answerer, kind, options.count, SEED, 0)["percent"] for kind in BARS}
+            rows.append({"format": name, "perplexity": round(perplexity(url, answers), 4), **row})
+            print(rows[-1], flush=True)
+    if options.out:
+        report = {"date": date.today().isoformat(), "model": "quire-nano", "prompts": options.count, "rows": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
