@@ -18,10 +18,10 @@ from training.values import Values
 
 BARE_KINDS = ("path", "url", "email", "code", "command", "sql", "expression", "handle", "digits", "ticker")
 DOUBLE_STOP = re.compile(r"(?<=\d)\.\.(?!\.)")
-FAMILY_RATE = 0.25
-MADE_UP_RATE = 0.2
-RENAMED_RATE = 0.25
-USUAL_RATE = 0.8  # of the first tools in the list, which everybody asks for first
+FAMILY_RATE = 0.08
+MADE_UP_RATE = 0.1
+RENAMED_RATE = 0.12
+USUAL_RATE = 0.95  # of the first tools in the list, which everybody asks for first
 ERRORS = ("not found", "no access", "timeout", "invalid value", "service unavailable", "unknown id", "quota exceeded")
 Json = Any
 
