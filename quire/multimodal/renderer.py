@@ -51,6 +51,11 @@ class Renderer:
     """Makes prompts for one model."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, options: ChatOptions, max_model_len: int) -> None:
+        """Read the folder's chat templates.
+
+        Raises:
+            PromptError: the file to take instead is no template.
+        """
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._defaults = dict(options.default_chat_template_kwargs)
@@ -58,6 +63,8 @@ class Renderer:
         if options.chat_template is not None:
             self._sources = {"default": options.chat_template.read_text(encoding="utf-8")}
         self._compile = lru_cache(maxsize=32)(ChatTemplate)
+        if options.chat_template is not None:
+            self._compile(self._sources["default"])
         # Rust and Jinja work; two threads keep one long prompt from holding up the short ones.
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="quire-render")
 
