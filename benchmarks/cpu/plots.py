@@ -1,0 +1,54 @@
+"""Draws what `benchmarks.cpu.steps` measured: tokens a second and share of the memory's floor, against batch.
+
+python -m benchmarks.cpu.plots benchmarks/results/STEPS.json ... --out benchmarks/results/PLOT.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+
+def draw(reports: Sequence[dict[str, Any]], out: Path) -> None:
+    """One line for each report and context."""
+    mpl.use("agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415 after the choice of backend
+
+    figure, (speed, share) = plt.subplots(1, 2, figsize=(11, 4.2))
+    for report in reports:
+        for context in sorted({row["context"] for row in report["steps"]}):
+            rows = [row for row in report["steps"] if row["context"] == context]
+            batches = [row["batch"] for row in rows]
+            form = "bfloat16" if report["quantization"] == "none" else report["quantization"]
+            label = f"{report['model']}, {form}, context {context:,}"
+            speed.plot(batches, [row["tokens_per_s"] for row in rows], marker="o", label=label)
+            share.plot(batches, [row["floor_share"] for row in rows], marker="o", label=label)
+    for axes, title in ((speed, "decoded tokens per second"), (share, "share of the time that reading must take")):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set_xlabel("sequences in the batch")
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+    speed.set_yscale("log")
+    share.set_ylim(0, 1)
+    speed.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reports", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    draw([json.loads(path.read_text(encoding="utf-8")) for path in options.reports], options.out)
+
+
+if __name__ == "__main__":
+    main()
