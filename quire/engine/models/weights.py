@@ -43,6 +43,7 @@ class WeightFiller:
         self._users = _users(model)
         self._post_norms = any(layer.post_norm for layer in model.spec.layers)
         self._missing = {name: set(self._pieces(name, tensor)) for name, tensor in self._parameters.items()}
+        self._experts = {name: len(tensor) for name, tensor in self._parameters.items() if ".experts." in name}
         self._extra: list[str] = []
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -63,7 +64,7 @@ class WeightFiller:
         if _NOT_NEEDED.fullmatch(name) or (self._model.spec.tied and name == "lm_head.weight") or self._beyond(name):
             return
         place = place_of(name, self._missing, post_norms=self._post_norms)
-        if place is None:
+        if place is None or (place.expert is not None and place.expert >= self._experts[place.parameter]):
             self._extra.append(name)
             return
         if place.swapped:

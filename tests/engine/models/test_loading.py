@@ -79,6 +79,14 @@ def test_an_extra_weight_is_named(folder: Path) -> None:
         load(folder)
 
 
+def test_an_expert_beyond_the_models_is_named(tmp_path: Path) -> None:
+    folder = save_model(make_model("mixtral"), tmp_path)
+    name = "model.layers.0.block_sparse_moe.experts.99.w2.weight"
+    change_weights(folder, lambda weights: weights.update({name: torch.ones(2, 2)}))
+    with pytest.raises(WeightMismatch, match=r"does not know: .*experts\.99\.w2"):
+        load(folder)
+
+
 def test_a_weight_of_the_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"model.layers.0.mlp.up_proj.weight": torch.ones(7, 64)}))
     with pytest.raises(WeightMismatch, match=r"up_proj\.weight has shape \(7, 64\), but the model's is \(96, 64\)"):
