@@ -29,7 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["thread", "process"])
 def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[ServerProcess]:
-    with serving(str(folder), *(["--engine-process"] if request.param == "process" else [])) as running:
+    flags = ["--engine-process"] if request.param == "process" else []
+    with serving(str(folder), "--dtype", "float32", *flags) as running:
         yield running
 
 
