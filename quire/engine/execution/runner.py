@@ -46,6 +46,10 @@ class ModelRunner:
         sampled = self._sample(self._model.logits(features[:count]), sampling) if sampling else []
         return StepResult(sampled, self._report_prompts(features[count:], reporting, inputs))
 
+    def check(self) -> None:
+        """Assert that the books balance."""
+        self._table.check()
+
     def _sample(self, logits: Tensor, spans: Sequence[Span]) -> list[Sampled]:
         """The next tokens of the spans' sequences from the logits of each one's last token and of its draft.
 
@@ -53,11 +57,11 @@ class ModelRunner:
         in the light of all before it, as it would be without a draft.
         """
         ends = itertools.accumulate(1 + len(span.draft) for span in spans)
-        rows = [(span, end - 1 - len(span.draft)) for span, end in zip(spans, ends, strict=True)]
+        firsts = [end - 1 - len(span.draft) for span, end in zip(spans, ends, strict=True)]
         chosen: list[list[Choice]] = [[] for _ in spans]
         going = list(range(len(spans)))
         for depth in itertools.count():
-            here = logits if len(going) == len(logits) else logits[[rows[i][1] + depth for i in going]]
+            here = logits if len(going) == len(logits) else logits[[firsts[i] + depth for i in going]]
             for i, choice in zip(going, self._sampler.sample(here, [spans[i].row for i in going]), strict=True):
                 chosen[i].append(choice)
             going = [i for i in going if depth < len(spans[i].draft) and spans[i].draft[depth] == chosen[i][-1].token]
@@ -69,10 +73,6 @@ class ModelRunner:
         row = self._table[span.row]
         logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
         return Sampled(row.request_id, [choice.token for choice in choices], logprobs or None)
-
-    def check(self) -> None:
-        """Assert that the books balance."""
-        self._table.check()
 
     def _report_prompts(
         self, features: Tensor, spans: Sequence[Span], inputs: StepInputs
