@@ -18,6 +18,11 @@ CODAS = [
     "", "", "", "", "n", "r", "s", "l", "t", "m", "k", "d", "x", "ck", "ng", "st", "rt", "nd", "ld", "th", "sh",
     "ll", "ss", "ff", "lt", "mp", "nk",
 ]  # fmt: skip
+CITY_PATTERNS = (
+    "New {}", "San {}", "Santa {}", "Port {}", "Bad {}", "Saint {}", "El {}", "La {}", "Upper {}", "West {}",
+    "Mount {}", "Fort {}", "Lake {}", "{} City", "{} City", "{} City", "{} Beach", "{} Falls", "{} Springs", "{} Bay",
+    "{} Town", "{} Heights", "{} upon Sea", "{} del Mar",
+)  # fmt: skip
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CONSONANTS = "BCDFGHJKLMNPQRSTVWXZ"
 LISTS = {
@@ -117,8 +122,8 @@ class Values:
 
     def _city(self, rng: Random) -> str:
         city = self._spelling("cities", rng)
-        if self.rare and rng.random() < 0.05:
-            city = f"{rng.choice(('New', 'San', 'Port', 'Bad', 'Saint', 'El', 'Upper', 'West', 'Mount'))} {city}"
+        if self.rare and rng.random() < 0.1:
+            return rng.choice(CITY_PATTERNS).format(city)
         return city
 
     def _place(self, rng: Random) -> str:

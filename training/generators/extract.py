@@ -10,7 +10,7 @@ from training.books import phrase_book
 from training.generators.arithmetic import in_words
 from training.generators.parts import expand, is_one_of, part
 from training.generators.recall import with_article
-from training.generators.sentences import person_text
+from training.generators.sentences import part_of, person_text
 from training.generators.turn import Turn
 from training.grammar import draw, fill, slots_of, tidy
 from training.noise import QUESTION, disturb
@@ -160,7 +160,7 @@ def _composed(section: str, rng: Random, values: Values) -> tuple[str, dict[str,
         "name": person["name"], "city": person["city"], "age": spelt, "ageth": ordinal(age), "agem1": str(age - 1),
         "age2": str(age % 97 + rng.randint(1, 3)), "an": "an" if str(age)[0] == "8" or age in (11, 18) else "a",
     }  # fmt: skip
-    text = _fill_each(pattern, shown, rng, values)
+    text = _fill_each(_surrounded(pattern, rng), shown, rng, values)
     person = {key: person[key] if key in keys else None for key in KEYS}
     chance = rng.random()
     if chance < 0.06:
@@ -176,6 +176,15 @@ def _whole_text(keys: set[str], rng: Random) -> str:
     """A text which was written as a whole."""
     section = "_".join(key for key in KEYS if key in keys) or "nothing"
     return expand("sentences", rng.choice(phrase_book("person_texts")[section]), rng)
+
+
+def _surrounded(pattern: str, rng: Random) -> str:
+    """Now and then with words before that are no name, or after that are no city."""
+    if pattern.startswith("{name}") and rng.random() < 0.3:
+        pattern = f"{part('sentences', 'opening', rng)}, {pattern}"
+    if pattern.endswith(".") and rng.random() < 0.12:
+        pattern = pattern.removesuffix(".") + part_of("ending", rng) + "."
+    return pattern
 
 
 def _fill_each(pattern: str, shown: dict[str, str], rng: Random, values: Values) -> str:
