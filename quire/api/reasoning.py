@@ -100,7 +100,7 @@ class ReasoningSplitter:
 class ReasoningCounter:
     """Counts the tokens from the start tag's to the end tag's."""
 
-    def __init__(self, splitter: ReasoningSplitter, text_of: Callable[[int], str]) -> None:
+    def __init__(self, splitter: ReasoningSplitter | None, text_of: Callable[[int], str]) -> None:
         self._splitter = splitter
         self._text_of = text_of
 
@@ -108,7 +108,7 @@ class ReasoningCounter:
         """How many of the next tokens belong to the reasoning."""
         splitter, found = self._splitter, 0
         for token in tokens:
-            if splitter.in_content:
+            if splitter is None or splitter.in_content:
                 break
             reasoned = splitter.in_reasoning
             splitter.push(self._text_of(token))

@@ -22,7 +22,13 @@ _SEEDS = 1 << 64
 
 
 def sampling_params(
-    body: GenerationFields, model: ServedModel, limits: LimitOptions, *, max_tokens: int, logprobs: int | None
+    body: GenerationFields,
+    model: ServedModel,
+    limits: LimitOptions,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: str = "",
 ) -> SamplingParams:
     """How to sample one sequence of a request.
 
@@ -33,6 +39,8 @@ def sampling_params(
     _check_limits(body, limits, max_tokens, logprobs)
     if body.priority and not model.by_priority:
         raise InvalidRequest("`priority` needs a server with --scheduling-policy priority.", "priority")
+    if grammar and body.ignore_eos:
+        raise InvalidRequest("`ignore_eos` leaves a structured output no way to end.", "ignore_eos")
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
@@ -51,6 +59,7 @@ def sampling_params(
         bad_words=_bad_words(body.bad_words or (), model),
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
+        grammar=grammar,
     )
     _check_choice(params, model.info.vocab_size)
     return params

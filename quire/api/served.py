@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.api.defaults import GenerationDefaults
 from quire.api.errors import NotFound
 from quire.api.reasoning import ReasoningTags
+from quire.api.structured.checker import GrammarChecker
 from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import ModelInfo
@@ -26,6 +27,7 @@ class ServedModel:
     info: ModelInfo
     defaults: GenerationDefaults
     reasoning: ReasoningTags | None = None
+    grammars: GrammarChecker | None = None
     by_priority: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from quire.api.defaults import read_defaults
 from quire.api.reasoning import ReasoningTags
 from quire.api.served import ServedModel
+from quire.api.structured.checker import GrammarChecker
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions
@@ -70,17 +72,19 @@ class RunningEngine:
         settings, folder = self._settings, self._source.folder
         renderer = Renderer(folder, self._tokenizer, ChatOptions.of(settings), info.max_model_len)
         tags = ReasoningTags()
+        defaults = read_defaults(folder, self._tokenizer, settings.generation_config)
         thinks = settings.reasoning_tags == "auto" and renderer.template_mentions(tags.end)
-        return ServedModel(
+        model = ServedModel(
             names=self._source.names,
             root=self._source.given,
             client=self.client,
             renderer=renderer,
             info=info,
-            defaults=read_defaults(folder, self._tokenizer, settings.generation_config),
+            defaults=defaults,
             reasoning=tags if thinks else None,
             by_priority=settings.scheduling_policy == "priority",
         )
+        return replace(model, grammars=GrammarChecker(folder, info.vocab_size, model.eos_token_ids))
 
     async def stop(self) -> None:
         """End the core and wait for it."""

@@ -7,9 +7,11 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -21,6 +23,7 @@ from quire.engine.execution.attention.paged import PagedAttention
 from quire.engine.execution.cache import OutOfCacheMemory, allocate_caches, block_bytes, count_blocks
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.execution.sampling.structure import Grammars
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.blueprint import Blueprint
 from quire.engine.models.checkpoint import Progress
@@ -40,6 +43,7 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     Ready,
+    SamplingParams,
     SequenceOutput,
     Shutdown,
     StepOutput,
@@ -48,6 +52,7 @@ from quire.engine.wire.transport import CoreChannel
 from quire.kernels import native
 
 logger = logging.getLogger(__name__)
+_PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
 _CHECK_AFTER = 3.0  # seconds of idleness; the check of a large pool holds the GIL for long
 
 
@@ -73,15 +78,28 @@ class EngineCore:
         *,
         vocab_size: int,
         seed: int = 0,
+        prepare: Callable[[SamplingParams], Future[Any] | None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check` asserts that the books balance; it is called once nothing has been left to do for a while."""
+        """What a core is made of.
+
+        Args:
+            scheduler: decides what a step does.
+            execute: does it.
+            channel: to the front end.
+            vocab_size: rows of the model's logits.
+            seed: of the seeds that requests get which bring none.
+            prepare: begins what has to be done before a request may run, if anything.
+            check: asserts that the books balance; called once nothing has been left to do for a while.
+        """
         self._scheduler = scheduler
         self._execute = execute
         self._channel = channel
         self._vocab_size = vocab_size
         # Far from other servers' seeds, whatever the size of ours, with room to count in 64 bits.
         self._seeds = itertools.count(int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=7).digest()))
+        self._prepare = prepare
+        self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self.check = check
         self._check_at: float | None = None  # when idleness has lasted long enough for it
         self._running = True
@@ -90,6 +108,7 @@ class EngineCore:
         """Loop until `Shutdown` comes."""
         while self._running:
             self._drain_inbox()
+            self._add_prepared()
             if self._scheduler.has_work:
                 self.step()
             elif self._check_at is not None and time.monotonic() >= self._check_at:
@@ -125,6 +144,7 @@ class EngineCore:
             case AddRequest():
                 self._add(message)
             case Abort(request_ids=ids):
+                self._preparing = [entry for entry in self._preparing if entry[0].request_id not in ids]
                 for request_id in ids:
                     self._scheduler.abort(request_id)
                 if not self._scheduler.has_work:
@@ -146,6 +166,8 @@ class EngineCore:
         """Seconds to wait for a message; none for as long as it takes."""
         if self._scheduler.has_work:
             return 0.0
+        if self._preparing:
+            return _PREPARING_WAIT
         return None if self._check_at is None else max(0.0, self._check_at - time.monotonic())
 
     def _add(self, message: AddRequest) -> None:
@@ -154,14 +176,31 @@ class EngineCore:
             params = msgspec.structs.replace(params, seed=next(self._seeds))
         message = msgspec.structs.replace(message, params=params)
         error = self._objection(message)
-        if error is None:
+        if error is not None:
+            self._refuse(message, error)
+        elif (prepared := self._prepare(params)) is None:
             self._scheduler.add(message)
         else:
-            output = SequenceOutput(message.request_id, [], "error", error=error)
-            self._channel.send(StepOutput([output], self._scheduler.idle_stats()))
+            self._preparing.append((message, prepared))
+
+    def _add_prepared(self) -> None:
+        """Let in the requests that have become ready."""
+        entries, self._preparing = self._preparing, []
+        for message, prepared in entries:
+            if not prepared.done():
+                self._preparing.append((message, prepared))
+            elif (error := prepared.exception()) is None:
+                self._scheduler.add(message)
+            else:
+                self._refuse(message, str(error))
+
+    def _refuse(self, message: AddRequest, error: str) -> None:
+        output = SequenceOutput(message.request_id, [], "error", error=error)
+        self._channel.send(StepOutput([output], self._scheduler.idle_stats()))
 
     def _objection(self, message: AddRequest) -> str | None:
-        if message.request_id in self._scheduler:
+        preparing = any(entry.request_id == message.request_id for entry, _ in self._preparing)
+        if preparing or message.request_id in self._scheduler:
             return f"request id {message.request_id} is in use"
         limit = self._scheduler.limits.max_model_len
         return objection(message, vocab_size=self._vocab_size, max_model_len=limit)
@@ -198,7 +237,8 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     loaded.model.set_context(context_len)
     table = RequestTable(options.max_num_seqs, context_len, options.block_size)
     caches = allocate_caches(loaded.model.caches, num_blocks, options.block_size, loaded.dtype)
-    sampler = Sampler(table, loaded.vocab_size)
+    grammars = Grammars(config.folder, loaded.vocab_size)
+    sampler = Sampler(table, loaded.vocab_size, grammars.walk)
     runner = ModelRunner(loaded.model, PagedAttention(caches, table), table, sampler)
     scheduler = Scheduler(
         SchedulerLimits(
@@ -220,7 +260,15 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         logger.warning("Quire's compiled kernels are missing: torch runs everything, several times slower")
     else:
         logger.info("kernels for %s", native.instructions())
-    core = EngineCore(scheduler, runner.execute, channel, vocab_size=loaded.vocab_size, seed=options.seed, check=check)
+    core = EngineCore(
+        scheduler,
+        runner.execute,
+        channel,
+        vocab_size=loaded.vocab_size,
+        seed=options.seed,
+        prepare=grammars.prepare,
+        check=check,
+    )
     info = ModelInfo(
         architecture=loaded.architecture,
         implementation=loaded.implementation,

@@ -293,8 +293,6 @@ async def test_a_model_without_template_says_so(tmp_path: Path) -> None:
         {"audio": {"voice": "x"}},
         {"web_search_options": {"a": 1}},
         {"verbosity": "high"},
-        {"structured_outputs": {"json": {}}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
     ],
 )
 async def test_what_cannot_be_done_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:

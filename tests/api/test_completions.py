@@ -233,8 +233,6 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,8 @@ class Engine:
         self.results[request_id] = Result()
         message = AddRequest(request_id, np.array(prompt, np.int32), params, **fields)
         self.core._handle(message)
+        wait(prepared for _, prepared in self.core._preparing)
+        self.core._add_prepared()
         self._collect()
 
     def abort(self, request_id: str) -> None:

@@ -15,6 +15,7 @@ import uvicorn
 from quire.api.defaults import read_defaults
 from quire.api.reasoning import ReasoningTags
 from quire.api.served import ServedModel, Services
+from quire.api.structured.checker import GrammarChecker
 from quire.app.factory import create_app
 from quire.config.commands import Serve
 from quire.engine.wire.launch import CoreEntry, CoreHandle
@@ -22,7 +23,7 @@ from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import CONTEXT, INFO, FakeCore, running_client
-from tests.support.tokenizer import write_tokenizer
+from tests.support.tokenizer import EOS, write_tokenizer
 
 
 @dataclass
@@ -67,6 +68,7 @@ async def running_server(
                 info=INFO,
                 defaults=read_defaults(folder, tokenizer, options.generation_config),
                 reasoning=ReasoningTags() if options.reasoning_tags == "auto" else None,
+                grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
                 by_priority=options.scheduling_policy == "priority",
             )
             client.observer = ModelMetrics(metrics, model.names[0], index)

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from quire.api.protocol.common import FinishReason, GenerationFields, ListOf, PromptLogprobs, Usage, unfit
+from quire.api.protocol.structured import StructuredFields
 
 
 class Message(BaseModel):
@@ -49,7 +50,7 @@ class Tool(BaseModel):
     function: FunctionDefinition
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, StructuredFields):
     """Answer a conversation."""
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.common import FinishReason, GenerationFields, ListOf, PromptLogprobs, TokenId, Usage, unfit
+from quire.api.protocol.structured import StructuredFields
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, StructuredFields):
     """Continue one or more prompts, given as text or token ids."""
 
     prompt: str | ListOf[TokenId] | ListOf[ListOf[TokenId]] | ListOf[str]

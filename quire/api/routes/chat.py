@@ -27,10 +27,11 @@ from quire.api.protocol.chat import (
     ChatRequest,
 )
 from quire.api.protocol.common import ERRORS
-from quire.api.reasoning import ReasoningCounter, ReasoningSplitter, ReasoningTags
+from quire.api.reasoning import ReasoningCounter, ReasoningSplitter
 from quire.api.sampling import room_for_output, sampling_params, sequences, truncated
 from quire.api.served import ServedModel, Services
 from quire.api.sse import EventStream, answer, event
+from quire.api.structured.constraint import Thought, checked_grammar
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal import renderer
 from quire.multimodal.renderer import Prompt
@@ -98,17 +99,11 @@ class _Call:
         return self.final_text if echoed else ""
 
     def splitter(self) -> ReasoningSplitter | None:
-        if self.model.reasoning is None:
-            return None
-        return self._splitter(self.model.reasoning)
+        continued = self.final_text if self.body.continue_final_message else ""
+        return _splitter(self.model, self.rendered, continued)
 
     def counter(self) -> ReasoningCounter:
-        splitter = self._splitter(self.model.reasoning or ReasoningTags())
-        return ReasoningCounter(splitter, self.model.renderer.tokenizer.token_text)
-
-    def _splitter(self, tags: ReasoningTags) -> ReasoningSplitter:
-        continued = self.final_text if self.body.continue_final_message else ""
-        return ReasoningSplitter(tags, self.rendered, continued)
+        return ReasoningCounter(self.splitter(), self.model.renderer.tokenizer.token_text)
 
     def tally(self) -> Tally:
         return Tally([len(self.prompt.token_ids)], len(self.requests))
@@ -121,12 +116,15 @@ async def _prepare(
     rendered = await model.renderer.chat(conversation, room=room)
     prompt = truncated(rendered, body, model)
     max_tokens = room_for_output(prompt, model, body.max_completion_tokens or body.max_tokens)
+    final_text = model.renderer.final_text(conversation) if body.echo or body.continue_final_message else ""
+    splitter = _splitter(model, rendered.text, final_text if body.continue_final_message else "")
     params = sampling_params(
         body,
         model,
         services.limits,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=await checked_grammar(body, model, _thought(splitter)),
     )
     requests = sequences(body, prompt, params, services.limits)
     return _Call(
@@ -135,9 +133,20 @@ async def _prepare(
         model=model,
         prompt=prompt,
         rendered=rendered.text,
-        final_text=model.renderer.final_text(conversation) if body.echo or body.continue_final_message else "",
+        final_text=final_text,
         requests=requests,
     )
+
+
+def _splitter(model: ServedModel, rendered: str | None, continued: str) -> ReasoningSplitter | None:
+    return None if model.reasoning is None else ReasoningSplitter(model.reasoning, rendered, continued)
+
+
+def _thought(splitter: ReasoningSplitter | None) -> Thought:
+    """What may come before a structured answer."""
+    if splitter is None or splitter.in_content:
+        return Thought.NONE
+    return Thought.OPEN if splitter.in_reasoning else Thought.POSSIBLE
 
 
 async def _complete(call: _Call) -> ChatCompletion:

@@ -24,6 +24,7 @@ from quire.api.protocol.completions import Completion, CompletionChoice, Complet
 from quire.api.sampling import room_for_output, sampling_params, sequences, truncated
 from quire.api.served import ServedModel, Services
 from quire.api.sse import EventStream, answer, event
+from quire.api.structured.constraint import checked_grammar
 from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.multimodal.renderer import Prompt
@@ -87,8 +88,9 @@ async def _prepare(body: CompletionRequest, model: ServedModel, services: Servic
         raise InvalidRequest("`suffix` is not supported: models here continue texts, they do not fill gaps.", "suffix")
     prompts = [truncated(prompt, body, model) for prompt in await _prompts(body, model, services)]
     requests: list[GenerateRequest] = []
+    grammar = await checked_grammar(body, model)
     for prompt in prompts:
-        requests += sequences(body, prompt, _params(body, model, services, prompt), services.limits)
+        requests += sequences(body, prompt, _params(body, model, services, prompt, grammar), services.limits)
     echoes = [
         prompt.text if prompt.text is not None else await model.renderer.decode(prompt.token_ids.tolist())
         for prompt in (prompts if body.echo else ())
@@ -96,12 +98,14 @@ async def _prepare(body: CompletionRequest, model: ServedModel, services: Servic
     return _Call(call_id, int(time.time()), body, model, prompts, echoes, requests)
 
 
-def _params(body: CompletionRequest, model: ServedModel, services: Services, prompt: Prompt) -> SamplingParams:
+def _params(
+    body: CompletionRequest, model: ServedModel, services: Services, prompt: Prompt, grammar: str
+) -> SamplingParams:
     max_tokens = room_for_output(prompt, model, 1 if body.max_tokens == 0 else body.max_tokens)
     if body.echo and body.logprobs is not None:
         wanted = body.logprobs if body.prompt_logprobs is None else max(body.logprobs, body.prompt_logprobs)
         body = body.model_copy(update={"prompt_logprobs": wanted})
-    return sampling_params(body, model, services.limits, max_tokens=max_tokens, logprobs=body.logprobs)
+    return sampling_params(body, model, services.limits, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
 
 
 async def _prompts(body: CompletionRequest, model: ServedModel, services: Services) -> list[Prompt]:

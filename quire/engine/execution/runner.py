@@ -64,7 +64,7 @@ class ModelRunner:
             here = logits if len(going) == len(logits) else logits[[firsts[i] + depth for i in going]]
             for i, choice in zip(going, self._sampler.sample(here, [spans[i].row for i in going]), strict=True):
                 chosen[i].append(choice)
-            going = [i for i in going if depth < len(spans[i].draft) and spans[i].draft[depth] == chosen[i][-1].token]
+            going = [i for i in going if _was_right(spans[i].draft, depth, chosen[i][-1])]
             if not going:
                 break
         return [self._sampled(span, choices) for span, choices in zip(spans, chosen, strict=True)]
@@ -72,7 +72,7 @@ class ModelRunner:
     def _sampled(self, span: Span, choices: Sequence[Choice]) -> Sampled:
         row = self._table[span.row]
         logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
-        return Sampled(row.request_id, [choice.token for choice in choices], logprobs or None)
+        return Sampled(row.request_id, [choice.token for choice in choices], logprobs or None, choices[-1].error)
 
     def _report_prompts(
         self, features: Tensor, spans: Sequence[Span], inputs: StepInputs
@@ -96,6 +96,10 @@ class ModelRunner:
                 )
             ]
         return reports
+
+
+def _was_right(draft: Sequence[int], depth: int, choice: Choice) -> bool:
+    return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 
 def _rows(sampling: Sequence[Span], reporting: Sequence[Span]) -> Tensor:

@@ -53,11 +53,15 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next tokens of one sequence: one, and one more for each token of its draft that was right."""
+    """The next tokens of one sequence: one, and one more for each token of its draft that was right.
+
+    With an `error` the last token is none: the sequence cannot go on.
+    """
 
     request_id: str
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

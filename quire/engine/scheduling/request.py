@@ -80,7 +80,8 @@ class Request:
         """Add a sampled token; say whether it ends the sequence, and by which stop token."""
         self.tokens.append(token)
         generated = len(self.tokens) - self.prompt_len
-        if generated >= self.params.min_tokens:
+        # Before min_tokens there is an end only where a grammar leaves nothing else.
+        if generated >= self.params.min_tokens or self.params.grammar:
             if token in self.params.eos_token_ids:
                 return "stop", None
             if token in self.params.stop_token_ids:

@@ -283,6 +283,9 @@ class Scheduler:
 
     def _extend(self, sampled: Sampled, drafted: int) -> SequenceOutput:
         request = self._requests[sampled.request_id]
+        if sampled.error is not None:
+            self._leave(request)
+            return SequenceOutput(request.id, [], "error", error=sampled.error)
         taken = 0
         finish_reason, stop_reason = None, None
         while taken < len(sampled.tokens) and finish_reason is None:

@@ -35,6 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not appear
     logprobs: int | None = None  # alternatives to report beside the sampled token
     prompt_logprobs: int | None = None
+    grammar: str = ""  # that the output is held to (see `grammar`); empty: none
 
     def leaves_choice(self, vocab_size: int) -> bool:
         """Whether some token may come at every position, as far as that can be known beforehand."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -12,23 +12,31 @@ from quire.engine.execution.sampling.logprobs import report
 from quire.engine.execution.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.stage import Stage
+from quire.engine.execution.sampling.structure import Structure, Walk
 from quire.engine.execution.table import RequestTable
-from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
 
 
 class Choice(NamedTuple):
-    """A token, and its log-probabilities if they were asked for."""
+    """A token, its log-probabilities if they were asked for, and why none is to be had if so."""
 
     token: int
     logprobs: TokenLogprobs | None
+    error: str | None = None
 
 
 class Sampler:
     """Chooses the next token of each sequence that has caught up."""
 
-    def __init__(self, table: RequestTable, vocab_size: int) -> None:
+    def __init__(
+        self, table: RequestTable, vocab_size: int, walk: Callable[[SamplingParams], Walk | None] = lambda _: None
+    ) -> None:
+        """`walk` begins the walk along the grammar of a request that has one."""
         self._table = table
-        self._stages: list[Stage] = [AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size)]
+        self._structure = Structure(walk)
+        self._stages: list[Stage] = [
+            AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), self._structure,
+        ]  # fmt: skip
 
     def update(self, emptied: Iterable[int], filled: Iterable[int]) -> None:
         """Rows of the table were emptied, then some were filled."""
@@ -50,6 +58,7 @@ class Sampler:
             uniform(one.seed or 0, int(table.lengths[row]) - table[row].prompt_len) if one.temperature > 0 else 0.0
             for row, one in zip(rows, params, strict=True)
         ]
+        errors = self._structure.errors(rows)
         tokens = choose(logits, params, randoms)
         logprobs: dict[int, TokenLogprobs] = {}
         if raw is not None:
@@ -60,7 +69,7 @@ class Sampler:
             table.append(row, token)
             for stage in self._stages:
                 stage.observe(row, token)
-        return [Choice(token, logprobs.get(i)) for i, token in enumerate(tokens)]
+        return [Choice(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
 
 def _first(entry: TokenLogprobs, alternatives: int) -> TokenLogprobs:

@@ -1,0 +1,164 @@
+"""Fields that hold an answer to a form: response_format, structured_outputs, and the old guided_* names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from quire.api.protocol.common import ListOf, unfit
+
+JsonSchema = dict[str, Any] | bool
+# Beyond these no grammar is built; llguidance's own limits are met long before.
+Grammar = Annotated[str, Field(min_length=1, max_length=1 << 18)]
+Choices = Annotated[ListOf[Annotated[str, Field(max_length=1 << 14)]], Field(min_length=1, max_length=1 << 12)]
+
+
+class NamedSchema(BaseModel):
+    """A schema as `response_format` holds it; it is always kept to, `strict` or not."""
+
+    name: str | None = None
+    description: str | None = None
+    content: JsonSchema | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(BaseModel):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class TagStructure(BaseModel):
+    """Between `begin` and `end` stands JSON of a schema."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    content: JsonSchema = Field(alias="schema")
+    end: str = ""
+
+
+class StructuralTagFormat(BaseModel):
+    """Free text in which a trigger begins one of the structures; or a tree of formats as xgrammar has them."""
+
+    type: Literal["structural_tag"]
+    structures: ListOf[TagStructure] | None = None
+    triggers: ListOf[Annotated[str, Field(min_length=1)]] | None = None
+    format: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.format is None) == (not self.structures or not self.triggers):
+            raise unfit("response_format", "A structural tag has either `format`, or `structures` and `triggers`.")
+        return self
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")
+]
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's way to say what the answer is held to: exactly one of the kinds, and options for JSON."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    json_form: JsonSchema | Grammar | None = Field(None, alias="json")
+    regex: Grammar | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = None
+    json_object: bool | None = None
+    structural_tag: Grammar | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    disable_fallback: bool = Field(False, description="without effect: there is one backend")
+
+    @property
+    def kinds(self) -> list[str]:
+        """Those that are given."""
+        given = {
+            "json": self.json_form, "regex": self.regex, "choice": self.choice, "grammar": self.grammar,
+            "json_object": self.json_object or None, "structural_tag": self.structural_tag,
+        }  # fmt: skip
+        return [name for name, value in given.items() if value is not None]
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if len(self.kinds) != 1:
+            raise unfit(
+                "structured_outputs",
+                "You can only use one kind of structured outputs constraint (json, regex, choice, grammar, "
+                f"json_object or structural_tag), and need one: {', '.join(self.kinds) or 'none'} given.",
+            )
+        return self
+
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
+
+
+class StructuredFields(BaseModel):
+    """The fields of a request."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | Grammar | None = Field(None, description="old name of structured_outputs.json")
+    guided_regex: Grammar | None = Field(None, description="old name of structured_outputs.regex")
+    guided_choice: Choices | None = Field(None, description="old name of structured_outputs.choice")
+    guided_grammar: Grammar | None = Field(None, description="old name of structured_outputs.grammar")
+    guided_whitespace_pattern: str | None = Field(None, description="old name; with guided_json")
+    structural_tag: Grammar | None = Field(None, description="old name of structured_outputs.structural_tag")
+
+    @property
+    def structure(self) -> StructuredOutputs | ResponseFormat | None:
+        """What the answer is held to, by whichever field; none for any text."""
+        if self.response_format is not None and not isinstance(self.response_format, TextFormat):
+            return self.response_format
+        if self.structured_outputs is not None:
+            return self.structured_outputs
+        return self._guided
+
+    @property
+    def structure_field(self) -> str:
+        """Name of the field that says so."""
+        if self._guided_kinds:
+            return next(name for name in _GUIDED if getattr(self, name) is not None)
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    @property
+    def _guided(self) -> StructuredOutputs | None:
+        kinds = self._guided_kinds
+        if not kinds:
+            return None
+        return StructuredOutputs.model_validate({**kinds, "whitespace_pattern": self.guided_whitespace_pattern})
+
+    @property
+    def _guided_kinds(self) -> dict[str, Any]:
+        given = {
+            "json": self.guided_json, "regex": self.guided_regex, "choice": self.guided_choice,
+            "grammar": self.guided_grammar, "structural_tag": self.structural_tag,
+        }  # fmt: skip
+        return {name: value for name, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _one_field(self) -> Self:
+        formatted = self.response_format is not None and not isinstance(self.response_format, TextFormat)
+        if formatted + (self.structured_outputs is not None) + len(self._guided_kinds) > 1:
+            raise unfit(
+                "structured_outputs",
+                "You can only use one kind of structured outputs constraint: response_format, structured_outputs "
+                "or guided_*.",
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Holding answers to JSON schemas, regular expressions, choices, grammars and structural tags."""

@@ -1,0 +1,160 @@
+"""From a request's fields to the grammar that its answer is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import partial
+from typing import Any, Never
+
+import orjson
+
+from quire.api.errors import InvalidRequest
+from quire.api.protocol.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuralTagFormat,
+    StructuredFields,
+    StructuredOutputs,
+)
+from quire.api.reasoning import ReasoningTags
+from quire.api.served import ServedModel
+from quire.api.structured.tags import tree, triggered
+from quire.api.structured.writer import GrammarWriter
+
+
+class Thought(Enum):
+    """What may stand before the text that is held to a form."""
+
+    NONE = "nothing"
+    POSSIBLE = "a block of reasoning, or none"
+    OPEN = "the rest of a block of reasoning, which the prompt has begun"
+
+
+def grammar_of(
+    structure: StructuredOutputs | ResponseFormat,
+    special: Mapping[str, int],
+    tags: ReasoningTags | None = None,
+    thought: Thought = Thought.NONE,
+) -> str:
+    """The grammar.
+
+    Args:
+        structure: what the answer is held to, from its beginning or from the end of the reasoning on.
+        special: the tokenizer's special tokens.
+        tags: around the reasoning, if there is any.
+        thought: what there may be of it.
+
+    Raises:
+        InvalidRequest: it is not understood. Whether the grammar is one is only seen when it is compiled.
+    """
+    writer = GrammarWriter(special)
+    try:
+        answer = _expression(writer, structure)
+    except ValueError as error:
+        raise InvalidRequest(f"The grammar cannot be read: {error}", "structured_outputs") from error
+    return writer.finish(after_thought(writer, answer, tags, thought))
+
+
+def after_thought(writer: GrammarWriter, answer: str, tags: ReasoningTags | None, thought: Thought) -> str:
+    """The expression behind what there may be of reasoning."""
+    if tags is None or thought is Thought.NONE:
+        return answer
+    rest = f"{writer.until(tags.end)} {writer.spaces()}"
+    if thought is Thought.OPEN:
+        return f"{rest} {answer}"
+    block = writer.rule(f"{writer.text(tags.start)} {rest}")
+    return f"{block}? {answer}"
+
+
+def _expression(writer: GrammarWriter, structure: StructuredOutputs | ResponseFormat) -> str:
+    match structure:
+        case JsonObjectFormat():
+            return writer.json({"type": "object"})
+        case JsonSchemaFormat(json_schema=named):
+            return writer.json({"type": "object"} if named.content is None else named.content)
+        case StructuralTagFormat():
+            return _tags(writer, structure)
+        case StructuredOutputs():
+            return _structured(writer, structure)
+    raise AssertionError(structure)
+
+
+def _structured(writer: GrammarWriter, structure: StructuredOutputs) -> str:
+    match structure.kinds[0]:
+        case "json":
+            return writer.json(_schema(structure, _parsed(structure.json_form, "json")))
+        case "json_object":
+            return writer.json(_schema(structure, {"type": "object"}))
+        case "regex":
+            return writer.regex(structure.regex or "")
+        case "choice":
+            return writer.choice(structure.choice or ())
+        case "grammar":
+            return writer.grammar(structure.grammar or "")
+        case _:
+            content = _parsed(structure.structural_tag, "structural_tag")
+            return _tags(writer, StructuralTagFormat.model_validate({**content, "type": "structural_tag"}))
+
+
+def _tags(writer: GrammarWriter, given: StructuralTagFormat) -> str:
+    if given.format is not None:
+        return tree(writer, given.format)
+    tags = [(one.begin, writer.json(one.content), one.end) for one in given.structures or ()]
+    return triggered(writer, given.triggers or (), tags)
+
+
+def _schema(structure: StructuredOutputs, schema: Any) -> Any:
+    """The schema with the options that are meant for it."""
+    if structure.disable_additional_properties:
+        schema = _closed(schema)
+    options: dict[str, Any] = {}
+    if structure.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if structure.whitespace_pattern is not None:
+        options["whitespace_pattern"] = structure.whitespace_pattern
+    return {**schema, "x-guidance": options} if options and isinstance(schema, dict) else schema
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, with no properties beyond those named, wherever it does not say."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _parsed(given: Any, name: str) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        content = orjson.loads(given)
+    except orjson.JSONDecodeError as error:
+        _refuse(f"`{name}` is no JSON: {error}")
+    if not isinstance(content, dict | bool):
+        _refuse(f"`{name}` is JSON, but no schema.")
+    return content
+
+
+def _refuse(message: str) -> Never:
+    raise InvalidRequest(message, "structured_outputs")
+
+
+async def checked_grammar(body: StructuredFields, model: ServedModel, thought: Thought = Thought.NONE) -> str:
+    """The grammar of a request's answer, which can be used; empty if any text will do.
+
+    Raises:
+        InvalidRequest: it cannot be had.
+    """
+    structure = body.structure
+    if structure is None:
+        return ""
+    if model.grammars is None:
+        _refuse("This model has no structured outputs.")
+    write = partial(grammar_of, structure, tags=model.reasoning, thought=thought)
+    return await model.grammars.make(write, body.structure_field)

@@ -1,0 +1,97 @@
+"""Writes grammars for llguidance: Lark rules, and grammars of their own that these refer to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+_ANYTHING = r"ANYTHING: /(.|\n)*/"
+
+
+class GrammarWriter:
+    """Puts a grammar together. Its methods give expressions, to be joined by spaces (and then) or by `|` (or)."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        """`special`: ids of the tokens that are no text, by what they are called."""
+        self._special = special
+        self._marks = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+        self._rules: list[str] = []
+        self._grammars: list[dict[str, Any]] = []
+
+    def text(self, text: str) -> str:
+        """This text; special tokens in it are meant as such."""
+        pieces, at = [], 0
+        for mark in self._marks.finditer(text):
+            pieces += [_quoted(text[at : mark.start()]), f"<[{self._special[mark[0]]}]>"]
+            at = mark.end()
+        return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece) or '""'
+
+    def json(self, schema: Any) -> str:
+        """JSON of a schema."""
+        return self._other({"json_schema": schema})
+
+    def grammar(self, text: str) -> str:
+        """Text of a Lark or GBNF grammar.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        try:
+            return self._other({"lark_grammar": any_to_lark(text)})
+        except (GbnfToLarkError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+
+    def regex(self, pattern: str) -> str:
+        """Text that a regular expression matches as a whole; digits, words and spaces are those of ASCII."""
+        return self._terminal(f"/{regex_to_lark(pattern, 'dws')}/")
+
+    def choice(self, texts: Iterable[str]) -> str:
+        """One of several texts."""
+        return self.rule(" | ".join(dict.fromkeys(map(self.text, texts))))
+
+    def anything(self) -> str:
+        """Any text without special tokens."""
+        if _ANYTHING not in self._rules:
+            self._rules.append(_ANYTHING)
+        return _ANYTHING.partition(":")[0]
+
+    def until(self, end: str) -> str:
+        """Any text up to the first `end`, and that."""
+        if end in self._special:
+            return self.rule(f"{self.anything()} {self.text(end)}")
+        return self.rule(f"{self.anything()} {_quoted(end)}", "[lazy]")
+
+    def spaces(self) -> str:
+        """White space, or none; not so much that a model could lose itself in it."""
+        blank = self._terminal(r"/[ \t\r\n]{1,4}/")
+        return self.rule(f"{blank}?")
+
+    def rule(self, expression: str, options: str = "") -> str:
+        """An expression under a name, so that it may stand anywhere."""
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {expression}")
+        return name
+
+    def finish(self, start: str) -> str:
+        """The whole grammar, which begins with an expression."""
+        lark = "\n".join([f"start: {start}", *self._rules])
+        return json.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars]}, ensure_ascii=False)
+
+    def _terminal(self, expression: str) -> str:
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {expression}")
+        return name
+
+    def _other(self, grammar: dict[str, Any]) -> str:
+        name = f"g{len(self._grammars)}"
+        self._grammars.append({"name": name, **grammar})
+        return f"@{name}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""

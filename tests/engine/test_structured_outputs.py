@@ -1,0 +1,205 @@
+"""Structured outputs: whatever a model would rather say, what comes out has the form that was asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
+from quire.api.reasoning import ReasoningTags
+from quire.api.structured.constraint import Thought, grammar_of
+from quire.engine.wire.protocol import SamplingParams
+from tests.support.engine import Engine, random_prompt
+from tests.support.models import make_model, save_model
+from tests.support.tokenizer import EOS, SPECIAL, THINK, byte_tokenizer, write_tokenizer
+
+SIGNS = {text: at for at, text in enumerate((*SPECIAL, *THINK), 256)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("structured")
+    save_model(make_model("llama"), folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return Engine(folder)
+
+
+def held(grammar: str, seed: int = 0, **fields: Any) -> SamplingParams:
+    """Params for random text within a grammar."""
+    chosen = {"max_tokens": 220, "temperature": 1.0, "seed": seed, "eos_token_ids": (EOS,), **fields}
+    return SamplingParams(grammar=grammar, **chosen)
+
+
+def form(**kind: Any) -> str:
+    return grammar_of(StructuredOutputs.model_validate(kind), SIGNS)
+
+
+def text_of(tokens: list[int]) -> str:
+    return byte_tokenizer().decode([token for token in tokens if token != EOS], skip_special_tokens=False)
+
+
+def say(engine: Engine, grammar: str, seed: int = 0, **fields: Any) -> str:
+    result = engine.generate(random_prompt(seed, 9), held(grammar, seed, **fields))
+    assert result.finish_reason == "stop", result.outputs[-1]
+    return text_of(result.tokens)
+
+
+def random_schema(rng: Random, depth: int = 0) -> dict[str, Any]:
+    """A schema whose texts cannot be long."""
+    kinds = ["string", "integer", "number", "boolean", "null", "enum", "const", "pattern", "anyOf"]
+    kind = rng.choice(kinds if depth > 1 else [*kinds, *["object", "array"] * 4])
+    match kind:
+        case "object":
+            names = rng.sample(["a", "bee", "city name", "ä", "x-1", "id"], rng.randint(1, 3))
+            return {
+                "type": "object",
+                "properties": {name: random_schema(rng, depth + 1) for name in names},
+                "required": rng.sample(names, rng.randint(0, len(names))),
+                "additionalProperties": False,
+            }
+        case "array":
+            return {
+                "type": "array",
+                "items": random_schema(rng, depth + 1),
+                "minItems": rng.randint(0, 2),
+                "maxItems": 2,
+            }
+        case "string":
+            return {"type": "string", "minLength": rng.randint(0, 2), "maxLength": rng.randint(2, 6)}
+        case "integer" | "number":
+            low = rng.randint(-50, 50)
+            schema = {"type": kind, "minimum": low, "maximum": low + rng.randint(1, 900)}
+            return schema if kind == "integer" else {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 500}
+        case "enum":
+            return {"enum": rng.sample(["red", 'say "hi"', 7, None, True, "ü"], 3)}
+        case "const":
+            return {"const": rng.choice(["x", 5, None])}
+        case "pattern":
+            return {
+                "type": "string",
+                "pattern": rng.choice([r"^[a-z]{2}-\d{3}$", r"^(ab|cd)+e$", r"^\+?\d{2,4}$"]),
+                "maxLength": 12,
+            }
+        case "anyOf":
+            return {"anyOf": [random_schema(rng, depth + 2), random_schema(rng, depth + 2)]}
+        case _:
+            return {"type": kind}
+
+
+@cache
+def schemas() -> list[dict[str, Any]]:
+    rng = Random(5)
+    return [random_schema(rng) for _ in range(200)]
+
+
+def test_json_of_two_hundred_schemas_is_valid(engine: Engine) -> None:
+    names = []
+    for index, schema in enumerate(schemas()):
+        grammar = form(json=schema, disable_any_whitespace=index % 2 == 0)
+        names.append(f"schema-{index}")
+        engine.add(names[-1], random_prompt(index, 5), held(grammar, index))
+        if index % 16 == 15:
+            engine.run()
+    engine.run()
+    for name, schema in zip(names, schemas(), strict=True):
+        result = engine.results[name]
+        assert result.finish_reason == "stop", (schema, text_of(result.tokens))
+        jsonschema.validate(json.loads(text_of(result.tokens)), schema)
+    assert engine.blocks_used == 0
+
+
+@pytest.mark.parametrize("pattern", [r"[A-Z]{3}-\d{4}", r"(a|bc){2,5}", r"^\w{3} \w{2}$", r"https?://[a-z]{1,9}\.org"])
+def test_a_regex_is_matched_as_a_whole(engine: Engine, pattern: str) -> None:
+    for seed in range(5):
+        assert re.fullmatch(pattern, say(engine, form(regex=pattern), seed))
+
+
+def test_one_of_the_choices_is_made(engine: Engine) -> None:
+    choices = ["yes", "no", 'a "quoted" one', "nö\n", "<think>"]
+    made = {say(engine, form(choice=choices), seed) for seed in range(20)}
+    assert made <= set(choices)
+    assert len(made) > 1
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['start: item ("," item)*\nitem: /[0-9]{1,3}/ | "x"', 'root ::= item ("," item)*\nitem ::= [0-9] [0-9]? | "x"'],
+)
+def test_lark_and_gbnf_grammars(engine: Engine, grammar: str) -> None:
+    said = {say(engine, form(grammar=grammar), seed, max_tokens=240) for seed in range(6)}
+    assert all(re.fullmatch(r"(\d{1,3}|x)(,(\d{1,3}|x))*", each) for each in said)
+
+
+def test_a_structural_tag_holds_what_stands_in_it(engine: Engine) -> None:
+    given = {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": ["<"],
+            "tags": [
+                {"begin": "<f=add>", "content": {"type": "json_schema", "json_schema": {"const": 5}}, "end": "</f>"}
+            ],
+            "at_least_one": True,
+            "stop_after_first": True,
+        },
+    }
+    grammar = grammar_of(StructuralTagFormat.model_validate(given), SIGNS)
+    result = engine.generate(random_prompt(1, 5), held(grammar, logit_bias={byte_tokenizer().encode("<").ids[0]: 9.0}))
+    assert re.search(r"<f=add>5</f>$", text_of(result.tokens))
+
+
+def test_reasoning_comes_before_the_form(engine: Engine) -> None:
+    structure = StructuredOutputs.model_validate({"choice": ["left", "right"]})
+    end = SIGNS["</think>"]
+    for thought, opening in ((Thought.OPEN, ""), (Thought.POSSIBLE, "(<think>|(?=left|right))")):
+        grammar = grammar_of(structure, SIGNS, ReasoningTags(), thought)
+        for seed in range(4):
+            said = say(engine, grammar, seed, logit_bias={end: 4.0, SIGNS["<think>"]: 4.0})
+            assert re.fullmatch(rf"{opening}(.*</think>\s*)?(left|right)", said, re.DOTALL)
+
+
+def test_the_same_alone_and_in_any_batch(folder: Path, engine: Engine) -> None:
+    grammars = [form(json=schema) for schema in schemas()[:12]]
+    alone = [engine.generate(random_prompt(i, 20), held(grammar, i)).tokens for i, grammar in enumerate(grammars)]
+    for options in (
+        {"max_num_batched_tokens": 24, "block_size": 16, "kv_cache_memory": 1 << 20},
+        {"speculation": "ngram", "num_speculative_tokens": 4},
+    ):
+        other = Engine(folder, **options)
+        for i, grammar in enumerate(grammars):
+            other.add(f"r{i}", random_prompt(i, 20), held(grammar, i))
+        other.run()
+        assert [other.results[f"r{i}"].tokens for i in range(len(grammars))] == alone
+        assert other.blocks_used == 0
+
+
+def test_the_form_wins_over_what_else_is_forbidden(engine: Engine) -> None:
+    word = tuple(byte_tokenizer().encode("y").ids)
+    assert say(engine, form(choice=["yes", "yet"]), bad_words=(word,), min_tokens=100) in ("yes", "yet")
+
+
+def test_a_grammar_that_is_none_fails_its_request_only(engine: Engine) -> None:
+    engine.add("bad", random_prompt(1, 5), held('{"grammars":[{"lark_grammar":"start: ("}]}'))
+    engine.add("good", random_prompt(1, 5), held(form(choice=["a"])))
+    engine.run()
+    assert engine.results["bad"].outputs[-1].error
+    assert text_of(engine.results["good"].tokens) == "a"
+
+
+def test_leaves_while_its_grammar_is_compiled(engine: Engine) -> None:
+    engine.add("gone", random_prompt(1, 5), held(form(choice=["a", "gone"])))
+    engine.abort("gone")
+    engine.run()
+    assert engine.blocks_used == 0
