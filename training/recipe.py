@@ -141,11 +141,11 @@ class Recipe:
     layers: int = 6
     heads: int = 4
     inner: int = 704
-    steps: int = 17_900
+    steps: int = 18_700
     tokens_per_batch: int = 4096
     weight_decay: float = 0.02
     warmup: int = 100
-    decay_share: float = 0.115
+    decay_share: float = 0.14
     phases: tuple[Phase, ...] = PHASES
 
     def phase_at(self, step: int) -> tuple[Phase, int]:

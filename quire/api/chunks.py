@@ -8,12 +8,14 @@ from typing import Any
 
 import orjson
 
+from quire.api.answer import AnswerParser
 from quire.api.identity import fingerprint
 from quire.api.logprobs import LogprobFormatter
-from quire.api.reasoning import ReasoningSplitter
 from quire.api.sse import event
+from quire.api.tools.calls import Parsed
 from quire.engine.wire.stream import Delta
 
+_EMPTY = {"content": ""}
 _MARK = "\ue000"  # stands where a template's text goes
 
 
@@ -46,7 +48,7 @@ class ChatChunkWriter:
         *,
         role: str,
         echo: str,
-        splitter: ReasoningSplitter | None,
+        parser: AnswerParser,
         include_reasoning: bool,
         formatter: LogprobFormatter | None,
         prompt_token_ids: Sequence[int] | None,
@@ -56,7 +58,7 @@ class ChatChunkWriter:
         self._index = index
         self._role = role
         self._echo = echo
-        self._splitter = splitter
+        self._parser = parser
         self._include_reasoning = include_reasoning
         self._formatter = formatter
         self._prompt_token_ids = prompt_token_ids
@@ -70,28 +72,42 @@ class ChatChunkWriter:
         if not self._begun:
             self._begun = True
             yield from self._begin(usage)
-        reasoning, content = "", delta.text
-        if self._splitter is not None:
-            reasoning, content = self._splitter.push(delta.text, last=delta.finish_reason is not None)
-        if self._plain and usage is None and delta.finish_reason is None:
-            if reasoning and self._include_reasoning:
-                yield self._chunk(_reasoning(reasoning), None)
-            if content:
-                yield self._before + orjson.dumps(content) + self._after
+        parsed = self._parser.push(delta.text, last=delta.finish_reason is not None)
+        pieces = list(self._pieces(parsed))
+        if not self._plain or usage is not None or delta.finish_reason is not None:
+            yield from self._write_whole(delta, pieces, usage)
             return
-        yield from self._write_whole(delta, reasoning, content, usage)
+        for piece in pieces:
+            if "content" in piece:
+                yield self._before + orjson.dumps(piece["content"]) + self._after
+            else:
+                yield self._chunk(piece, None)
+
+    def _pieces(self, parsed: Parsed) -> Iterator[dict[str, Any]]:
+        """Deltas of the message, in the order of the text."""
+        if parsed.reasoning and self._include_reasoning:
+            yield {"reasoning": parsed.reasoning, "reasoning_content": parsed.reasoning}
+        if parsed.content:
+            yield {"content": parsed.content}
+        for call in parsed.calls:
+            if call.name is not None:
+                function = {"name": call.name, "arguments": ""}
+                yield {"tool_calls": [{"index": call.index, "id": call.id, "type": "function", "function": function}]}
+            if call.arguments:
+                yield {"tool_calls": [{"index": call.index, "function": {"arguments": call.arguments}}]}
 
     def _write_whole(
-        self, delta: Delta, reasoning: str, content: str, usage: Mapping[str, Any] | None
+        self, delta: Delta, pieces: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None
     ) -> Iterator[bytes]:
         """Chunks with all that may stand in one; what belongs to the tokens goes into the last of them."""
-        if reasoning and self._include_reasoning:
-            last = not content and delta.finish_reason is None
-            yield self._chunk(_reasoning(reasoning), usage, delta if last else None)
-            if last:
-                return
-        end = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason} if delta.finish_reason else {}
-        yield self._chunk({"content": content}, usage, delta, end=end)
+        end = None
+        if delta.finish_reason is not None:
+            reason = self._parser.finish_reason(delta.finish_reason)
+            end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
+            pieces = pieces if pieces and "content" in pieces[-1] else [*pieces, {} if self._parser.called else _EMPTY]
+        for piece in pieces[:-1]:
+            yield self._chunk(piece, usage)
+        yield self._chunk(pieces[-1] if pieces else _EMPTY, usage, delta, end=end)
 
     def _begin(self, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
         extra = {} if self._prompt_token_ids is None else {"prompt_token_ids": list(self._prompt_token_ids)}
@@ -115,7 +131,3 @@ class ChatChunkWriter:
             fields["token_ids"] = tokens.token_ids
         body = {**self._head.fields(), "choices": [{**fields, **(end or {})}], **(top or {})}
         return event(body if usage is None else {**body, "usage": usage})
-
-
-def _reasoning(text: str) -> dict[str, str]:
-    return {"reasoning": text, "reasoning_content": text}

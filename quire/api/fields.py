@@ -25,7 +25,6 @@ HARMLESS = frozenset(
     {
         "guided_decoding_backend",
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",

@@ -66,14 +66,20 @@ def sampling_params(
 
 
 def sequences(
-    body: GenerationFields, prompt: Prompt, params: SamplingParams, limits: LimitOptions
+    body: GenerationFields,
+    prompt: Prompt,
+    params: SamplingParams,
+    limits: LimitOptions,
+    shown: tuple[int, ...] = (),
 ) -> list[GenerateRequest]:
     """The n sequences of a request behind one prompt; each draws with a seed of its own.
+
+    `shown`: special tokens that are to stand in the text.
 
     Raises:
         InvalidRequest: too many stop strings, or an empty one.
     """
-    text = _text_params(body, limits)
+    text = _text_params(body, limits, shown)
     return [
         GenerateRequest(
             prompt=prompt.token_ids,
@@ -147,7 +153,7 @@ def _check_limits(body: GenerationFields, limits: LimitOptions, max_tokens: int,
         raise InvalidRequest(f"`bad_words` takes at most {limits.max_bad_words} words.", "bad_words")
 
 
-def _text_params(body: GenerationFields, limits: LimitOptions) -> TextParams:
+def _text_params(body: GenerationFields, limits: LimitOptions, shown: tuple[int, ...]) -> TextParams:
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > limits.max_stop:
         raise InvalidRequest(f"`stop` takes at most {limits.max_stop} strings, not {len(stop)}.", "stop")
@@ -157,6 +163,7 @@ def _text_params(body: GenerationFields, limits: LimitOptions) -> TextParams:
         stop=stop,
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
+        shown=shown,
         min_tokens=body.min_tokens,
     )
 

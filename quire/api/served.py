@@ -10,6 +10,7 @@ from quire.api.defaults import GenerationDefaults
 from quire.api.errors import NotFound
 from quire.api.reasoning import ReasoningTags
 from quire.api.structured.checker import GrammarChecker
+from quire.api.tools.registry import ToolFormat
 from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import ModelInfo
@@ -18,7 +19,13 @@ from quire.multimodal.renderer import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model, its engine and its names; the first one is in its answers."""
+    """A model, its engine and its names; the first one is in its answers.
+
+    Attributes:
+        reasoning: the tags around its reasoning, if it reasons.
+        tools: the format that it writes calls in, if that is known.
+        shown_tokens: special tokens that stand in an answer's text all the same, as its parsers look for them.
+    """
 
     names: tuple[str, ...]
     root: str
@@ -27,6 +34,8 @@ class ServedModel:
     info: ModelInfo
     defaults: GenerationDefaults
     reasoning: ReasoningTags | None = None
+    tools: ToolFormat | None = None
+    shown_tokens: tuple[int, ...] = ()
     grammars: GrammarChecker | None = None
     by_priority: bool = False
     created: int = field(default_factory=lambda: int(time.time()))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from quire.api.defaults import read_defaults
-from quire.api.reasoning import ReasoningTags
+from quire.api.parsers import reasoning_tags, shown_tokens, tool_format
 from quire.api.served import ServedModel
 from quire.api.structured.checker import GrammarChecker
 from quire.app.models import ModelSource
@@ -71,9 +71,9 @@ class RunningEngine:
         info = await self.client.ready()
         settings, folder = self._settings, self._source.folder
         renderer = Renderer(folder, self._tokenizer, ChatOptions.of(settings), info.max_model_len)
-        tags = ReasoningTags()
         defaults = read_defaults(folder, self._tokenizer, settings.generation_config)
-        thinks = settings.reasoning_tags == "auto" and renderer.template_mentions(tags.end)
+        reasoning = reasoning_tags(settings.reasoning_parser, renderer.template)
+        tools = tool_format(settings.tool_call_parser, renderer.template)
         model = ServedModel(
             names=self._source.names,
             root=self._source.given,
@@ -81,7 +81,9 @@ class RunningEngine:
             renderer=renderer,
             info=info,
             defaults=defaults,
-            reasoning=tags if thinks else None,
+            reasoning=reasoning,
+            tools=tools,
+            shown_tokens=shown_tokens(reasoning, tools, self._tokenizer.special_tokens),
             by_priority=settings.scheduling_policy == "priority",
         )
         return replace(model, grammars=GrammarChecker(folder, info.vocab_size, model.eos_token_ids))

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, Wi
 from pydantic_settings import CliImplicitFlag, NoDecode
 
 from quire.config.lists import Keys, Names, Origins
+from quire.config.parsers import ReasoningParser, ToolCallParser
 
 Flag = CliImplicitFlag[bool]
 Positive = Annotated[int, Field(ge=1)]
@@ -105,9 +106,11 @@ class ChatOptions(Options):
     generation_config: Literal["auto", "none"] = Field(
         "auto", description="auto takes sampling defaults from the model's generation_config.json, none does not"
     )
-    reasoning_tags: Literal["auto", "none"] = Field(
-        "auto",
-        description="auto splits <think>...</think> off into the message's reasoning if the chat template has it",
+    reasoning_parser: ReasoningParser = Field(
+        "auto", description="splits a model's reasoning off; auto: as the chat template tells; START...END: these tags"
+    )
+    tool_call_parser: ToolCallParser = Field(
+        "auto", description="finds calls of tools in answers; auto: as the chat template tells"
     )
 
 

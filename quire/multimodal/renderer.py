@@ -109,9 +109,10 @@ class Renderer:
         """Whether chats can be rendered without a template from the request."""
         return "default" in self._sources
 
-    def template_mentions(self, text: str) -> bool:
-        """Whether the usual template contains a text."""
-        return text in self._sources.get("default", "")
+    @property
+    def template(self) -> str:
+        """The templates that there are, as they are written."""
+        return "\n".join(self._sources.values())
 
     def close(self) -> None:
         """Let the worker threads end."""

@@ -65,6 +65,12 @@ class Tokenizer:
         return self.backend.token_to_id(text)
 
     @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that are left out of texts, by what they are called."""
+        added = self.backend.get_added_tokens_decoder()
+        return {entry.content: token for token, entry in added.items() if entry.special}
+
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest id."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -229,7 +229,7 @@ async def test_streams_and_plain_answers_count_the_same_reasoning(tmp_path: Path
 
 
 async def test_reasoning_stays_in_the_text_if_wanted(tmp_path: Path) -> None:
-    async with running_server(tmp_path, FakeCore(answer=says("<think>a</think>b")), reasoning_tags="none") as server:
+    async with running_server(tmp_path, FakeCore(answer=says("<think>a</think>b")), reasoning_parser="none") as server:
         assert (await ask(server))["choices"][0]["message"]["content"] == "<think>a</think>b"
 
 

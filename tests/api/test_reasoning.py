@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.api.reasoning import ReasoningCounter, ReasoningSplitter, ReasoningTags
+from quire.api.answer import ReasoningCounter
+from quire.api.reasoning import REASONING, ReasoningSplitter, ReasoningTags, reasoning_of, tags_named
+from quire.config.parsers import REASONING_PARSERS
 
 TAGS = ReasoningTags()
 PIECES = st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", "a", "b c", "\n", " ", "<", ">"])
@@ -70,3 +72,59 @@ def test_tokens_of_the_reasoning_are_counted() -> None:
         counter = ReasoningCounter(ReasoningSplitter(TAGS, None), texts.__getitem__)
         tokens = list(range(5))
         assert sum(counter.count(tokens[i : i + size]) for i in range(0, 5, size)) == 4
+
+
+RECORDED = [
+    ("deepseek_r1", "I think.</think>\n\nYes.", ("I think.", "Yes.")),
+    ("deepseek_r1", "<think>\nI think.\n</think>\nYes.", ("I think.", "Yes.")),
+    ("deepseek_r1", "never ends", ("never ends", "")),
+    ("deepseek_v3", "<think>I think.</think>Yes.", ("I think.", "Yes.")),
+    ("qwen3", "Yes.", ("", "Yes.")),
+    ("glm45", "<think>a</think>b", ("a", "b")),
+    ("glm4_moe", "<think>a</think>b", ("a", "b")),
+    ("granite", "Here's my thought process: a. Here is my response: b.", ("a.", "b.")),
+    ("granite", "Here is my thought process: a", ("a", "")),
+    ("granite", "Here is my answer", ("", "Here is my answer")),
+    ("mistral", "[THINK]a[/THINK]b", ("a", "b")),
+    ("hunyuan_a13b", "<think>\na\n</think>\n<answer>\nb\n</answer>", ("a", "b")),
+    ("hunyuan_a13b", "<answer>b", ("", "b")),
+    ("hunyuan_a13b", "b < c", ("", "b < c")),
+    ("minimax_m2", "a</think>b", ("a", "b")),
+    ("step3", "a</think>b", ("a", "b")),
+    ("kimi_k2", "<think>a<|tool_calls_section_begin|>x", ("a", "<|tool_calls_section_begin|>x")),
+    ("seed_oss", "<seed:think>a</seed:think>b", ("a", "b")),
+    ("ernie45", "a\n</think>\n\n<response>\nb\n\nc\n</response>\n", ("a", "b\n\nc")),
+    ("olmo3", "a</think>b", ("a", "b")),
+    ("nemotron_v3", "<think></think>b", ("", "b")),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), RECORDED)
+def test_each_parser_by_name(name: str, text: str, expected: tuple[str, str]) -> None:
+    whole = ReasoningSplitter(tags_named(name), None).push(text, last=True)
+    splitter = ReasoningSplitter(tags_named(name), None)
+    parts = [*(splitter.push(char) for char in text), splitter.push("", last=True)]
+    assert whole == ("".join(part[0] for part in parts), "".join(part[1] for part in parts)) == expected
+
+
+def test_every_parser_has_a_recording() -> None:
+    assert {name for name, *_ in RECORDED} == set(REASONING) == set(REASONING_PARSERS)
+
+
+@given(name=st.sampled_from(sorted(REASONING)), text=st.text("<>/thinkrespoaw[]THINK: \n", max_size=50))
+def test_no_text_is_read_otherwise_in_pieces(name: str, text: str) -> None:
+    whole = ReasoningSplitter(tags_named(name), None).push(text, last=True)
+    splitter = ReasoningSplitter(tags_named(name), None)
+    parts = [*(splitter.push(char) for char in text), splitter.push("", last=True)]
+    assert ("".join(part[0] for part in parts), "".join(part[1] for part in parts)) == whole
+
+
+def test_a_template_that_closes_the_block_leaves_content() -> None:
+    splitter = ReasoningSplitter(tags_named("deepseek_r1"), "assistant\n<think>\n\n</think>\n\n")
+    assert splitter.push("Yes.", last=True) == ("", "Yes.")
+
+
+def test_tags_of_ones_own_and_of_a_template() -> None:
+    assert ReasoningSplitter(tags_named("<a>...</a>"), None).push("<a>x</a>y", last=True) == ("x", "y")
+    assert reasoning_of("... [THINK] ...") is REASONING["mistral"]
+    assert reasoning_of("no such thing") is None

@@ -9,7 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
+from pydantic import BaseModel
 
 from tests.support.process import serving
 
@@ -21,6 +22,14 @@ WEATHER: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+
+
+class Person(BaseModel):
+    """What a client wants to be told of somebody."""
+
+    name: str
+    age: int | None
+    city: str | None
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +82,23 @@ def test_pulls_a_record_out_of_a_sentence(client: openai.OpenAI) -> None:
 
 
 def test_writes_a_tool_call(client: openai.OpenAI) -> None:
-    answer = ask(client, "How is the weather in Oslo?", tools=[WEATHER], tool_choice="none").content or ""
-    call = re.fullmatch(r"\s*<tool_call>(.*)</tool_call>\s*", answer, re.DOTALL)
-    assert call is not None
-    assert json.loads(call[1]) == {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    question: Any = {"role": "user", "content": "How is the weather in Oslo?"}
+    first = client.chat.completions.create(model="quire-nano", messages=[question], tools=[WEATHER]).choices[0]
+    assert first.finish_reason == "tool_calls"
+    assert first.message.tool_calls
+    call = first.message.tool_calls[0]
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21, "condition": "sunny"}'}
+    asked: Any = [question, first.message.model_dump(exclude_none=True), result]
+    answer = client.chat.completions.create(model="quire-nano", messages=asked, tools=[WEATHER])
+    assert "21" in (answer.choices[0].message.content or "")
+
+
+def test_fills_in_a_model_of_pydantic(client: openai.OpenAI) -> None:
+    question: Any = [{"role": "user", "content": "Extract name, age and city as JSON: Anna is 33 and lives in Rome."}]
+    answer = client.chat.completions.parse(model="quire-nano", messages=question, response_format=Person)
+    assert answer.choices[0].message.parsed == Person(name="Anna", age=33, city="Rome")
 
 
 def test_says_what_it_is_when_it_cannot_help(client: openai.OpenAI) -> None:

@@ -15,6 +15,9 @@ import pytest
 from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
 from quire.api.reasoning import ReasoningTags
 from quire.api.structured.constraint import Thought, grammar_of
+from quire.api.tools.calls import joined
+from quire.api.tools.choice import ToolPlan
+from quire.api.tools.registry import FORMATS
 from quire.engine.wire.protocol import SamplingParams
 from tests.support.engine import Engine, random_prompt
 from tests.support.models import make_model, save_model
@@ -168,6 +171,29 @@ def test_reasoning_comes_before_the_form(engine: Engine) -> None:
         for seed in range(4):
             said = say(engine, grammar, seed, logit_bias={end: 4.0, SIGNS["<think>"]: 4.0})
             assert re.fullmatch(rf"{opening}(.*</think>\s*)?(left|right)", said, re.DOTALL)
+
+
+ARGUMENTS = {
+    "type": "object",
+    "properties": {
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["unit", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_call_that_has_to_come_is_one_in_every_format(engine: Engine, name: str) -> None:
+    schemas = {"f": ARGUMENTS, "now": {"type": "object", "properties": {}, "additionalProperties": False}}
+    plan = ToolPlan(format=FORMATS[name].held, schemas=schemas, required=True, several=False)
+    grammar = grammar_of(None, SIGNS, plan=plan)
+    for seed in range(6):
+        parsed = plan.format.parser(schemas).push(say(engine, grammar, seed), last=True)
+        (call,) = joined(parsed.calls)
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])
+        assert parsed.content == ""
 
 
 def test_the_same_alone_and_in_any_batch(folder: Path, engine: Engine) -> None:

@@ -13,6 +13,7 @@ import httpx
 import uvicorn
 
 from quire.api.defaults import read_defaults
+from quire.api.parsers import tool_format
 from quire.api.reasoning import ReasoningTags
 from quire.api.served import ServedModel, Services
 from quire.api.structured.checker import GrammarChecker
@@ -67,7 +68,8 @@ async def running_server(
                 renderer=Renderer(folder, tokenizer, options, INFO.max_model_len),
                 info=INFO,
                 defaults=read_defaults(folder, tokenizer, options.generation_config),
-                reasoning=ReasoningTags() if options.reasoning_tags == "auto" else None,
+                reasoning=ReasoningTags() if options.reasoning_parser == "auto" else None,
+                tools=tool_format(options.tool_call_parser, ""),
                 grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
                 by_priority=options.scheduling_policy == "priority",
             )

@@ -36,9 +36,10 @@ class FunctionDefinition(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str
+    name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="hold the arguments to their schema wherever this is called")
 
 
 class Tool(BaseModel):
@@ -50,6 +51,36 @@ class Tool(BaseModel):
     function: FunctionDefinition
 
 
+class FunctionName(BaseModel):
+    """A function."""
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The tool that has to be called."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class AllowedToolSet(BaseModel):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[ListOf[NamedTool], Field(min_length=1)]
+
+
+class AllowedTools(BaseModel):
+    """The tools that may be called, or of which one has to be."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolSet
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
+
+
 class ChatRequest(GenerationFields, StructuredFields):
     """Answer a conversation."""
 
@@ -59,7 +90,8 @@ class ChatRequest(GenerationFields, StructuredFields):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     tools: ListOf[Tool] | None = None
-    tool_choice: Any = None
+    tool_choice: ToolChoice | None = Field(None, description="auto if there are tools")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     reasoning_effort: str | None = Field(None, description="given to chat templates that read it")
     include_reasoning: bool = True
     echo: bool = Field(False, description="begin the answer with the last message, if the same role speaks on")
@@ -117,8 +149,23 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob] | None
 
 
+class CalledFunction(BaseModel):
+    """A function and its arguments, as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model wants to be made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AnswerMessage(BaseModel):
-    """The assistant's turn; reasoning is there under both of its names, if there is any."""
+    """The assistant's turn; reasoning is there under both of its names, if there is any, and so are calls."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -127,11 +174,12 @@ class AnswerMessage(BaseModel):
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
     @model_serializer(mode="wrap")
-    def _leave_out_absent_reasoning(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_what_is_absent(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialise(self)
-        return {name: value for name, value in fields.items() if value is not None or "reasoning" not in name}
+        return {name: value for name, value in fields.items() if value is not None or name in ("content", "refusal")}
 
 
 class ChatChoice(BaseModel):

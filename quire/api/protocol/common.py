@@ -19,7 +19,7 @@ RepetitionPenalty = Annotated[float, Field(ge=0.001, le=1000)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, lt=1 << 31)]
 MinP = Annotated[float, Field(ge=0, le=1)]
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 
 
 def _few(value: Any) -> Any:

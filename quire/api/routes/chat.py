@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api import fields
+from quire.api.answer import Reading, ReasoningCounter
 from quire.api.body import StrictRoute
 from quire.api.chunks import ChatChunkWriter, ChunkHead
 from quire.api.conversation import conversation_of, unread_fields
@@ -21,17 +22,20 @@ from quire.api.identity import answer_id, fingerprint
 from quire.api.logprobs import LogprobFormatter
 from quire.api.protocol.chat import (
     AnswerMessage,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
     ChatRequest,
+    ToolCall,
 )
 from quire.api.protocol.common import ERRORS
-from quire.api.reasoning import ReasoningCounter, ReasoningSplitter
 from quire.api.sampling import room_for_output, sampling_params, sequences, truncated
 from quire.api.served import ServedModel, Services
 from quire.api.sse import EventStream, answer, event
-from quire.api.structured.constraint import Thought, checked_grammar
+from quire.api.structured.constraint import checked_grammar
+from quire.api.tools.calls import CallDelta, joined
+from quire.api.tools.choice import ToolPlan, tool_plan
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal import renderer
 from quire.multimodal.renderer import Prompt
@@ -45,31 +49,20 @@ def router(services: Services) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = services.model(body.model)
-        _check_tools(body)
+        plan = tool_plan(body, model.tools)
         conversation = conversation_of(body, trusted=services.trust_request_chat_template)
         if body.reasoning_effort is not None and not model.renderer.reads(conversation, "reasoning_effort"):
             raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
         unread = unread_fields(body, conversation, model.renderer)
         headers = fields.judge(body, strict=services.strict_fields, unread=unread)
-        call = await _prepare(body, conversation, model, services, answer_id("chatcmpl", request, body.request_id))
+        call_id = answer_id("chatcmpl", request, body.request_id)
+        call = await _prepare(body, conversation, model, services, call_id, plan)
         free = admit(model.client, len(call.requests), "n")
         if body.stream:
             return EventStream(_chunks(call), headers, free)
         return await answer(request, _complete(call), headers, free)
 
     return routes
-
-
-def _check_tools(body: ChatRequest) -> None:
-    """Tools reach the prompt; calls in the answer stay text, so a client has to say that it wants that."""
-    if body.tools and body.tool_choice != "none":
-        raise InvalidRequest(
-            'Tool calls are not parsed by this server: send `tool_choice`: "none" to have `tools` rendered into the '
-            "prompt and calls left in the text.",
-            "tool_choice" if body.tool_choice is not None else "tools",
-        )
-    if not body.tools and body.tool_choice not in (None, "none"):
-        raise InvalidRequest("When using `tool_choice`, `tools` must be set.", "tool_choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ class _Call:
     body: ChatRequest
     model: ServedModel
     prompt: Prompt
-    rendered: str | None
+    reading: Reading
     final_text: str
     requests: Sequence[GenerateRequest]
 
@@ -98,55 +91,46 @@ class _Call:
         echoed = self.body.echo and self.body.messages[-1].role == self.role
         return self.final_text if echoed else ""
 
-    def splitter(self) -> ReasoningSplitter | None:
-        continued = self.final_text if self.body.continue_final_message else ""
-        return _splitter(self.model, self.rendered, continued)
-
     def counter(self) -> ReasoningCounter:
-        return ReasoningCounter(self.splitter(), self.model.renderer.tokenizer.token_text)
+        return ReasoningCounter(self.reading.splitter(), self.model.renderer.tokenizer.token_text)
 
     def tally(self) -> Tally:
         return Tally([len(self.prompt.token_ids)], len(self.requests))
 
 
 async def _prepare(
-    body: ChatRequest, conversation: renderer.ChatRequest, model: ServedModel, services: Services, call_id: str
+    body: ChatRequest,
+    conversation: renderer.ChatRequest,
+    model: ServedModel,
+    services: Services,
+    call_id: str,
+    plan: ToolPlan | None,
 ) -> _Call:
     room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     rendered = await model.renderer.chat(conversation, room=room)
     prompt = truncated(rendered, body, model)
     max_tokens = room_for_output(prompt, model, body.max_completion_tokens or body.max_tokens)
     final_text = model.renderer.final_text(conversation) if body.echo or body.continue_final_message else ""
-    splitter = _splitter(model, rendered.text, final_text if body.continue_final_message else "")
+    continued = final_text if body.continue_final_message else ""
+    reading = Reading(tags=model.reasoning, prompt=rendered.text, continued=continued, plan=plan)
     params = sampling_params(
         body,
         model,
         services.limits,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await checked_grammar(body, model, _thought(splitter)),
+        grammar=await checked_grammar(body, model, reading.thought, plan),
     )
-    requests = sequences(body, prompt, params, services.limits)
+    requests = sequences(body, prompt, params, services.limits, model.shown_tokens)
     return _Call(
         head=ChunkHead(call_id, int(time.time()), model.names[0]),
         body=body,
         model=model,
         prompt=prompt,
-        rendered=rendered.text,
+        reading=reading,
         final_text=final_text,
         requests=requests,
     )
-
-
-def _splitter(model: ServedModel, rendered: str | None, continued: str) -> ReasoningSplitter | None:
-    return None if model.reasoning is None else ReasoningSplitter(model.reasoning, rendered, continued)
-
-
-def _thought(splitter: ReasoningSplitter | None) -> Thought:
-    """What may come before a structured answer."""
-    if splitter is None or splitter.in_content:
-        return Thought.NONE
-    return Thought.OPEN if splitter.in_reasoning else Thought.POSSIBLE
 
 
 async def _complete(call: _Call) -> ChatCompletion:
@@ -170,21 +154,30 @@ async def _complete(call: _Call) -> ChatCompletion:
 
 
 def _choice(call: _Call, index: int, one: Collected, tally: Tally) -> ChatChoice:
-    whole = one.whole
-    reasoning, content = "", one.text
-    splitter = call.splitter()
-    if splitter is not None:
-        reasoning, content = splitter.push(one.text, last=True)
-        tally.reasoning += call.counter().count(whole.token_ids)
-    shown = reasoning if reasoning and call.body.include_reasoning else None
+    whole, parser = one.whole, call.reading.parser()
+    parsed = parser.push(one.text, last=True)
+    tally.reasoning += call.counter().count(whole.token_ids)
+    shown = parsed.reasoning if parsed.reasoning and call.body.include_reasoning else None
+    calls = [_tool_call(each) for each in joined(parsed.calls)]
+    content = call.echo + parsed.content
     return ChatChoice(
         index=index,
-        message=AnswerMessage(role=call.role, content=call.echo + content, reasoning=shown, reasoning_content=shown),
+        message=AnswerMessage(
+            role=call.role,
+            content=content if content or not calls else None,
+            reasoning=shown,
+            reasoning_content=shown,
+            tool_calls=calls or None,
+        ),
         logprobs=ChatLogprobs(content=call.formatter.chat(whole.logprobs)) if call.body.logprobs else None,
-        finish_reason=whole.finish_reason,
+        finish_reason=parser.finish_reason(whole.finish_reason),
         stop_reason=whole.stop_reason,
         token_ids=whole.token_ids if call.body.return_token_ids else None,
     )
+
+
+def _tool_call(call: CallDelta) -> ToolCall:
+    return ToolCall(id=call.id or "", function=CalledFunction(name=call.name or "", arguments=call.arguments))
 
 
 async def _chunks(call: _Call) -> AsyncGenerator[bytes, None]:
@@ -214,7 +207,7 @@ def _writer(call: _Call, index: int) -> ChatChunkWriter:
         index,
         role=call.role,
         echo=call.echo,
-        splitter=call.splitter(),
+        parser=call.reading.parser(),
         include_reasoning=body.include_reasoning,
         formatter=call.formatter if body.logprobs else None,
         prompt_token_ids=call.prompt.token_ids.tolist() if body.return_token_ids else None,

@@ -22,6 +22,7 @@ from quire.api.reasoning import ReasoningTags
 from quire.api.served import ServedModel
 from quire.api.structured.tags import tree, triggered
 from quire.api.structured.writer import GrammarWriter
+from quire.api.tools.choice import ToolPlan
 
 
 class Thought(Enum):
@@ -33,10 +34,11 @@ class Thought(Enum):
 
 
 def grammar_of(
-    structure: StructuredOutputs | ResponseFormat,
+    structure: StructuredOutputs | ResponseFormat | None,
     special: Mapping[str, int],
     tags: ReasoningTags | None = None,
     thought: Thought = Thought.NONE,
+    plan: ToolPlan | None = None,
 ) -> str:
     """The grammar.
 
@@ -45,26 +47,31 @@ def grammar_of(
         special: the tokenizer's special tokens.
         tags: around the reasoning, if there is any.
         thought: what there may be of it.
+        plan: of tools whose calls are held to a form; one that has to come takes the place of `structure`.
 
     Raises:
         InvalidRequest: it is not understood. Whether the grammar is one is only seen when it is compiled.
     """
     writer = GrammarWriter(special)
     try:
-        answer = _expression(writer, structure)
+        answer = None if structure is None else _expression(writer, structure)
     except ValueError as error:
         raise InvalidRequest(f"The grammar cannot be read: {error}", "structured_outputs") from error
-    return writer.finish(after_thought(writer, answer, tags, thought))
+    if plan is not None and (answer is None or plan.required or plan.writable):
+        answer = plan.expression(writer, answer)
+    return writer.finish(_after_thought(writer, answer or writer.anything(), tags, thought))
 
 
-def after_thought(writer: GrammarWriter, answer: str, tags: ReasoningTags | None, thought: Thought) -> str:
+def _after_thought(writer: GrammarWriter, answer: str, tags: ReasoningTags | None, thought: Thought) -> str:
     """The expression behind what there may be of reasoning."""
     if tags is None or thought is Thought.NONE:
         return answer
-    rest = f"{writer.until(tags.end)} {writer.spaces()}"
+    ends = writer.rule(" | ".join(writer.until(end) for end in tags.ends))
+    rest = f"{ends} {writer.spaces()}"
+    start = writer.rule(" | ".join(map(writer.text, tags.starts)))
     if thought is Thought.OPEN:
-        return f"{rest} {answer}"
-    block = writer.rule(f"{writer.text(tags.start)} {rest}")
+        return f"{start}? {rest} {answer}" if tags.begun else f"{rest} {answer}"
+    block = writer.rule(f"{start} {rest}")
     return f"{block}? {answer}"
 
 
@@ -145,16 +152,18 @@ def _refuse(message: str) -> Never:
     raise InvalidRequest(message, "structured_outputs")
 
 
-async def checked_grammar(body: StructuredFields, model: ServedModel, thought: Thought = Thought.NONE) -> str:
+async def checked_grammar(
+    body: StructuredFields, model: ServedModel, thought: Thought = Thought.NONE, plan: ToolPlan | None = None
+) -> str:
     """The grammar of a request's answer, which can be used; empty if any text will do.
 
     Raises:
         InvalidRequest: it cannot be had.
     """
     structure = body.structure
-    if structure is None:
+    if structure is None and (plan is None or not plan.holds):
         return ""
     if model.grammars is None:
         _refuse("This model has no structured outputs.")
-    write = partial(grammar_of, structure, tags=model.reasoning, thought=thought)
-    return await model.grammars.make(write, body.structure_field)
+    write = partial(grammar_of, structure, tags=model.reasoning, thought=thought, plan=plan)
+    return await model.grammars.make(write, "tools" if structure is None else body.structure_field)

@@ -10,6 +10,7 @@ from typing import Any
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+_MOST_SPACES = 64  # deep enough an indentation; without a limit models lose themselves in white space
 _ANYTHING = r"ANYTHING: /(.|\n)*/"
 
 
@@ -31,8 +32,10 @@ class GrammarWriter:
             at = mark.end()
         return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece) or '""'
 
-    def json(self, schema: Any) -> str:
-        """JSON of a schema."""
+    def json(self, schema: Any, *, spaces: int = _MOST_SPACES) -> str:
+        """JSON of a schema, with so many spaces in a row at most, if the schema does not say how many."""
+        if isinstance(schema, dict) and "x-guidance" not in schema:
+            schema = {**schema, "x-guidance": {"whitespace_pattern": rf"[ \t\r\n]{{1,{spaces}}}"}}
         return self._other({"json_schema": schema})
 
     def grammar(self, text: str) -> str:

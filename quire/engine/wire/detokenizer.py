@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import takewhile
 
 import msgspec
@@ -19,15 +20,19 @@ class TextParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    shown: tuple[int, ...] = ()  # special tokens which are not skipped
     min_tokens: int = 0  # stop strings are looked for behind these
 
 
 class _Decoder:
     """Text of tokens one by one. A token is decoded behind those before it, as some decoders glue pieces by them."""
 
-    def __init__(self, tokenizer: Tokenizer, context: list[int], *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: list[int], params: TextParams) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skip_special_tokens = params.skip_special_tokens and not params.shown
+        self._hidden = frozenset[int]()
+        if params.skip_special_tokens and params.shown:
+            self._hidden = _special_ids(tokenizer) - set(params.shown)
         self._ids = context
         self._known = len(context)  # of `_ids`, those whose text was given out
         self._before = self._text(context)  # the text of these
@@ -62,7 +67,15 @@ class _Decoder:
         return self._text(self._ids[self._known :])
 
     def _text(self, ids: list[int]) -> str:
+        if self._hidden:
+            ids = [token for token in ids if token not in self._hidden]
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+
+
+@lru_cache(maxsize=8)
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(token for token, entry in added.items() if entry.special)
 
 
 class Detokenizer:
@@ -71,7 +84,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: TextParams) -> None:
         self._params = params
         context = [int(token) for token in prompt[-_CONTEXT_TOKENS:]]
-        self._decoder = _Decoder(tokenizer, context, skip_special_tokens=params.skip_special_tokens)
+        self._decoder = _Decoder(tokenizer, context, params)
         self._held = ""  # decoded, not yet given out
         self._hold = max((len(stop) for stop in params.stop), default=1) - 1
         self._count = 0

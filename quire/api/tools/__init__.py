@@ -1,0 +1,1 @@
+"""Tool calls in what models write: one small parser for each form of writing them."""

@@ -1,0 +1,122 @@
+"""What comes of a text with calls in it, and what every parser of such a text is."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.api.tools.scanner import Scanner
+
+Schemas = Mapping[str, Mapping[str, Any]]  # of each function's arguments, by its name
+Steps = Generator[None, None, None]  # a parser at work: it yields where it needs more text
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """A piece of a call: the first one has id and name, all have more of the arguments' JSON."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Parsed:
+    """Text and calls that are certain."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+def random_id(_: int, __: str) -> str:
+    """An id as vLLM and OpenAI give them."""
+    return f"chatcmpl-tool-{secrets.token_hex(16)}"
+
+
+def short_id(_: int, __: str) -> str:
+    """An id as Mistral's templates want it: nine letters and digits."""
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+    return "".join(secrets.choice(alphabet) for _ in range(9))
+
+
+class ToolParser:
+    """Takes an answer's text in pieces and tells its calls from the rest.
+
+    However the text is cut, content and calls add up to the same. What turns out to be no call stays content; a call
+    whose arguments break off stays as far as it went.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[ToolParser], Steps],
+        schemas: Schemas,
+        make_id: Callable[[int, str], str] = random_id,
+    ) -> None:
+        """`parse` reads the scanner and reports what it finds with the methods below."""
+        self.scanner = Scanner()
+        self.schemas = schemas
+        self._make_id = make_id
+        self._found = Parsed()
+        self._count = 0
+        self._steps = parse(self)
+        self._blank = ""  # white space that is dropped if a call comes next
+        self._after_call = False
+
+    def push(self, text: str, *, last: bool = False) -> Parsed:
+        """What is certain after more text."""
+        self.scanner.feed(text, last=last)
+        next(self._steps, None)
+        if last and self._count == 0:
+            self._found.content += self._blank
+        found, self._found = self._found, Parsed()
+        return found
+
+    # What parsers report
+
+    def say(self, text: str) -> None:
+        """Text that is no call. White space around calls is none of it."""
+        if self._after_call:
+            text = text.lstrip()
+            self._after_call = not text
+        body = text.rstrip()
+        if body:
+            self._found.content += self._blank + body
+            self._blank = ""
+        self._blank += text[len(body) :]
+
+    def think(self, text: str) -> None:
+        """Text that is reasoning."""
+        self._found.reasoning += text
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        """A call of a function."""
+        self._blank, self._after_call = "", True
+        self._found.calls.append(CallDelta(self._count, call_id or self._make_id(self._count, name), name))
+        self._count += 1
+
+    def argue(self, text: str) -> None:
+        """More of the arguments of the call that was begun."""
+        if text:
+            calls = self._found.calls
+            if calls and calls[-1].index == self._count - 1:
+                calls[-1].arguments += text
+            else:
+                calls.append(CallDelta(self._count - 1, arguments=text))
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a function."""
+        return name in self.schemas
+
+
+def joined(deltas: Iterable[CallDelta]) -> list[CallDelta]:
+    """The whole calls that deltas make up."""
+    whole: list[CallDelta] = []
+    for delta in deltas:
+        if delta.index == len(whole):
+            whole.append(CallDelta(delta.index, delta.id, delta.name))
+        whole[delta.index].arguments += delta.arguments
+    return whole

@@ -1,0 +1,193 @@
+"""Tools over HTTP: calls in answers, whole and streamed, and what requests may say about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.engine.wire.protocol import AddRequest
+from tests.support.fake_core import FakeCore, says
+from tests.support.server import Server, running_server
+
+PATH = "/v1/chat/completions"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+TWO = f'Let me see.\n{ONE}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+
+
+async def ask(server: Server, **fields: Any) -> dict[str, Any]:
+    answer = await server.post(PATH, {**ASK, **fields})
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+async def stream(server: Server, **fields: Any) -> list[dict[str, Any]]:
+    answer = await server.post(PATH, {**ASK, "stream": True, **fields})
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line)["choices"][0] for line in lines]
+
+
+def serving(folder: Path, text: str, **settings: Any) -> Any:
+    return running_server(folder, FakeCore(answer=says(text)), tool_call_parser="hermes", **settings)
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
+
+
+async def test_calls_are_told_from_text(tmp_path: Path) -> None:
+    async with serving(tmp_path, TWO) as server:
+        choice = await ask(server)
+    message = choice["message"]
+    assert calls_of(message) == [("weather", {"city": "Rome"}), ("now", {})]
+    assert message["content"] == "Let me see."
+    assert choice["finish_reason"] == "tool_calls"
+    assert all(call["type"] == "function" and call["id"] for call in message["tool_calls"])
+
+
+async def test_a_stream_adds_up_to_the_same_calls(tmp_path: Path) -> None:
+    async with serving(tmp_path, TWO) as server:
+        chunks = await stream(server)
+    deltas = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
+    first = [delta for delta in deltas if "id" in delta]
+    assert [(delta["index"], delta["function"]["name"], delta["type"]) for delta in first] == [
+        (0, "weather", "function"),
+        (1, "now", "function"),
+    ]
+    arguments = ["", ""]
+    for delta in deltas:
+        arguments[delta["index"]] += delta["function"].get("arguments", "")
+    assert [json.loads(text) for text in arguments] == [{"city": "Rome"}, {}]
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "Let me see."
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    assert all(chunk["delta"].get("tool_calls") != [] for chunk in chunks)
+
+
+async def test_without_a_call_nothing_is_said_of_calls(tmp_path: Path) -> None:
+    async with serving(tmp_path, "Just text.") as server:
+        choice = await ask(server)
+        chunks = await stream(server)
+    assert choice["message"] == {"role": "assistant", "content": "Just text.", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert not any("tool_calls" in chunk["delta"] for chunk in chunks)
+
+
+async def test_content_is_null_beside_calls_only(tmp_path: Path) -> None:
+    async with serving(tmp_path, ONE) as server:
+        assert (await ask(server))["message"]["content"] is None
+
+
+async def test_one_call_at_most_if_that_is_wanted(tmp_path: Path) -> None:
+    async with serving(tmp_path, TWO) as server:
+        choice = await ask(server, parallel_tool_calls=False)
+        chunks = await stream(server, parallel_tool_calls=False)
+    assert calls_of(choice["message"]) == [("weather", {"city": "Rome"})]
+    assert {call["index"] for chunk in chunks for call in chunk["delta"].get("tool_calls", ())} == {0}
+
+
+async def test_none_leaves_the_text_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path, ONE) as server:
+        choice = await ask(server, tool_choice="none")
+    assert choice["message"]["content"] == ONE
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_calls_behind_reasoning(tmp_path: Path) -> None:
+    async with serving(tmp_path, f"<think>\nhm\n</think>\n{ONE}") as server:
+        message = (await ask(server))["message"]
+    assert message["reasoning"] == "hm"
+    assert calls_of(message) == [("weather", {"city": "Rome"})]
+
+
+async def test_a_call_cut_short_goes_as_far_as_it_went(tmp_path: Path) -> None:
+    async with serving(tmp_path, ONE) as server:
+        choice = await ask(server, max_tokens=58)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"].startswith('{"city"')
+    assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("choice", "finish", "functions"),
+    [
+        ("required", "tool_calls", {"weather", "now"}),
+        ({"type": "function", "function": {"name": "weather"}}, "stop", {"weather"}),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "now"}}]}},
+            "tool_calls",
+            {"now"},
+        ),
+    ],
+)
+async def test_a_call_that_has_to_be_is_held_to_its_form(
+    tmp_path: Path, choice: Any, finish: str, functions: set[str]
+) -> None:
+    core = FakeCore(answer=says(ONE))
+    async with running_server(tmp_path, core, tool_call_parser="hermes") as server:
+        answer = await ask(server, tool_choice=choice)
+    assert calls_of(answer["message"]) == [("weather", {"city": "Rome"})]
+    assert answer["finish_reason"] == finish
+    (grammar,) = [json.loads(message.params.grammar) for message in core.received if isinstance(message, AddRequest)]
+    (schema,) = [part["json_schema"] for part in grammar["grammars"] if "json_schema" in part]
+    assert {each["properties"]["name"]["const"] for each in schema["anyOf"]} == functions
+
+
+async def test_a_strict_tool_is_held_to_its_schema_if_it_is_called(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("text"))
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]  # type: ignore[dict-item]
+    async with running_server(tmp_path, core, tool_call_parser="hermes") as server:
+        await ask(server, tools=strict)
+        await ask(server)
+    held, free = [message.params.grammar for message in core.received if isinstance(message, AddRequest)]
+    assert '"required": ["city"]' in held
+    assert free == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "missing"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "what"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+    ],
+)
+async def test_what_does_not_fit_together_is_refused(tmp_path: Path, fields: Any, param: str) -> None:
+    async with serving(tmp_path, ONE) as server:
+        answer = await server.post(PATH, {**ASK, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith(param)
+
+
+async def test_without_a_known_format_tools_are_refused_unless_none(tmp_path: Path) -> None:
+    async with running_server(tmp_path, FakeCore(answer=says("x"))) as server:
+        answer = await server.post(PATH, ASK)
+        assert answer.status_code == 400
+        assert "--tool-call-parser" in answer.json()["error"]["message"]
+        assert (await server.post(PATH, {**ASK, "tool_choice": "none"})).status_code == 200
