@@ -29,6 +29,13 @@ from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
 _MOST_PROBLEMS = 10
+_OUR_FAULT = 500
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -48,14 +55,24 @@ class ApiError(Exception):
         self.param = param
         self.headers = dict(headers or {})
 
+    @property
+    def message(self) -> str:
+        """What to tell; a template may have put half a character into it."""
+        return str(self).encode(errors="replace").decode()
+
     def body(self) -> dict[str, Any]:
         """The envelope."""
-        message = str(self).encode(errors="replace").decode()  # a template may have put half a character into it
-        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": int(self.status)}}
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": int(self.status)}}
 
-    def response(self) -> Response:
-        """The answer."""
-        return Response(orjson.dumps(self.body()), self.status, self.headers, media_type="application/json")
+    def anthropic_body(self) -> dict[str, Any]:
+        """The envelope of Anthropic's API."""
+        kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < _OUR_FAULT else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str) -> Response:
+        """The answer, in the words of the API that the path belongs to."""
+        body = self.anthropic_body() if path.startswith("/v1/messages") else self.body()
+        return Response(orjson.dumps(body), self.status, self.headers, media_type="application/json")
 
 
 class InvalidRequest(ApiError):
@@ -122,21 +139,21 @@ def as_api_error(error: EngineError | PromptError) -> ApiError:
 def install(app: FastAPI) -> None:
     """Let the app answer every error with the envelope."""
 
-    async def ours(_: Request, error: Exception) -> Response:
+    async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response()
+        return error.response(request.url.path)
 
-    async def below(_: Request, error: Exception) -> Response:
+    async def below(request: Request, error: Exception) -> Response:
         assert isinstance(error, EngineError | PromptError)
-        return as_api_error(error).response()
+        return as_api_error(error).response(request.url.path)
 
-    async def validation(_: Request, error: Exception) -> Response:
+    async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _validation_error(error).response()
+        return _validation_error(error).response(request.url.path)
 
-    async def http(_: Request, error: Exception) -> Response:
+    async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _from_http(error).response()
+        return _from_http(error).response(request.url.path)
 
     app.add_exception_handler(ApiError, ours)
     app.add_exception_handler(EngineError, below)
@@ -166,7 +183,7 @@ class _LastResort:
             if begun or scope["type"] != "http":
                 raise  # an answer that has begun can only be cut off
             logger.exception("%s %r failed", scope["method"], scope["path"])
-            await Internal("Internal server error").response()(scope, receive, send)
+            await Internal("Internal server error").response(scope["path"])(scope, receive, send)
 
 
 def _validation_error(error: RequestValidationError) -> InvalidRequest:

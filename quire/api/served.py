@@ -51,6 +51,7 @@ class Services:
     """What the routes work with.
 
     Attributes:
+        sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
         in_flight: HTTP requests being answered.
         draining: no new requests should come here.
     """
@@ -60,6 +61,7 @@ class Services:
     strict_fields: bool = False
     trust_request_chat_template: bool = False
     stall_timeout: float = 120.0
+    sse_keepalive: float = 15.0
     in_flight: int = 0
     draining: bool = False
 

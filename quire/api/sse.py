@@ -19,6 +19,7 @@ from quire.engine.wire.errors import EngineError
 from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
+_COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics show it
 
@@ -34,13 +35,26 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], free: Callable[[], None]
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        free: Callable[[], None],
+        *,
+        keepalive: float,
+        error: Callable[[ApiError], bytes] = lambda error: event(error.body()),
+        done: bytes = DONE,
     ) -> None:
-        """`free` is called at the end, whatever that is."""
+        """`free` is called at the end, whatever that is; `error` writes one in the middle, `done` stands behind all.
+
+        `keepalive`: seconds of silence after which a comment is sent, as proxies cut silent connections; 0: never.
+        """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._free = free
+        self._keepalive = keepalive
+        self._error = error
+        self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -52,10 +66,45 @@ class EventStream(Response):
             self._free()
 
     async def _send_events(self, send: Send) -> None:
-        async with aclosing(_with_errors(self._events)) as events:
-            async for data in events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+        clock = asyncio.get_running_loop().time
+        said = clock()
+
+        async def keep_alive() -> None:
+            while True:
+                await asyncio.sleep(said + self._keepalive - clock())
+                if clock() >= said + self._keepalive:
+                    await say(_COMMENT)
+
+        async def say(data: bytes) -> None:
+            nonlocal said
+            said = clock()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        keeper = asyncio.ensure_future(keep_alive()) if self._keepalive else None
+        try:
+            async with aclosing(self._with_errors()) as events:
+                async for data in events:
+                    await say(data)
+        finally:
+            if keeper is not None:
+                keeper.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _with_errors(self) -> AsyncGenerator[bytes, None]:
+        """The events, with an error in the middle as an event of its own, and the end behind all."""
+        async with aclosing(self._events) as events:
+            try:
+                async for data in events:
+                    yield data
+            except ApiError as error:
+                yield self._error(error)
+            except (EngineError, PromptError) as error:
+                yield self._error(as_api_error(error))
+            except Exception:  # the stream's edge: the client must see an end
+                logger.exception("a stream failed")
+                yield self._error(Internal("Internal server error"))
+            if self._done:
+                yield self._done
 
 
 async def answer(
@@ -70,22 +119,6 @@ async def answer(
     if task.cancelled():
         return Response(status_code=_CLIENT_CLOSED)
     return Response(task.result().model_dump_json(), headers=dict(headers), media_type="application/json")
-
-
-async def _with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The events, with an error in the middle as an event of its own, and `[DONE]` behind all."""
-    async with aclosing(events):
-        try:
-            async for data in events:
-                yield data
-        except ApiError as error:
-            yield event(error.body())
-        except (EngineError, PromptError) as error:
-            yield event(as_api_error(error).body())
-        except Exception:  # the stream's edge: the client must see an end
-            logger.exception("a stream failed")
-            yield event(Internal("Internal server error").body())
-        yield DONE
 
 
 async def _first(work: asyncio.Future[Any], gone: Coroutine[Any, Any, None]) -> None:

@@ -11,7 +11,7 @@ from quire import __version__
 from quire.api import errors
 from quire.api.fields import HEADER as IGNORED_FIELDS
 from quire.api.identity import REQUEST_ID
-from quire.api.routes import chat, completions, health, models
+from quire.api.routes import chat, completions, health, messages, models
 from quire.api.served import Services
 from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
 from quire.config.options import ServerOptions
@@ -24,7 +24,7 @@ def create_app(services: Services, metrics: Metrics, server: ServerOptions) -> A
     """The whole HTTP side as one ASGI callable."""
     app = FastAPI(title="Quire", version=__version__, root_path=server.root_path)
     errors.install(app)
-    for module in (completions, chat, models, health):
+    for module in (completions, chat, messages, models, health):
         app.include_router(module.router(services))
 
     @app.get("/metrics", response_class=Response)

@@ -72,19 +72,25 @@ def authentication(keys: Sequence[str]) -> Middleware:
             if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS:
                 await app(scope, receive, send)
                 return
-            scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-            known = [hmac.compare_digest(given.strip().encode(), key) for key in accepted]  # look at every key, always
-            if scheme.lower() == "bearer" and any(known):
+            given = _key_of(Headers(scope=scope))
+            known = [hmac.compare_digest(given, key) for key in accepted]  # look at every key, always
+            if any(known):
                 await app(scope, receive, send)
             elif scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008, "reason": "a valid API key is needed"})
             else:
                 refusal = Unauthorized("A valid API key is needed.", headers={"WWW-Authenticate": "Bearer"})
-                await refusal.response()(scope, receive, send)
+                await refusal.response(scope["path"])(scope, receive, send)
 
         return handle
 
     return layer
+
+
+def _key_of(headers: Headers) -> bytes:
+    """The key that a client gives, by OpenAI's header or Anthropic's."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return (token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode()
 
 
 def body_limit(most: int) -> Middleware:
@@ -98,7 +104,7 @@ def body_limit(most: int) -> Middleware:
             refusal = TooLarge(f"The body is larger than the {most} bytes that this server takes.")
             announced = Headers(scope=scope).get("content-length", "0")
             if announced.isdigit() and int(announced) > most:  # a client that waits for 100 need not send it at all
-                await refusal.response()(scope, receive, send)
+                await refusal.response(scope["path"])(scope, receive, send)
                 return
             received = 0
 

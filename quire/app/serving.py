@@ -56,6 +56,7 @@ async def _serve(
             strict_fields=settings.strict_fields,
             trust_request_chat_template=settings.trust_request_chat_template,
             stall_timeout=settings.stall_timeout,
+            sse_keepalive=settings.sse_keepalive,
         )
         metrics = Metrics(
             max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names

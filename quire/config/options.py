@@ -53,6 +53,9 @@ class ServerOptions(Options):
     ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
     ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
     strict_fields: Flag = Field(False, description="refuse request fields that nobody knows instead of naming them")
+    sse_keepalive: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        15.0, description="seconds after which a stream that has nothing to say sends a comment; 0: never"
+    )
     drain_timeout: Seconds = Field(30.0, description="seconds that running requests get to finish at SIGTERM")
     stall_timeout: Seconds = Field(120.0, description="seconds without progress after which /health turns red")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe message to log")

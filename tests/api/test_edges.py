@@ -35,6 +35,22 @@ async def test_a_client_that_leaves_a_stream_frees_its_request(tmp_path: Path) -
         assert server.services.models[0].client.in_flight == 0
 
 
+async def test_a_silent_stream_shows_that_it_is_alive(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("late"))
+    core.hold.set()
+    async with running_server(tmp_path, core, sse_keepalive=0.02) as server:
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with server.http.stream("POST", CHAT, json=body) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": keep-alive"
+            core.hold.clear()
+            core.allow(10)
+            rest = [line async for line in lines]
+    assert rest[-2] == "data: [DONE]"
+    assert "late" in "".join(json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in rest
+                             if line.startswith("data: {"))  # fmt: skip
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_before_any_answer_frees_its_request(tmp_path: Path, stream: bool) -> None:
     core = FakeCore()

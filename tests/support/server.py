@@ -81,6 +81,7 @@ async def running_server(
             strict_fields=options.strict_fields,
             trust_request_chat_template=options.trust_request_chat_template,
             stall_timeout=options.stall_timeout,
+            sse_keepalive=options.sse_keepalive,
         )
         app = create_app(services, metrics, options)
         url = await stack.enter_async_context(listening(app))

@@ -42,7 +42,7 @@ def router(services: Services) -> APIRouter:
         call = await _prepare(body, model, services, answer_id("cmpl", request, body.request_id))
         free = admit(model.client, len(call.requests), "prompt" if len(call.prompts) > 1 else "n")
         if body.stream:
-            return EventStream(_chunks(call), headers, free)
+            return EventStream(_chunks(call), headers, free, keepalive=services.sse_keepalive)
         return await answer(request, _complete(call), headers, free)
 
     return routes
