@@ -9,6 +9,7 @@ from quire.api.reasoning import ReasoningSplitter, ReasoningTags
 from quire.api.structured.constraint import Thought
 from quire.api.tools.calls import Parsed
 from quire.api.tools.choice import ToolPlan
+from quire.api.tools.registry import ToolFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +21,14 @@ class Reading:
         prompt: as its template made it.
         continued: the message that the answers go on with.
         plan: of the tools, if calls are to be found.
+        whole: the format that all of the model's answers have, if they have one.
     """
 
     tags: ReasoningTags | None
     prompt: str | None
     continued: str = ""
     plan: ToolPlan | None = None
+    whole: ToolFormat | None = None
 
     def parser(self) -> AnswerParser:
         """A parser of one answer."""
@@ -33,12 +36,20 @@ class Reading:
 
     def splitter(self) -> ReasoningSplitter | None:
         """What splits the reasoning off."""
-        return None if self.tags is None else ReasoningSplitter(self.tags, self.prompt, self.continued)
+        if self.tags is None or self.whole is not None:
+            return None
+        return ReasoningSplitter(self.tags, self.prompt, self.continued)
+
+    def counter(self, text_of: Callable[[int], str]) -> ReasoningCounter:
+        """What counts the reasoning tokens of one answer, given the texts of tokens."""
+        return ReasoningCounter(self.parser(), text_of)
 
     @property
     def thought(self) -> Thought:
         """What may come before a structured answer."""
         splitter = self.splitter()
+        if self.whole is not None and self.tags is not None:
+            return Thought.POSSIBLE
         if splitter is None or splitter.in_content:
             return Thought.NONE
         return Thought.OPEN if splitter.in_reasoning else Thought.POSSIBLE
@@ -50,7 +61,9 @@ class AnswerParser:
     def __init__(self, reading: Reading) -> None:
         self._splitter = reading.splitter()
         plan = self._plan = reading.plan
-        self._tools = None if plan is None else plan.format.parser(plan.schemas)
+        form = reading.whole if plan is None else plan.format
+        self._tools = None if form is None else form.parser({} if plan is None else plan.schemas)
+        self._whole = reading.whole is not None
         self.called = False
 
     def push(self, text: str, *, last: bool = False) -> Parsed:
@@ -58,13 +71,29 @@ class AnswerParser:
         reasoning, content = "", text
         if self._splitter is not None:
             reasoning, content = self._splitter.push(text, last=last)
-        if self._tools is None or self._plan is None:
+        if self._tools is None:
             return Parsed(reasoning, content)
         parsed = self._tools.push(content, last=last)
-        parsed.reasoning = reasoning
-        parsed.calls = [call for call in parsed.calls if self._plan.several or call.index == 0]
+        parsed.reasoning += reasoning
+        if self._plan is None:  # nobody asked for calls: what they say is text
+            parsed.content += "".join(call.arguments for call in parsed.calls)
+            parsed.calls = []
+        elif not self._plan.several:
+            parsed.calls = [call for call in parsed.calls if call.index == 0]
         self.called = self.called or bool(parsed.calls)
         return parsed
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether reasoning is being read."""
+        return (
+            self._tools is not None and self._tools.thinking if self._splitter is None else self._splitter.in_reasoning
+        )
+
+    @property
+    def past_reasoning(self) -> bool:
+        """Whether none will come any more."""
+        return self._splitter.in_content if self._splitter is not None else not self._whole
 
     def finish_reason(self, given: str | None) -> str | None:
         """Why the answer ended, given why the text did."""
@@ -74,17 +103,17 @@ class AnswerParser:
 class ReasoningCounter:
     """Counts the tokens from the start tag's to the end tag's."""
 
-    def __init__(self, splitter: ReasoningSplitter | None, text_of: Callable[[int], str]) -> None:
-        self._splitter = splitter
+    def __init__(self, parser: AnswerParser, text_of: Callable[[int], str]) -> None:
+        self._parser = parser
         self._text_of = text_of
 
     def count(self, tokens: Sequence[int]) -> int:
         """How many of the next tokens belong to the reasoning."""
-        splitter, found = self._splitter, 0
+        parser, found = self._parser, 0
         for token in tokens:
-            if splitter is None or splitter.in_content:
+            if parser.past_reasoning:
                 break
-            reasoned = splitter.in_reasoning
-            splitter.push(self._text_of(token))
-            found += reasoned or splitter.in_reasoning
+            reasoned = parser.in_reasoning
+            parser.push(self._text_of(token))
+            found += reasoned or parser.in_reasoning
         return found

@@ -56,7 +56,7 @@ class ChatCall:
 
     def counter(self) -> ReasoningCounter:
         """Counts the reasoning tokens of one answer."""
-        return ReasoningCounter(self.reading.splitter(), self.model.renderer.tokenizer.token_text)
+        return self.reading.counter(self.model.renderer.tokenizer.token_text)
 
     def tally(self) -> Tally:
         """Counts all tokens."""
@@ -83,7 +83,8 @@ async def prepare_chat(body: ChatRequest, services: Services, call_id: str) -> C
     max_tokens = room_for_output(prompt, model, body.max_completion_tokens or body.max_tokens)
     final_text = model.renderer.final_text(conversation) if body.echo or body.continue_final_message else ""
     continued = final_text if body.continue_final_message else ""
-    reading = Reading(tags=model.reasoning, prompt=rendered.text, continued=continued, plan=plan)
+    whole = model.tools if model.tools is not None and model.tools.whole else None
+    reading = Reading(tags=model.reasoning, prompt=rendered.text, continued=continued, plan=plan, whole=whole)
     params = sampling_params(
         body,
         model,

@@ -48,10 +48,13 @@ REASONING: Mapping[str, ReasoningTags] = {
     "ernie45": ReasoningTags(begun=True, wrapper=("<response>", "</response>")),
     "olmo3": _BEGUN,
     "nemotron_v3": _THINK,
+    # The tags as grammars need them; answers are read by the form that tools have there.
+    "openai_gptoss": ReasoningTags(("<|channel|>analysis<|message|>",), ("<|end|><|start|>assistant",)),
 }
 
 # What a chat template has to contain, of which the first that does decides.
 _SIGNS = (
+    ("<|channel|>", "openai_gptoss"),
     ("<seed:think>", "seed_oss"),
     ("[THINK]", "mistral"),
     ("Here is my thought process", "granite"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.api.answer import ReasoningCounter
+from quire.api.answer import Reading
 from quire.api.reasoning import REASONING, ReasoningSplitter, ReasoningTags, reasoning_of, tags_named
 from quire.config.parsers import REASONING_PARSERS
 
@@ -69,7 +69,7 @@ def test_a_continued_message_may_have_begun_to_reason(continued: str, text: str,
 def test_tokens_of_the_reasoning_are_counted() -> None:
     texts = ["<think>", "a", "b", "</think>", "c"]
     for size in (1, 2, 5):
-        counter = ReasoningCounter(ReasoningSplitter(TAGS, None), texts.__getitem__)
+        counter = Reading(tags=TAGS, prompt=None).counter(texts.__getitem__)
         tokens = list(range(5))
         assert sum(counter.count(tokens[i : i + size]) for i in range(0, 5, size)) == 4
 
@@ -96,6 +96,7 @@ RECORDED = [
     ("ernie45", "a\n</think>\n\n<response>\nb\n\nc\n</response>\n", ("a", "b\n\nc")),
     ("olmo3", "a</think>b", ("a", "b")),
     ("nemotron_v3", "<think></think>b", ("", "b")),
+    ("openai_gptoss", "<|channel|>analysis<|message|>a<|end|><|start|>assistantb", ("a", "b")),
 ]
 
 

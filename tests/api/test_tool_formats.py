@@ -105,6 +105,15 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "",
         [("get_weather", {"days": 3}), NOW],
     ),
+    (
+        "openai",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"days": 3}<|call|>'
+        "<|start|>assistant to=functions.now<|channel|>commentary<|message|>{}",
+        "One moment.",
+        [("get_weather", {"days": 3}), NOW],
+    ),
     ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', "", [NOW]),
     ("internlm", 'Ok<|action_start|><|plugin|>{"name": "get_weather", "parameters": {"days": 3}}<|action_end|>', "Ok",
      [("get_weather", {"days": 3})]),
@@ -177,6 +186,16 @@ def test_arguments_come_before_they_are_complete(name: str) -> None:
     parser = FORMATS[name].parser(SCHEMAS)
     seen = [parser.push(char) for char in text]
     assert any(part.calls and part.calls[0].name for part in seen)
+
+
+def test_harmony_holds_reasoning_and_answer() -> None:
+    text = "<|channel|>analysis<|message|>hm, 5<|end|><|start|>assistant<|channel|>final<|message|>Five."
+    for pieces in ([text], list(text)):
+        parser = FORMATS["openai"].parser({})
+        parts = [*(parser.push(piece) for piece in pieces), parser.push("", last=True)]
+        assert "".join(part.reasoning for part in parts) == "hm, 5"
+        assert "".join(part.content for part in parts) == "Five."
+    assert FORMATS["openai"].parser({}).push("no channels", last=True).content == "no channels"
 
 
 def test_each_call_has_an_id_of_its_own() -> None:

@@ -191,3 +191,34 @@ async def test_without_a_known_format_tools_are_refused_unless_none(tmp_path: Pa
         assert answer.status_code == 400
         assert "--tool-call-parser" in answer.json()["error"]["message"]
         assert (await server.post(PATH, {**ASK, "tool_choice": "none"})).status_code == 200
+
+
+async def test_gpt_oss_answers_on_channels(tmp_path: Path) -> None:
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}'
+    for text, content, calls in (
+        (f"{thought}<|channel|>final<|message|>Sunny.", "Sunny.", []),
+        (f"{thought}{call}", None, [("weather", {"city": "Rome"})]),
+    ):
+        core = FakeCore(answer=says(text))
+        async with running_server(tmp_path, core, tool_call_parser="openai") as server:
+            answer = (await server.post(PATH, ASK)).json()
+            chunks = await stream(server)
+            plain = (await ask(server, tools=None))["message"]
+        message = answer["choices"][0]["message"]
+        assert message["reasoning"] == plain["reasoning"] == "hm"
+        assert message["content"] == content
+        assert [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in
+                message.get("tool_calls", ())] == calls  # fmt: skip
+        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+        assert "".join(chunk["delta"].get("reasoning", "") for chunk in chunks) == "hm"
+        assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == (content or "")
+
+
+async def test_gpt_oss_holds_its_answer_to_a_form_on_the_final_channel(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("<|channel|>final<|message|>a"))
+    async with running_server(tmp_path, core, tool_call_parser="openai", reasoning_parser="openai_gptoss") as server:
+        await ask(server, tools=None, guided_choice=["a"])
+    (grammar,) = [message.params.grammar for message in core.received if isinstance(message, AddRequest)]
+    assert '\\"<|channel|>final<|message|>\\"' in grammar
+    assert '\\"<|channel|>analysis<|message|>\\"' in grammar

@@ -13,8 +13,7 @@ import httpx
 import uvicorn
 
 from quire.api.defaults import read_defaults
-from quire.api.parsers import tool_format
-from quire.api.reasoning import ReasoningTags
+from quire.api.parsers import reasoning_tags, tool_format
 from quire.api.served import ServedModel, Services
 from quire.api.structured.checker import GrammarChecker
 from quire.app.factory import create_app
@@ -68,7 +67,7 @@ async def running_server(
                 renderer=Renderer(folder, tokenizer, options, INFO.max_model_len),
                 info=INFO,
                 defaults=read_defaults(folder, tokenizer, options.generation_config),
-                reasoning=ReasoningTags() if options.reasoning_parser == "auto" else None,
+                reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
                 grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
                 by_priority=options.scheduling_policy == "priority",

@@ -39,6 +39,7 @@ def grammar_of(
     tags: ReasoningTags | None = None,
     thought: Thought = Thought.NONE,
     plan: ToolPlan | None = None,
+    lead: str = "",
 ) -> str:
     """The grammar.
 
@@ -48,6 +49,7 @@ def grammar_of(
         tags: around the reasoning, if there is any.
         thought: what there may be of it.
         plan: of tools whose calls are held to a form; one that has to come takes the place of `structure`.
+        lead: what the model writes before an answer that is no call.
 
     Raises:
         InvalidRequest: it is not understood. Whether the grammar is one is only seen when it is compiled.
@@ -55,6 +57,8 @@ def grammar_of(
     writer = GrammarWriter(special)
     try:
         answer = None if structure is None else _expression(writer, structure)
+        if answer is not None and lead:
+            answer = writer.rule(f"{writer.text(lead)} {answer}")
     except ValueError as error:
         raise InvalidRequest(f"The grammar cannot be read: {error}", "structured_outputs") from error
     if plan is not None and (answer is None or plan.required or plan.writable):
@@ -165,5 +169,6 @@ async def checked_grammar(
         return ""
     if model.grammars is None:
         _refuse("This model has no structured outputs.")
-    write = partial(grammar_of, structure, tags=model.reasoning, thought=thought, plan=plan)
+    lead = "" if model.tools is None else model.tools.answer
+    write = partial(grammar_of, structure, tags=model.reasoning, thought=thought, plan=plan, lead=lead)
     return await model.grammars.make(write, "tools" if structure is None else body.structure_field)

@@ -65,7 +65,7 @@ class GrammarWriter:
 
     def until(self, end: str) -> str:
         """Any text up to the first `end`, and that."""
-        if end in self._special:
+        if end.startswith(tuple(self._special)):
             return self.rule(f"{self.anything()} {self.text(end)}")
         return self.rule(f"{self.anything()} {_quoted(end)}", "[lazy]")
 

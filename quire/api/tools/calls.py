@@ -62,6 +62,7 @@ class ToolParser:
         self._make_id = make_id
         self._found = Parsed()
         self._count = 0
+        self.thinking = False  # within reasoning, for forms that hold it
         self._steps = parse(self)
         self._blank = ""  # white space that is dropped if a call comes next
         self._after_call = False

@@ -54,7 +54,8 @@ class ToolPlan:
         if other is not None:
             return writer.rule(f"{calls} | {other}")
         # Where marks are special tokens, free text cannot hold them: a call is either as it should be, or none.
-        return writer.rule(f"{writer.anything()} {calls}?")
+        text = f"{writer.text(self.format.answer)} {writer.anything()}" if self.format.answer else ""
+        return writer.rule(f"{calls} | {text}" if text else f"{writer.anything()} {calls}?")
 
     def _held(self, name: str, schema: Any) -> Any:
         return schema if self.required or name in self.strict else _ANYTHING

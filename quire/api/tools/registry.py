@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from quire.api.structured.writer import GrammarWriter
 from quire.api.tools.calls import Schemas, Steps, ToolParser, random_id, short_id
+from quire.api.tools.harmony_form import HarmonyForm
 from quire.api.tools.json_form import JsonForm
 from quire.api.tools.marked_form import MarkedForm, kimi_name, last_part
 from quire.api.tools.python_form import BraceForm, PythonForm
@@ -31,11 +32,18 @@ class Writable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A form with its name and the ids that its calls get."""
+    """A form with its name and the ids that its calls get.
+
+    Attributes:
+        whole: every answer has the form, whether it calls or not, and its reasoning stands in it.
+        answer: what the model writes before an answer that is no call.
+    """
 
     name: str
     form: Form
     make_id: Callable[[int, str], str] = random_id
+    whole: bool = False
+    answer: str = ""
 
     def parser(self, schemas: Schemas) -> ToolParser:
         """Reads one answer, in which these functions may be called."""
@@ -134,6 +142,7 @@ class MistralForm:
         return JsonForm(begins=(self.begin,), as_list=True).grammar(writer, schemas, several=several)
 
 
+HARMONY = ToolFormat("openai", HarmonyForm(), whole=True, answer="<|channel|>final<|message|>")
 FORMATS: Mapping[str, ToolFormat] = {
     one.name: one
     for one in (
@@ -161,12 +170,14 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("phi4mini", JsonForm(begins=("functools",), as_list=True)),
         ToolFormat("minimax_m2", _MINIMAX),
         ToolFormat("seed_oss", _SEED),
+        HARMONY,
         ToolFormat("gemma", BraceForm(begin="<start_function_call>", end="<end_function_call>", quote="<escape>")),
     )
 }
 
 # What a chat template has to contain, of which the first that does decides.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>", "<|message|>"), "openai"),
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<seed:tool_call>",), "seed_oss"),
     (("<start_function_call>",), "gemma"),
