@@ -24,6 +24,7 @@ from training.tokens import load_or_build, padded_size
 
 CLIP = 1.0
 CHECKPOINT = "checkpoint.pt"
+EARLIER = "earlier.pt"  # weights that the last ones are averaged with
 TOKENIZER = "tokenizer.json"
 LOG_EVERY = 20
 
@@ -76,6 +77,14 @@ class Trainer:
         torch.save(state, fresh)
         fresh.replace(self.work / CHECKPOINT)
 
+    def average(self) -> None:
+        """Takes the mean of these weights and those of the recipe's earlier step, if the run came by there."""
+        path = self.work / EARLIER
+        if path.exists():
+            earlier: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+            now = self.model.state_dict()
+            self.model.load_state_dict({name: torch.lerp(earlier[name], now[name], 0.5) for name in now})
+
     def train(self, until: int, save_every: int, report: Callable[[str], None] = print) -> list[float]:
         """Trains to a step and returns the losses of the steps taken."""
         losses: list[float] = []
@@ -88,6 +97,8 @@ class Trainer:
             while self.step < until and self.recipe.phase_at(self.step)[0] is phase:
                 losses.append(self._take_step(list(islice(batches, phase.batches)), phase.rates, meter))
                 self.step += 1
+                if self.step == self.recipe.average_from:
+                    torch.save(self.model.state_dict(), self.work / EARLIER)
                 if self.step % LOG_EVERY == 0:
                     self._log(meter, phase.name, report)
                 if self.step % save_every == 0:

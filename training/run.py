@@ -65,6 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
     trainer.train(
         min(chosen.until or recipe.steps, recipe.steps), chosen.save_every, lambda line: print(line, flush=True)
     )
+    if trainer.step == recipe.steps:
+        trainer.average()
     export(trainer.model, trainer.tokenizer, chosen.out)
     print(f"exported to {chosen.out}", flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -16,6 +17,15 @@ from training.grammar import draw, fill, slots_of, tidy
 from training.noise import QUESTION, disturb
 from training.values import Values
 
+# Cities are not only named, at times they are described.
+WHERE = re.compile(r"\b(in|from|to|near|of|through|for) \{city\}")
+DESCRIBED = (
+    "{adjective} {city}",
+    "a {adjective} {city}",
+    "the {adjective} {city}",
+    "my {adjective} {city}",
+    "lovely {city}",
+)
 KEYS = ("name", "age", "city")
 SECTIONS = {
     "name_age_city": 10,
@@ -180,6 +190,8 @@ def _whole_text(keys: set[str], rng: Random) -> str:
 
 def _surrounded(pattern: str, rng: Random) -> str:
     """Now and then with words before that are no name, or after that are no city."""
+    if rng.random() < 0.08:
+        pattern = WHERE.sub(lambda found: f"{found[1]} {rng.choice(DESCRIBED)}", pattern, count=1)
     if pattern.startswith("{name}") and rng.random() < 0.3:
         pattern = f"{part('sentences', 'opening', rng)}, {pattern}"
     if pattern.endswith(".") and rng.random() < 0.12:

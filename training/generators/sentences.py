@@ -37,7 +37,8 @@ def record(keys: set[str], rng: Random) -> str:
         if "name" in keys and "age" in keys:
             order = ["name", "city"] if "city" in keys else ["name"]
             order.insert(rng.randrange(len(order) + 1), "age")
-        return part_of("dash", rng).join(f"{{{key}}}" for key in order)
+        head = part(BOOK, "heading", rng) + ": " if rng.random() < 0.4 else ""
+        return head + part_of("dash", rng).join(f"{{{key}}}" for key in order)
     given = rng.sample(sorted(keys), len(keys))
     labels = {key: part(BOOK, f"label_{key}", rng) for key in KEYS}
     equals = part_of("equals", rng)
