@@ -22,7 +22,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     """Ids 0..255 in the order of the byte-level alphabet, then the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     tokenizer.add_tokens([AddedToken(text, special=False) for text in THINK])
