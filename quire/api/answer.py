@@ -47,9 +47,9 @@ class Reading:
     @property
     def thought(self) -> Thought:
         """What may come before a structured answer."""
-        splitter = self.splitter()
         if self.whole is not None and self.tags is not None:
             return Thought.POSSIBLE
+        splitter = self.splitter()
         if splitter is None or splitter.in_content:
             return Thought.NONE
         return Thought.OPEN if splitter.in_reasoning else Thought.POSSIBLE

@@ -73,15 +73,13 @@ class ChatChunkWriter:
             self._begun = True
             yield from self._begin(usage)
         parsed = self._parser.push(delta.text, last=delta.finish_reason is not None)
-        pieces = list(self._pieces(parsed))
         if not self._plain or usage is not None or delta.finish_reason is not None:
-            yield from self._write_whole(delta, pieces, usage)
-            return
-        for piece in pieces:
-            if "content" in piece:
-                yield self._before + orjson.dumps(piece["content"]) + self._after
-            else:
+            yield from self._write_whole(delta, list(self._pieces(parsed)), usage)
+        elif parsed.calls or parsed.reasoning:
+            for piece in self._pieces(parsed):
                 yield self._chunk(piece, None)
+        elif parsed.content:  # nearly all chunks are this
+            yield self._before + orjson.dumps(parsed.content) + self._after
 
     def _pieces(self, parsed: Parsed) -> Iterator[dict[str, Any]]:
         """Deltas of the message, in the order of the text."""

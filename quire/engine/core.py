@@ -240,17 +240,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     grammars = Grammars(config.folder, loaded.vocab_size)
     sampler = Sampler(table, loaded.vocab_size, grammars.walk)
     runner = ModelRunner(loaded.model, PagedAttention(caches, table), table, sampler)
-    scheduler = Scheduler(
-        SchedulerLimits(
-            max_seqs=options.max_num_seqs,
-            max_tokens=options.max_num_batched_tokens,
-            max_model_len=context_len,
-            max_draft=options.num_speculative_tokens if options.speculation == "ngram" else 0,
-        ),
-        BlockPool(num_blocks, options.block_size),
-        hasher=hasher_named(options.prefix_hash) if options.prefix_caching else None,
-        by_priority=options.scheduling_policy == "priority",
-    )
+    scheduler = _scheduler(options, context_len, num_blocks)
 
     def check() -> None:
         scheduler.check()
@@ -282,6 +272,21 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         cache_bytes=num_blocks * per_block,
     )
     return core, info
+
+
+def _scheduler(options: EngineOptions, context_len: int, num_blocks: int) -> Scheduler:
+    limits = SchedulerLimits(
+        max_seqs=options.max_num_seqs,
+        max_tokens=options.max_num_batched_tokens,
+        max_model_len=context_len,
+        max_draft=options.num_speculative_tokens if options.speculation == "ngram" else 0,
+    )
+    return Scheduler(
+        limits,
+        BlockPool(num_blocks, options.block_size),
+        hasher=hasher_named(options.prefix_hash) if options.prefix_caching else None,
+        by_priority=options.scheduling_policy == "priority",
+    )
 
 
 def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -> int:

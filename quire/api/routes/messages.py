@@ -28,7 +28,6 @@ def router(services: Services) -> APIRouter:
     @routes.post("/v1/messages", responses={200: {"model": AnsweredMessage}}, response_model=None)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
-        fields.judge(body, strict=services.strict_fields)
         call = await prepare_chat(as_chat(body), services, answer_id("msg", request, None))
         unread = [name for name in call.unread if name != "chat_template_kwargs.enable_thinking"]
         if body.output_config is not None and body.output_config.effort is not None:

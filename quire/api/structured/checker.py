@@ -43,10 +43,6 @@ class GrammarChecker:
             raise InvalidRequest(f"The structured output cannot be had: {problem}", param)
         return grammar
 
-    def close(self) -> None:
-        """Let the worker threads end."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
-
     def _make(self, write: Callable[[Mapping[str, int]], str]) -> tuple[str, str | None]:
         tokens = self._tokens = self._tokens or GrammarTokens(*self._given)
         grammar = write(tokens.special)

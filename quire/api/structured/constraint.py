@@ -57,8 +57,8 @@ def grammar_of(
     writer = GrammarWriter(special)
     try:
         answer = None if structure is None else _expression(writer, structure)
-        if answer is not None and lead:
-            answer = writer.rule(f"{writer.text(lead)} {answer}")
+        if answer is not None:
+            answer = writer.sequence(writer.text(lead), answer)
     except ValueError as error:
         raise InvalidRequest(f"The grammar cannot be read: {error}", "structured_outputs") from error
     if plan is not None and (answer is None or plan.required or plan.writable):
@@ -70,9 +70,9 @@ def _after_thought(writer: GrammarWriter, answer: str, tags: ReasoningTags | Non
     """The expression behind what there may be of reasoning."""
     if tags is None or thought is Thought.NONE:
         return answer
-    ends = writer.rule(" | ".join(writer.until(end) for end in tags.ends))
+    ends = writer.either(writer.until(end) for end in tags.ends)
     rest = f"{ends} {writer.spaces()}"
-    start = writer.rule(" | ".join(map(writer.text, tags.starts)))
+    start = writer.either(map(writer.text, tags.starts))
     if thought is Thought.OPEN:
         return f"{start}? {rest} {answer}" if tags.begun else f"{rest} {answer}"
     block = writer.rule(f"{start} {rest}")

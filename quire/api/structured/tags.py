@@ -24,9 +24,8 @@ def triggered(writer: GrammarWriter, triggers: Sequence[str], tags: Sequence[tup
         if trigger is None:
             raise InvalidRequest(f"No trigger is how the tag {begin!r} begins.", "structural_tag")
         rest = begin[len(trigger) :]
-        pieces = (writer.until(trigger), writer.text(rest) if rest else "", content, writer.text(end) if end else "")
-        rules.append(writer.rule(" ".join(piece for piece in pieces if piece)))
-    any_tag = writer.rule(" | ".join(rules))
+        rules.append(writer.sequence(writer.until(trigger), writer.text(rest), content, writer.text(end)))
+    any_tag = writer.either(rules)
     count = ("" if at_least_one else "?") if only_one else "+" if at_least_one else "*"
     return writer.rule(f"{any_tag}{count}" if only_one else f"{any_tag}{count} {writer.anything()}")
 
@@ -43,7 +42,7 @@ def tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
     try:
         match kind:
             case "const_string":
-                return writer.text(_text(node, "value"))
+                return writer.sequence(writer.text(_text(node, "value")))
             case "json_schema":
                 return writer.json(node["json_schema"])
             case "regex":
@@ -53,9 +52,9 @@ def tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
             case "any_text":
                 return writer.anything()
             case "sequence":
-                return writer.rule(" ".join(tree(writer, each, depth + 1) for each in node["elements"]))
+                return writer.sequence(*(tree(writer, each, depth + 1) for each in node["elements"]))
             case "or":
-                return writer.rule(" | ".join(tree(writer, each, depth + 1) for each in node["elements"]))
+                return writer.either(tree(writer, each, depth + 1) for each in node["elements"])
             case "tag":
                 return _tag(writer, node, depth)
             case "triggered_tags":
@@ -72,11 +71,8 @@ def _tag(writer: GrammarWriter, node: Mapping[str, Any], depth: int) -> str:
     begin, end = _text(node, "begin"), _text(node, "end")
     content = node["content"]
     if content.get("type") == "any_text" and end:
-        inside = writer.until(end)
-    else:
-        inside = " ".join(piece for piece in (tree(writer, content, depth + 1), writer.text(end) if end else "")
-                          if piece)  # fmt: skip
-    return writer.rule(f"{writer.text(begin)} {inside}" if begin else inside)
+        return writer.sequence(writer.text(begin), writer.until(end))
+    return writer.sequence(writer.text(begin), tree(writer, content, depth + 1), writer.text(end))
 
 
 def _triggered_tags(writer: GrammarWriter, node: Mapping[str, Any], depth: int) -> str:
@@ -88,11 +84,11 @@ def _triggered_tags(writer: GrammarWriter, node: Mapping[str, Any], depth: int) 
 
 
 def _separated(writer: GrammarWriter, node: Mapping[str, Any], depth: int) -> str:
-    tag = writer.rule(" | ".join(_tag(writer, each, depth + 1) for each in node["tags"]))
+    tag = writer.either(_tag(writer, each, depth + 1) for each in node["tags"])
     optional = "" if node.get("at_least_one") else "?"
     if node.get("stop_after_first"):
         return writer.rule(f"{tag}{optional}")
-    more = writer.rule(f"{writer.text(_text(node, 'separator'))} {tag}")
+    more = writer.sequence(writer.text(_text(node, "separator")), tag)
     return writer.rule(f"{writer.rule(f'{tag} {more}*')}{optional}")
 
 

@@ -25,12 +25,12 @@ class GrammarWriter:
         self._grammars: list[dict[str, Any]] = []
 
     def text(self, text: str) -> str:
-        """This text; special tokens in it are meant as such."""
+        """This text, nothing if it is empty; special tokens in it are meant as such."""
         pieces, at = [], 0
         for mark in self._marks.finditer(text):
             pieces += [_quoted(text[at : mark.start()]), f"<[{self._special[mark[0]]}]>"]
             at = mark.end()
-        return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece) or '""'
+        return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece)
 
     def json(self, schema: Any, *, spaces: int = _MOST_SPACES) -> str:
         """JSON of a schema, with so many spaces in a row at most, if the schema does not say how many."""
@@ -55,7 +55,7 @@ class GrammarWriter:
 
     def choice(self, texts: Iterable[str]) -> str:
         """One of several texts."""
-        return self.rule(" | ".join(dict.fromkeys(map(self.text, texts))))
+        return self.either(dict.fromkeys(self.text(text) or '""' for text in texts))
 
     def anything(self) -> str:
         """Any text without special tokens."""
@@ -79,6 +79,15 @@ class GrammarWriter:
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {expression}")
         return name
+
+    def sequence(self, *pieces: str) -> str:
+        """One after the other, without those that are nothing."""
+        given = [piece for piece in pieces if piece]
+        return given[0] if len(given) == 1 else self.rule(" ".join(given) or '""')
+
+    def either(self, expressions: Iterable[str]) -> str:
+        """One of several."""
+        return self.rule(" | ".join(expressions))
 
     def finish(self, start: str) -> str:
         """The whole grammar, which begins with an expression."""

@@ -49,12 +49,12 @@ class HarmonyForm:
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, several: bool) -> str:
         """An expression for one or more calls of these functions."""
         calls = [
-            writer.rule(
-                writer.text(f"{self.channel}commentary to=functions.{name} {self.constrain}json{self.message}")
-                + f" {writer.json(schema, spaces=2)}"
+            writer.sequence(
+                writer.text(f"{self.channel}commentary to=functions.{name} {self.constrain}json{self.message}"),
+                writer.json(schema, spaces=2),
             )
             for name, schema in schemas.items()
         ]
-        one = writer.rule(" | ".join(calls))
+        one = writer.either(calls)
         again = writer.text(f"{self.ends[1]}{self.start}assistant")
         return writer.rule(f"{one} ({again} {one})*") if several else one

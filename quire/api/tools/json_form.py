@@ -52,14 +52,13 @@ class JsonForm:
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, several: bool) -> str:
         """An expression for one or more calls of these functions."""
         call = writer.json({"anyOf": [self._schema(name, schema) for name, schema in schemas.items()]}, spaces=2)
-        begin = writer.text(self.begins[0]) if self.begins else ""
-        end = writer.text(self.end) if self.end else ""
+        begin, end = writer.text("".join(self.begins[:1])), writer.text(self.end)
         if self.as_list:
             more = f'("," " "? {call})*' if several else ""
-            return writer.rule(f'{begin} "[" {call} {more} "]" {end}')
+            return writer.sequence(begin, '"["', call, more, '"]"', end)
         line = '"\\n"' if self.end.startswith("<") else ""
-        one = writer.rule(f"{begin} {line} {call} {line} {end}")
-        between = writer.text(self.separator) if self.separator else '"\\n"'
+        one = writer.sequence(begin, line, call, line, end)
+        between = writer.text(self.separator or "\n")
         return writer.rule(f"{one} ({between} {one})*") if several and (self.separator or self.begins) else one
 
     def _schema(self, name: str, arguments: object) -> dict[str, object]:

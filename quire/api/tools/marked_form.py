@@ -75,12 +75,12 @@ class MarkedForm:
         """An expression for one or more calls of these functions."""
         before, behind = self.header
         calls = [
-            writer.rule(
-                f"{writer.text(self.begin + before + name + behind + self.header_end)} {writer.json(schema, spaces=2)} "
-                + (writer.text(self.fence + self.end) if self.fence or self.end else "")
+            writer.sequence(
+                writer.text(self.begin + before + name + behind + self.header_end),
+                writer.json(schema, spaces=2),
+                writer.text(self.fence + self.end),
             )
             for name, schema in schemas.items()
         ]
-        one = writer.rule(" | ".join(calls))
-        first, last = (writer.text(mark) if mark else "" for mark in self.section)
-        return writer.rule(f"{first} {one}{'+' if several else ''} {last}")
+        first, last = map(writer.text, self.section)
+        return writer.sequence(first, writer.either(calls) + ("+" if several else ""), last)

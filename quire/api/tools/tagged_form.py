@@ -60,11 +60,10 @@ class TaggedForm:
                 for key, of in _properties(schemas, name).items()
             ]
             head = self.function[0] + name + (self.function[1] or "")
-            calls.append(writer.rule(" ".join([writer.text(head + "\n"), *pieces, writer.text(self.function[2])])))
-        one = writer.rule(" | ".join(calls))
-        first, last = (writer.text(mark + "\n" if mark else "") if mark else "" for mark in self.wrapper)
-        whole = writer.rule(f"{first} {one} {last}")
-        return writer.rule(f"{whole}{'+' if several else ''}")
+            calls.append(writer.sequence(writer.text(head + "\n"), *pieces, writer.text(self.function[2])))
+        first, last = (writer.text(mark and mark + "\n") for mark in self.wrapper)
+        whole = writer.sequence(first, writer.either(calls), last)
+        return writer.rule(f"{whole}+") if several else whole
 
     def _argument(self, writer: GrammarWriter, key: str, schema: Mapping[str, Any], *, needed: bool) -> str:
         line = "\n" if self.padded else ""
@@ -76,8 +75,7 @@ class TaggedForm:
             value = writer.until(close)
         else:
             value = f"{writer.json(schema, spaces=2)} {writer.text(close)}"
-        newline = '"\\n"'
-        rule = writer.rule(f"{writer.text(head)} {value} {newline}")
+        rule = writer.sequence(writer.text(head), value, writer.text("\n"))
         return rule if needed else f"{rule}?"
 
     def _arguments(self, out: ToolParser, properties: Mapping[str, Any]) -> Steps:

@@ -50,11 +50,6 @@ class Grammars:
         compiled = self.prepare(params)
         return None if compiled is None else Walk(compiled, self._vocab_size, self._masks)
 
-    def close(self) -> None:
-        """Let the threads end."""
-        self._compiler.shutdown(wait=False, cancel_futures=True)
-        self._masks.shutdown(wait=False, cancel_futures=True)
-
     def _compile(self, grammar: str, ends: tuple[int, ...]) -> LLMatcher:
         if ends not in self._tokens:
             self._tokens[ends] = GrammarTokens(self._folder, self._vocab_size, ends)
