@@ -1,8 +1,8 @@
 """Attention over a paged KV cache. The torch reference gathers a sequence's pages before it multiplies; the compiled
 kernels read them in place.
 
-Keys and values lie as (kv_heads, blocks, block_size, dim), so that gathering copies whole pages and leaves each head's
-positions in order. Values may be a view of the keys (latent attention).
+Keys and values are (kv_heads, blocks, block_size, dim), so that gathering leaves each head's positions in order; how they
+lie in memory is free but for the last dimension. Values may be a view of the keys (latent attention).
 """
 
 from __future__ import annotations
@@ -45,18 +45,24 @@ def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tenso
     if native.take(keys, values, *new) and all(rows.stride(1) == rows.shape[2] for rows in new):
         _write_compiled(keys, values, slots, k, v)
         return
-    keys.flatten(1, 2).index_copy_(1, slots, k.transpose(0, 1))
+    block, offset = slots // keys.shape[2], slots % keys.shape[2]
+    keys[:, block, offset] = k.transpose(0, 1)
     if v is not None:
-        values.flatten(1, 2).index_copy_(1, slots, v.transpose(0, 1))
+        values[:, block, offset] = v.transpose(0, 1)
 
 
 def _write_compiled(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
-    size = keys.element_size()
     native.kernels.write_pages(
-        keys.data_ptr(), values.data_ptr(), slots.data_ptr(), k.data_ptr(), 0 if v is None else v.data_ptr(),
-        k.shape[0], k.shape[1], keys.shape[1] * keys.shape[2], k.shape[2] * size, 0 if v is None else v.shape[2] * size,
-        k.stride(0) * size, 0 if v is None else v.stride(0) * size,
+        native.CODES[keys.dtype], *_pages(keys), *_pages(values), slots.data_ptr(), k.data_ptr(),
+        0 if v is None else v.data_ptr(), k.shape[0], k.shape[1], keys.shape[2], k.shape[2],
+        0 if v is None else v.shape[2], k.stride(0), 0 if v is None else v.stride(0),
     )  # fmt: skip
+
+
+def _pages(pages: Tensor) -> tuple[int, int, int, int]:
+    """Where they are, and how far apart heads, blocks and rows lie."""
+    head, block, row, _ = pages.stride()
+    return pages.data_ptr(), head, block, row
 
 
 def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath) -> Tensor:
@@ -91,14 +97,14 @@ def _decode_in_place(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath
 ) -> Tensor:
     sequences, heads, key_dim = q.shape
-    kv_heads, blocks, block_size, value_dim = values.shape
+    kv_heads, _, block_size, value_dim = values.shape
     out = torch.empty((sequences, heads, value_dim), dtype=q.dtype)
     sinks = None if math.sinks is None else math.sinks.float()
     native.kernels.paged_decode(
-        native.CODES[q.dtype], q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), tables.data_ptr(),
+        native.CODES[q.dtype], q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), tables.data_ptr(),
         lengths.data_ptr(), 0 if sinks is None else sinks.data_ptr(), sequences, heads, kv_heads, q.stride(0),
-        key_dim, value_dim, keys.stride(2), values.stride(2), block_size, blocks * block_size, tables.stride(0),
-        math.window or 0, math.scale, math.softcap or 0.0, tables.numel() * block_size,
+        key_dim, value_dim, block_size, tables.stride(0), math.window or 0, math.scale, math.softcap or 0.0,
+        tables.numel() * block_size,
     )  # fmt: skip
     return out
 
@@ -146,14 +152,13 @@ def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length
 
 def _prefill_in_place(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
     tokens, heads, key_dim = q.shape
-    kv_heads, blocks, block_size, value_dim = values.shape
+    kv_heads, _, block_size, value_dim = values.shape
     out = torch.empty((tokens, heads, value_dim), dtype=q.dtype)
     sinks = None if math.sinks is None else math.sinks.float()
     native.kernels.paged_prefill(
-        q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), table.data_ptr(),
+        q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), table.data_ptr(),
         0 if sinks is None else sinks.data_ptr(), tokens, length, heads, kv_heads, q.stride(0), key_dim, value_dim,
-        keys.stride(2), values.stride(2), block_size, blocks * block_size, math.window or 0, math.scale,
-        math.softcap or 0.0,
+        block_size, math.window or 0, math.scale, math.softcap or 0.0,
     )  # fmt: skip
     return out
 

@@ -25,11 +25,16 @@ struct TurnHeads {  // token t lies at x + t * stride
     float eps, offset;
 };
 
-struct WritePages {  // strides between tokens in bytes; values may be null
-    void *key_pages, *value_pages;
+struct Pages {  // (heads, blocks, block_size, dim), which lie so far apart
+    void *data;
+    int64_t head, block, row;
+};
+
+struct WritePages {  // values may be null
+    Pages key_pages, value_pages;
     const int64_t *slots;
     const void *keys, *values;
-    int64_t tokens, heads, slots_per_head, key_bytes, value_bytes, key_stride, value_stride;
+    int64_t tokens, heads, block_size, key_dim, value_dim, key_stride, value_stride;
 };
 
 struct ActAndMul {
@@ -40,23 +45,23 @@ struct ActAndMul {
 };
 
 struct PagedDecode {
-    const void *q, *keys, *values;
+    const void *q;
+    Pages keys, values;
     void *out;
     const int32_t *tables;   // (sequences, table_stride) block tables
     const int64_t *lengths;  // (sequences,) positions, the query's own included
     const float *sinks;      // (heads,) or null
-    int64_t sequences, heads, kv_heads, q_stride, key_dim, value_dim, key_row, value_row, block_size, head_slots,
-        table_stride, window;  // rows of keys and values lie key_row and value_row apart; window 0: none
-    float scale, softcap;      // softcap 0: none
+    int64_t sequences, heads, kv_heads, q_stride, key_dim, value_dim, block_size, table_stride, window;  // 0: none
+    float scale, softcap;  // softcap 0: none
 };
 
 struct PagedPrefill {  // bfloat16; the queries of a sequence's last `tokens` positions
-    const void *q, *keys, *values;
+    const void *q;
+    Pages keys, values;
     void *out;
     const int32_t *table;  // the sequence's blocks
     const float *sinks;    // (heads,) or null
-    int64_t tokens, length, heads, kv_heads, q_stride, key_dim, value_dim, key_row, value_row, block_size, head_slots,
-        window;            // 0: none
+    int64_t tokens, length, heads, kv_heads, q_stride, key_dim, value_dim, block_size, window;  // 0: none
     float scale, softcap;  // softcap 0: none
 };
 

@@ -9,29 +9,30 @@ constexpr int64_t TILE = 4;     // query heads that share a load
 template <class Number>
 class Walk {
   public:
-    Walk(const Number *head, const int32_t *table, int64_t block_size, int64_t row, int64_t first)
-        : head_(head), table_(table + first / block_size), block_size_(block_size), row_(row), offset_(first % block_size) {}
+    Walk(const Number *head, const Pages &pages, const int32_t *table, int64_t block_size, int64_t first)
+        : head_(head), table_(table + first / block_size), block_(pages.block), row_(pages.row), size_(block_size),
+          offset_(first % block_size) {}
     const Number *next() {
-        if (offset_ == block_size_) offset_ = 0, table_++;
-        return head_ + (*table_ * block_size_ + offset_++) * row_;
+        if (offset_ == size_) offset_ = 0, table_++;
+        return head_ + *table_ * block_ + offset_++ * row_;
     }
     // Asks for the row one page ahead of the last: no hardware prefetcher can guess where that lies.
     void prefetch(int64_t numbers) const {
-        const char *ahead = (const char *)(head_ + (table_[1] * block_size_ + offset_ - 1) * row_);
+        const char *ahead = (const char *)(head_ + table_[1] * block_ + (offset_ - 1) * row_);
         for (int64_t byte = 0; byte < numbers * int64_t(sizeof(Number)); byte += 64) __builtin_prefetch(ahead + byte);
     }
 
   private:
     const Number *head_;
     const int32_t *table_;
-    int64_t block_size_, row_, offset_;
+    int64_t block_, row_, size_, offset_;
 };
 
 // Scores of the positions [first, last) for `count` query heads; q is float32, count rows of key_dim.
 template <class T, int count>
 void score(const PagedDecode &a, const float *q, const typename T::Number *head, const int32_t *table, int64_t first,
            int64_t last, float *scores) {
-    Walk<typename T::Number> walk(head, table, a.block_size, a.key_row, first);
+    Walk<typename T::Number> walk(head, a.keys, table, a.block_size, first);
     for (int64_t begin = first; begin < last; begin += LANES) {
         Floats totals[count][LANES];
         int64_t rows = std::min<int64_t>(LANES, last - begin);
@@ -64,7 +65,7 @@ void gather_part(const PagedDecode &a, const float *weights, const typename T::N
     Floats total[count][2 * width];
     for (int g = 0; g < count; g++)
         for (int i = 0; i < 2 * width; i++) total[g][i] = all(0.0f);
-    Walk<typename T::Number> walk(head, table, a.block_size, a.value_row, first);
+    Walk<typename T::Number> walk(head, a.values, table, a.block_size, first);
     for (int64_t position = first; position < last; position++) {
         const typename T::Number *value = walk.next();
         if (position + a.block_size < last) walk.prefetch(width * PAIR);
@@ -129,7 +130,7 @@ void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64
         T::load_pair(q + i, x, y);
         Float32::store_pair(wide + i, x, y);
     }
-    score<T, count>(a, wide, (const Number *)a.keys + kv_head * a.head_slots * a.key_row, table, first, last, scores);
+    score<T, count>(a, wide, row_of<const Number>(a.keys, kv_head, 0, 0), table, first, last, scores);
     int64_t end = (last - first + LANES - 1) / LANES * LANES;
     for (int g = 0; g < count; g++) {
         float *own = scores + g * CHUNK;
@@ -138,7 +139,7 @@ void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64
         largest[g] = -INFINITY;
         total[g] = weigh<Float32>(own, own, 0, end, largest[g]);
     }
-    gather<T, count>(a, scores, (const Number *)a.values + kv_head * a.head_slots * a.value_row, table, first, last, out);
+    gather<T, count>(a, scores, row_of<const Number>(a.values, kv_head, 0, 0), table, first, last, out);
 }
 
 struct Task {

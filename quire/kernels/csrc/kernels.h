@@ -75,18 +75,28 @@ void turn_heads(const TurnHeads &a) {
     }
 }
 
-// Keys and values (tokens, heads, dim) to their slots in pages (heads, slots, dim).
-inline void write_pages(const WritePages &a) {
-#pragma omp parallel for if (a.tokens * a.heads * (a.key_bytes + a.value_bytes) > 2 * SERIAL)
-    for (int64_t token = 0; token < a.tokens; token++)
+// Where a position of one head lies in pages.
+template <class Number>
+Number *row_of(const Pages &pages, int64_t head, int64_t block, int64_t offset) {
+    return (Number *)pages.data + head * pages.head + block * pages.block + offset * pages.row;
+}
+
+// Keys and values (tokens, heads, dim) to their slots = block * block_size + offset in pages.
+template <class T>
+void write_pages(const WritePages &a) {
+    typedef typename T::Number Number;
+#pragma omp parallel for if (a.tokens * a.heads * (a.key_dim + a.value_dim) > SERIAL)
+    for (int64_t token = 0; token < a.tokens; token++) {
+        int64_t block = a.slots[token] / a.block_size, offset = a.slots[token] % a.block_size;
+        const Number *key = (const Number *)a.keys + token * a.key_stride;
+        const Number *value = (const Number *)a.values + token * a.value_stride;
         for (int64_t head = 0; head < a.heads; head++) {
-            int64_t slot = head * a.slots_per_head + a.slots[token];
-            std::memcpy((char *)a.key_pages + slot * a.key_bytes,
-                        (const char *)a.keys + token * a.key_stride + head * a.key_bytes, a.key_bytes);
+            std::memcpy(row_of<Number>(a.key_pages, head, block, offset), key + head * a.key_dim, a.key_dim * sizeof *key);
             if (a.values)
-                std::memcpy((char *)a.value_pages + slot * a.value_bytes,
-                            (const char *)a.values + token * a.value_stride + head * a.value_bytes, a.value_bytes);
+                std::memcpy(row_of<Number>(a.value_pages, head, block, offset), value + head * a.value_dim,
+                            a.value_dim * sizeof *value);
         }
+    }
 }
 
 inline Floats activated(Floats x, int act) {
@@ -119,5 +129,5 @@ void act_and_mul(const ActAndMul &a) {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, turn_heads<T>, act_and_mul<T>, paged_decode<T>, write_pages, paged_prefill, linear, quantised_linear<T>};
+    return {rms_norm<T>, turn_heads<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill, linear, quantised_linear<T>};
 }

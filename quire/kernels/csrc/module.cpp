@@ -67,6 +67,7 @@ class Arguments {
         to = PyErr_Occurred() ? 0.0f : float(PyFloat_AsDouble(*values_++));
         return *this;
     }
+    Arguments &operator>>(Pages &to) { return *this >> to.data >> to.head >> to.block >> to.row; }
     template <class T>
     Arguments &operator>>(T *&to) {
         int64_t address;
@@ -125,11 +126,12 @@ PyObject *turn_heads(PyObject *, PyObject *const *values, Py_ssize_t count) {
 }
 
 PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 12);
+    Arguments in(values, count, 19);
+    int narrow;
     WritePages a;
-    in >> a.key_pages >> a.value_pages >> a.slots >> a.keys >> a.values >> a.tokens >> a.heads >> a.slots_per_head >>
-        a.key_bytes >> a.value_bytes >> a.key_stride >> a.value_stride;
-    return run(in, a.tokens * a.heads * (a.key_bytes + a.value_bytes), [&] { kernels[0]->write_pages(a); });
+    in >> narrow >> a.key_pages >> a.value_pages >> a.slots >> a.keys >> a.values >> a.tokens >> a.heads >> a.block_size >>
+        a.key_dim >> a.value_dim >> a.key_stride >> a.value_stride;
+    return run(in, a.tokens * a.heads * (a.key_dim + a.value_dim), [&] { kernels[narrow]->write_pages(a); });
 }
 
 PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -141,23 +143,22 @@ PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
 }
 
 PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 23);
+    Arguments in(values, count, 26);
     int narrow;
     PagedDecode a;
     in >> narrow >> a.q >> a.keys >> a.values >> a.out >> a.tables >> a.lengths >> a.sinks >> a.sequences >> a.heads >>
-        a.kv_heads >> a.q_stride >> a.key_dim >> a.value_dim >> a.key_row >> a.value_row >> a.block_size >>
-        a.head_slots >> a.table_stride >> a.window >> a.scale >> a.softcap;
+        a.kv_heads >> a.q_stride >> a.key_dim >> a.value_dim >> a.block_size >> a.table_stride >> a.window >> a.scale >>
+        a.softcap;
     int64_t positions = 0;
     in >> positions;
     return run(in, positions * a.heads * a.key_dim, [&] { kernels[narrow]->paged_decode(a); });
 }
 
 PyObject *paged_prefill(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 20);
+    Arguments in(values, count, 23);
     PagedPrefill a;
     in >> a.q >> a.keys >> a.values >> a.out >> a.table >> a.sinks >> a.tokens >> a.length >> a.heads >> a.kv_heads >>
-        a.q_stride >> a.key_dim >> a.value_dim >> a.key_row >> a.value_row >> a.block_size >> a.head_slots >> a.window >>
-        a.scale >> a.softcap;
+        a.q_stride >> a.key_dim >> a.value_dim >> a.block_size >> a.window >> a.scale >> a.softcap;
     return run(in, a.tokens * a.length * a.heads, [&] { kernels[1]->paged_prefill(a); });
 }
 

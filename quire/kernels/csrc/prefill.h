@@ -6,9 +6,12 @@
 // The two inputs of one output as they lie in a panel.
 inline uint32_t both(uint16_t first, uint16_t second) { return uint32_t(first) | uint32_t(second) << 16; }
 
+inline const uint16_t *row_at(const PagedPrefill &a, const Pages &pages, int64_t kv_head, int64_t position) {
+    return row_of<const uint16_t>(pages, kv_head, a.table[position / a.block_size], position % a.block_size);
+}
+
 // Keys of 32 positions as a panel of 32 outputs; behind the end they are 0.
 inline void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uint16_t *out) {
-    const uint16_t *head = (const uint16_t *)a.keys + kv_head * a.head_slots * a.key_row;
     uint32_t *words = (uint32_t *)(out + panel * PANEL * a.key_dim);
     for (int64_t at = 0; at < PANEL; at++) {
         int64_t position = panel * PANEL + at;
@@ -16,18 +19,15 @@ inline void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uin
             for (int64_t i = 0; i < a.key_dim / 2; i++) words[i * PANEL + at] = 0;
             continue;
         }
-        int64_t slot = a.table[position / a.block_size] * a.block_size + position % a.block_size;
-        const uint16_t *key = head + slot * a.key_row;
+        const uint16_t *key = row_at(a, a.keys, kv_head, position);
         for (int64_t i = 0; i < a.key_dim / 2; i++) words[i * PANEL + at] = both(key[2 * i], key[2 * i + 1]);
     }
 }
 
 // Values of 32 positions as that many inputs of all panels of outputs.
 inline void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t positions, uint16_t *out) {
-    const uint16_t *head = (const uint16_t *)a.values + kv_head * a.head_slots * a.value_row;
     auto value = [&](int64_t position) -> const uint16_t * {
-        if (position >= a.length) return nullptr;
-        return head + (a.table[position / a.block_size] * a.block_size + position % a.block_size) * a.value_row;
+        return position < a.length ? row_at(a, a.values, kv_head, position) : nullptr;
     };
     for (int64_t position = panel * PANEL; position < (panel + 1) * PANEL; position += 2) {
         const uint16_t *first = value(position), *second = value(position + 1);
