@@ -6,6 +6,58 @@
 constexpr int64_t PANEL = 2 * LANES;     // outputs
 constexpr int64_t MOST_ROWS = 12;        // whose sums fit into registers beside the weights
 constexpr int64_t NEAR = 768 << 10;      // bytes of weights that stay in a core's second cache
+constexpr int64_t FEW_ROWS = 64;         // up to which reading the weights is what takes long
+
+// Pieces of work for the threads of a parallel region. A thread learns of its next piece as it begins one, so that it
+// can ask for its weights.
+class Pieces {
+  public:
+    explicit Pieces(int64_t count) : count_(count) {}
+    template <class Body>
+    void each(Body body) {
+        for (int64_t piece = claimed_++, next; piece < count_; piece = next) {
+            next = claimed_++;
+            body(piece, next);
+        }
+    }
+
+  private:
+    int64_t count_;
+    std::atomic<int64_t> claimed_{0};
+};
+
+// How rows and panels are divided: as few tiles of rows as registers allow, of like sizes; a piece is some panels, which
+// stay near while all rows are multiplied with them.
+struct Division {
+    int64_t rows, panels, panel_bytes, tiles, tile, group, pieces;
+    Division(int64_t rows, int64_t size_out, int64_t panel_bytes, int64_t most_rows)
+        : rows(rows), panels((size_out + PANEL - 1) / PANEL), panel_bytes(panel_bytes),
+          tiles((rows + most_rows - 1) / most_rows), tile((rows + tiles - 1) / tiles),
+          group(rows <= FEW_ROWS ? 1 : std::max<int64_t>(1, std::min<int64_t>(4, NEAR / panel_bytes))),
+          pieces((panels + group - 1) / group) {}
+    // Calls body(first row, rows, panel, ahead) for all of a piece. What lies ahead is to be fetched on the way: the same
+    // panel of the next piece, all of it if rows come in one tile, else one half beside each of the first two.
+    template <class Body>
+    void each(int64_t piece, int64_t next, const char *weight, Body body) const {
+        for (int64_t t = 0; t * tile < rows; t++)
+            for (int64_t panel = piece * group; panel < std::min(panels, (piece + 1) * group); panel++) {
+                int64_t then = panel + (next - piece) * group;
+                const char *ahead = then < panels && t < 2 ? weight + then * panel_bytes + t * panel_bytes / 2
+                                                          : weight + panel * panel_bytes;
+                body(t * tile, std::min(tile, rows - t * tile), panel, ahead);
+            }
+    }
+};
+
+constexpr int LINE = 64;  // bytes
+
+// Asks for one or two lines; they go to the second cache.
+template <int lines>
+const char *fetch(const char *ahead) {
+    __builtin_prefetch(ahead, 0, 2);
+    if (lines == 2) __builtin_prefetch(ahead + LINE, 0, 2);
+    return ahead + lines * LINE;
+}
 
 // Adds two inputs' products to 16 outputs; x is the two inputs.
 inline Floats add_products(Floats total, Words weights, uint32_t x) {
@@ -17,14 +69,19 @@ inline Floats add_products(Floats total, Words weights, uint32_t x) {
 #endif
 }
 
-template <int rows>
-void multiply(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t size_in, Floats (*total)[2]) {
+// Loops over rows are unrolled early, else the compiler keeps the sums in memory because of the prefetches.
+template <int rows, int lines>
+void multiply(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t size_in, const char *ahead,
+              Floats (*total)[2]) {
     Floats low[rows], high[rows];
+#pragma GCC unroll 12
     for (int row = 0; row < rows; row++) low[row] = high[row] = all(0.0f);
     for (int64_t i = 0; i < size_in; i += 2) {
         Words first, second;
         std::memcpy(&first, panel + i * PANEL, sizeof first);
         std::memcpy(&second, panel + i * PANEL + PAIR, sizeof second);
+        ahead = fetch<lines>(ahead);
+#pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
             uint32_t both;
             std::memcpy(&both, x + row * stride + i, sizeof both);
@@ -32,15 +89,21 @@ void multiply(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t 
             high[row] = add_products(high[row], second, both);
         }
     }
+#pragma GCC unroll 12
     for (int row = 0; row < rows; row++) total[row][0] = low[row], total[row][1] = high[row];
 }
 
-typedef void Multiply(const uint16_t *, int64_t, const uint16_t *, int64_t, Floats (*)[2]);
+typedef void Multiply(const uint16_t *, int64_t, const uint16_t *, int64_t, const char *, Floats (*)[2]);
 
 template <int... rows>
-inline Multiply *multiply_rows(int64_t count, std::integer_sequence<int, rows...>) {
-    static Multiply *const table[] = {multiply<rows + 1>...};
-    return table[count - 1];
+inline Multiply *multiply_rows(int64_t count, bool alone, std::integer_sequence<int, rows...>) {
+    static Multiply *const one_tile[] = {multiply<rows + 1, 2>...}, *const tiles[] = {multiply<rows + 1, 1>...};
+    return (alone ? one_tile : tiles)[count - 1];
+}
+
+// The one for so many rows; `alone`: of rows that come in one tile.
+inline Multiply *multiply_rows(int64_t count, bool alone) {
+    return multiply_rows(count, alone, std::make_integer_sequence<int, int(MOST_ROWS)>{});
 }
 
 // Writes 32 outputs of some rows, those that there are.
@@ -59,26 +122,20 @@ void put_panel(const Call &a, Floats (*total)[2], int64_t row, int64_t rows, int
 
 inline void linear(const Linear &a) {
     if (a.rows == 0) return;
-    int64_t panels = (a.size_out + PANEL - 1) / PANEL, panel_size = a.size_in * PANEL;
-    // As few tiles of rows as registers allow, of like sizes; some panels at a time, while a tile's rows are near.
-    int64_t tiles = (a.rows + MOST_ROWS - 1) / MOST_ROWS, tile = (a.rows + tiles - 1) / tiles;
-    int64_t group = std::max<int64_t>(1, std::min<int64_t>(4, NEAR / (2 * panel_size)));
-    int64_t groups = (panels + group - 1) / group;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t g = 0; g < groups; g++) {
-        int64_t end = std::min(panels, (g + 1) * group);
-        for (int64_t row = 0; row < a.rows; row += tile) {
-            int64_t rows = std::min(tile, a.rows - row);
-            Multiply *multiply_them = multiply_rows(rows, std::make_integer_sequence<int, int(MOST_ROWS)>{});
-            for (int64_t panel = g * group; panel < end; panel++) {
-                Floats total[MOST_ROWS][2];
-                const uint16_t *x = (const uint16_t *)a.x + row * a.x_stride;
-                multiply_them(x, a.x_stride, (const uint16_t *)a.weight + panel * panel_size, a.size_in, total);
-                if (a.wide)
-                    put_panel<Float32>(a, total, row, rows, panel * PANEL);
-                else
-                    put_panel<BFloat16>(a, total, row, rows, panel * PANEL);
-            }
-        }
-    }
+    Division division(a.rows, a.size_out, a.size_in * PANEL * 2, MOST_ROWS);
+    Pieces pieces(division.pieces);
+    const char *weight = (const char *)a.weight;
+#pragma omp parallel
+    pieces.each([&](int64_t piece, int64_t next) {
+        division.each(piece, next, weight, [&](int64_t row, int64_t rows, int64_t panel, const char *ahead) {
+            Floats total[MOST_ROWS][2];
+            multiply_rows(rows, division.tiles == 1)((const uint16_t *)a.x + row * a.x_stride, a.x_stride,
+                                                     (const uint16_t *)(weight + panel * division.panel_bytes), a.size_in,
+                                                     ahead, total);
+            if (a.wide)
+                put_panel<Float32>(a, total, row, rows, panel * PANEL);
+            else
+                put_panel<BFloat16>(a, total, row, rows, panel * PANEL);
+        });
+    });
 }

@@ -45,11 +45,12 @@ inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_
     int64_t at = a.length - a.tokens + row;
     int64_t begin = a.window > 0 ? std::max<int64_t>(0, at + 1 - a.window) / PANEL : 0;
     int64_t end = (at + rows + PANEL - 1) / PANEL;
-    Multiply *multiply_them = multiply_rows(rows, std::make_integer_sequence<int, int(MOST_ROWS)>{});
+    Multiply *multiply_them = multiply_rows(rows, false);
     Floats total[MOST_ROWS][2];
     const uint16_t *q = (const uint16_t *)a.q + row * a.q_stride + head * a.key_dim;
     for (int64_t panel = begin; panel < end; panel++) {
-        multiply_them(q, a.q_stride, keys + panel * PANEL * a.key_dim, a.key_dim, total);
+        const uint16_t *key = keys + panel * PANEL * a.key_dim;
+        multiply_them(q, a.q_stride, key, a.key_dim, (const char *)(key + PANEL * a.key_dim), total);
         for (int64_t r = 0; r < rows; r++) Float32::store_pair(scores + r * positions + panel * PANEL, total[r][0], total[r][1]);
     }
     float shares[MOST_ROWS];
@@ -63,8 +64,9 @@ inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_
         if (a.sinks) shares[r] += std::exp(a.sinks[head] - top);
     }
     for (int64_t d = 0; d < a.value_dim; d += PANEL) {
-        multiply_them(weights + begin * PANEL, positions, values + d * positions + begin * PANEL * PANEL,
-                      (end - begin) * PANEL, total);
+        const uint16_t *value = values + d * positions + begin * PANEL * PANEL;
+        multiply_them(weights + begin * PANEL, positions, value, (end - begin) * PANEL,
+                      (const char *)(value + PANEL * positions), total);
         for (int64_t r = 0; r < rows; r++) {
             uint16_t *out = (uint16_t *)a.out + ((row + r) * a.heads + head) * a.value_dim + d;
             BFloat16::store(out, total[r][0] / shares[r]);

@@ -33,35 +33,45 @@ inline Ints load_ints(const void *from) {
     return out;
 }
 
-template <int rows>
-void multiply_int8(const uint8_t *x, int64_t size_in, const uint8_t *panel, const float *scales, int64_t, Floats (*total)[2]) {
+template <int rows, int lines>
+void multiply_int8(const uint8_t *x, int64_t size_in, const uint8_t *panel, const float *scales, int64_t, const char *ahead,
+                   Floats (*total)[2]) {
     Ints low[rows], high[rows];
+#pragma GCC unroll 12
     for (int row = 0; row < rows; row++) low[row] = high[row] = Ints{};
     for (int64_t i = 0; i < size_in; i += 4) {
         Ints first = load_ints(panel + i * PANEL), second = load_ints(panel + i * PANEL + 64);
+        ahead = fetch<lines>(ahead);
+#pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
             int32_t inputs = four(x + row * size_in + i);
             low[row] = add_products(low[row], first, inputs);
             high[row] = add_products(high[row], second, inputs);
         }
     }
+#pragma GCC unroll 12
     for (int row = 0; row < rows; row++) {
         total[row][0] = __builtin_convertvector(low[row], Floats) * Float32::load(scales);
         total[row][1] = __builtin_convertvector(high[row], Floats) * Float32::load(scales + LANES);
     }
 }
 
-template <int rows>
-void multiply_int4(const uint8_t *x, int64_t size_in, const uint8_t *panel, const float *scales, int64_t next, Floats (*total)[2]) {
+template <int rows, int lines>
+void multiply_int4(const uint8_t *x, int64_t size_in, const uint8_t *panel, const float *scales, int64_t next, const char *ahead,
+                   Floats (*total)[2]) {
     Ints mask = Ints{} + 0x0f0f0f0f, eights = Ints{} + 0x08080808;
+#pragma GCC unroll 12
     for (int row = 0; row < rows; row++) total[row][0] = total[row][1] = all(0.0f);
     for (int64_t begin = 0; begin < size_in; begin += GROUP, scales += next) {
         Ints low[rows], high[rows];
+#pragma GCC unroll 12
         for (int row = 0; row < rows; row++) low[row] = high[row] = Ints{};
         for (int64_t i = begin; i < begin + GROUP; i += 8) {
             Ints first = load_ints(panel + i * PANEL / 2), second = load_ints(panel + i * PANEL / 2 + 64);
+            ahead = fetch<lines>(ahead);
             for (int half = 0; half < 2; half++) {  // bytes from 0 to 15, less 8 each
                 Ints near = less(first & mask, eights), far = less(second & mask, eights);
+#pragma GCC unroll 12
                 for (int row = 0; row < rows; row++) {
                     int32_t inputs = four(x + row * size_in + i + 4 * half);
                     low[row] = add_products(low[row], near, inputs);
@@ -71,6 +81,7 @@ void multiply_int4(const uint8_t *x, int64_t size_in, const uint8_t *panel, cons
             }
         }
         Floats one = Float32::load(scales), two = Float32::load(scales + LANES);
+#pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
             total[row][0] += __builtin_convertvector(low[row], Floats) * one;
             total[row][1] += __builtin_convertvector(high[row], Floats) * two;
@@ -78,13 +89,19 @@ void multiply_int4(const uint8_t *x, int64_t size_in, const uint8_t *panel, cons
     }
 }
 
-typedef void MultiplyBytes(const uint8_t *, int64_t, const uint8_t *, const float *, int64_t, Floats (*)[2]);
+typedef void MultiplyBytes(const uint8_t *, int64_t, const uint8_t *, const float *, int64_t, const char *, Floats (*)[2]);
 
-template <int... rows>
+template <int lines, int... rows>
 inline MultiplyBytes *multiply_bytes(int bits, int64_t count, std::integer_sequence<int, rows...>) {
-    static MultiplyBytes *const int8[] = {multiply_int8<rows + 1>...};
-    static MultiplyBytes *const int4[] = {multiply_int4<(rows < MOST_ROWS_INT4 ? rows + 1 : 1)>...};
+    static MultiplyBytes *const int8[] = {multiply_int8<rows + 1, lines>...};
+    static MultiplyBytes *const int4[] = {multiply_int4<(rows < MOST_ROWS_INT4 ? rows + 1 : 1), lines>...};
     return bits == 8 ? int8[count - 1] : int4[count - 1];
+}
+
+// See multiply_rows.
+inline MultiplyBytes *multiply_bytes(int bits, int64_t count, bool alone) {
+    std::make_integer_sequence<int, int(MOST_ROWS)> all_rows;
+    return alone ? multiply_bytes<2>(bits, count, all_rows) : multiply_bytes<1>(bits, count, all_rows);
 }
 
 // Rounds a row to 8 bits; gives what one step is worth: no number, if one of the row's is none or infinite.
@@ -111,10 +128,9 @@ template <class T>
 void quantised_linear(const QuantisedLinear &a) {
     if (a.rows == 0) return;
     typedef typename T::Number Number;
-    int64_t panels = (a.size_out + PANEL - 1) / PANEL, panel_bytes = a.size_in * PANEL * a.bits / 8;
-    int64_t most = a.bits == 8 ? MOST_ROWS : MOST_ROWS_INT4;
-    int64_t tiles = (a.rows + most - 1) / most, tile = (a.rows + tiles - 1) / tiles;
-    int64_t group = std::max<int64_t>(1, std::min<int64_t>(4, NEAR / panel_bytes)), groups = (panels + group - 1) / group;
+    Division division(a.rows, a.size_out, a.size_in * PANEL * a.bits / 8, a.bits == 8 ? MOST_ROWS : MOST_ROWS_INT4);
+    Pieces pieces(division.pieces);
+    const char *weight = (const char *)a.weight;
     std::unique_ptr<uint8_t[]> x(new uint8_t[a.rows * a.size_in]);
     std::unique_ptr<float[]> steps(new float[a.rows]);
 #pragma omp parallel
@@ -122,25 +138,21 @@ void quantised_linear(const QuantisedLinear &a) {
 #pragma omp for
         for (int64_t row = 0; row < a.rows; row++)
             steps[row] = quantise_row<T>((const Number *)a.x + row * a.x_stride, &x[row * a.size_in], a.size_in);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t g = 0; g < groups; g++) {
-            for (int64_t row = 0; row < a.rows; row += tile) {
-                int64_t rows = std::min(tile, a.rows - row);
-                auto multiply_them = multiply_bytes(a.bits, rows, std::make_integer_sequence<int, int(MOST_ROWS)>{});
-                for (int64_t panel = g * group; panel < std::min(panels, (g + 1) * group); panel++) {
-                    Floats total[MOST_ROWS][2];
-                    multiply_them(&x[row * a.size_in], a.size_in, (const uint8_t *)a.weight + panel * panel_bytes,
-                                  a.scales + panel * PANEL, panels * PANEL, total);
-                    const float *correction = a.corrections + panel * PANEL;
-                    for (int64_t r = 0; r < rows; r++)
-                        for (int i = 0; i < 2; i++)
-                            total[r][i] = (total[r][i] - Float32::load(correction + i * LANES)) * steps[row + r];
-                    if (a.wide)
-                        put_panel<Float32>(a, total, row, rows, panel * PANEL);
-                    else
-                        put_panel<T>(a, total, row, rows, panel * PANEL);
-                }
-            }
-        }
+        pieces.each([&](int64_t piece, int64_t next) {
+            division.each(piece, next, weight, [&](int64_t row, int64_t rows, int64_t panel, const char *ahead) {
+                Floats total[MOST_ROWS][2];
+                multiply_bytes(a.bits, rows, division.tiles == 1)(
+                    &x[row * a.size_in], a.size_in, (const uint8_t *)weight + panel * division.panel_bytes,
+                    a.scales + panel * PANEL, division.panels * PANEL, ahead, total);
+                const float *correction = a.corrections + panel * PANEL;
+                for (int64_t r = 0; r < rows; r++)
+                    for (int i = 0; i < 2; i++)
+                        total[r][i] = (total[r][i] - Float32::load(correction + i * LANES)) * steps[row + r];
+                if (a.wide)
+                    put_panel<Float32>(a, total, row, rows, panel * PANEL);
+                else
+                    put_panel<T>(a, total, row, rows, panel * PANEL);
+            });
+        });
     }
 }
