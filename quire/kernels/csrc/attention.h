@@ -4,22 +4,19 @@
 
 constexpr int64_t CHUNK = 256;  // positions
 constexpr int64_t TILE = 4;     // query heads that share a load
+constexpr int64_t AHEAD = 12 << 10;  // bytes between fetching and reading
 
 // The rows of consecutive positions of a sequence, page by page.
 template <class Number>
 class Walk {
   public:
+    Walk() = default;
     Walk(const Number *head, const Pages &pages, const int32_t *table, int64_t block_size, int64_t first)
         : head_(head), table_(table + first / block_size), block_(pages.block), row_(pages.row), size_(block_size),
           offset_(first % block_size) {}
     const Number *next() {
         if (offset_ == size_) offset_ = 0, table_++;
         return head_ + *table_ * block_ + offset_++ * row_;
-    }
-    // Asks for the row one page ahead of the last: no hardware prefetcher can guess where that lies.
-    void prefetch(int64_t numbers) const {
-        const char *ahead = (const char *)(head_ + table_[1] * block_ + (offset_ - 1) * row_);
-        for (int64_t byte = 0; byte < numbers * int64_t(sizeof(Number)); byte += 64) __builtin_prefetch(ahead + byte);
     }
 
   private:
@@ -28,17 +25,48 @@ class Walk {
     int64_t block_, row_, size_, offset_;
 };
 
-// Scores of the positions [first, last) for `count` query heads; q is float32, count rows of key_dim.
+// Asks for the rows that a thread will read, some way ahead of its reading: no hardware prefetcher can guess where the
+// next page lies. They come in stretches: a task's keys, its values, then those of the next task.
+template <class Number>
+class Fetcher {
+  public:
+    void add(const Walk<Number> &walk, int64_t rows, int64_t dim) {
+        int kept = 0;
+        for (int i = at_; i < count_; i++)
+            if (stretches_[i].rows) stretches_[kept++] = stretches_[i];
+        at_ = 0, count_ = kept;
+        stretches_[count_++] = {walk, rows, dim};
+    }
+    void step() {
+        while (at_ < count_ && stretches_[at_].rows == 0) at_++;
+        if (at_ == count_) return;
+        Stretch &now = stretches_[at_];
+        const char *row = (const char *)now.walk.next();
+        for (int64_t byte = 0; byte < now.dim * int64_t(sizeof(Number)); byte += LINE) __builtin_prefetch(row + byte);
+        now.rows--;
+    }
+
+  private:
+    struct Stretch {
+        Walk<Number> walk;
+        int64_t rows, dim;
+    };
+    Stretch stretches_[4];
+    int at_ = 0, count_ = 0;
+};
+
+// Scores of the positions [first, last) for `count` query heads; q is float32, count rows of key_dim. `fetcher` steps
+// with each row, unless it is null.
 template <class T, int count>
 void score(const PagedDecode &a, const float *q, const typename T::Number *head, const int32_t *table, int64_t first,
-           int64_t last, float *scores) {
+           int64_t last, float *scores, Fetcher<typename T::Number> *fetcher) {
     Walk<typename T::Number> walk(head, a.keys, table, a.block_size, first);
     for (int64_t begin = first; begin < last; begin += LANES) {
         Floats totals[count][LANES];
         int64_t rows = std::min<int64_t>(LANES, last - begin);
         for (int64_t row = 0; row < rows; row++) {
             const typename T::Number *key = walk.next();
-            if (begin + row + a.block_size < last) walk.prefetch(a.key_dim);
+            if (fetcher) fetcher->step();
             Floats total[count], other[count];
             for (int g = 0; g < count; g++) total[g] = other[g] = all(0.0f);
             for (int64_t i = 0; i < a.key_dim; i += PAIR) {
@@ -61,14 +89,14 @@ void score(const PagedDecode &a, const float *q, const typename T::Number *head,
 // Adds the weighted values of the positions [first, last) for `width` times 32 of their numbers.
 template <class T, int count, int width>
 void gather_part(const PagedDecode &a, const float *weights, const typename T::Number *head, const int32_t *table,
-                 int64_t first, int64_t last, float *out) {
+                 int64_t first, int64_t last, float *out, Fetcher<typename T::Number> *fetcher) {
     Floats total[count][2 * width];
     for (int g = 0; g < count; g++)
         for (int i = 0; i < 2 * width; i++) total[g][i] = all(0.0f);
     Walk<typename T::Number> walk(head, a.values, table, a.block_size, first);
     for (int64_t position = first; position < last; position++) {
         const typename T::Number *value = walk.next();
-        if (position + a.block_size < last) walk.prefetch(width * PAIR);
+        if (fetcher) fetcher->step();
         Floats weight[count];
         for (int g = 0; g < count; g++) weight[g] = all(weights[g * CHUNK + position - first]);
         for (int i = 0; i < width; i++) {
@@ -87,12 +115,13 @@ void gather_part(const PagedDecode &a, const float *weights, const typename T::N
 // The same for all their numbers, as many at a time as registers hold; out is float32, count rows of value_dim.
 template <class T, int count>
 void gather(const PagedDecode &a, const float *weights, const typename T::Number *head, const int32_t *table,
-            int64_t first, int64_t last, float *out) {
+            int64_t first, int64_t last, float *out, Fetcher<typename T::Number> *fetcher) {
     constexpr int wide = count > 2 ? 2 : 4;
     int64_t at = 0;
     for (; at + wide * PAIR <= a.value_dim; at += wide * PAIR)
-        gather_part<T, count, wide>(a, weights, head + at, table, first, last, out + at);
-    for (; at < a.value_dim; at += PAIR) gather_part<T, count, 1>(a, weights, head + at, table, first, last, out + at);
+        gather_part<T, count, wide>(a, weights, head + at, table, first, last, out + at, at ? nullptr : fetcher);
+    for (; at < a.value_dim; at += PAIR)
+        gather_part<T, count, 1>(a, weights, head + at, table, first, last, out + at, at ? nullptr : fetcher);
 }
 
 // What the products of queries and keys mean: scaled, and capped if asked for (softcap > 0).
@@ -120,7 +149,7 @@ float weigh(const float *scores, typename T::Number *weights, int64_t begin, int
 // One chunk of one sequence for the query heads of one key head, `count` at a time.
 template <class T, int count>
 void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64_t head, int64_t first, int64_t last,
-                  float *largest, float *total, float *out) {
+                  float *largest, float *total, float *out, Fetcher<typename T::Number> *fetcher) {
     typedef typename T::Number Number;
     const int32_t *table = a.tables + sequence * a.table_stride;
     const Number *q = (const Number *)a.q + sequence * a.q_stride + head * a.key_dim;
@@ -130,7 +159,7 @@ void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64
         T::load_pair(q + i, x, y);
         Float32::store_pair(wide + i, x, y);
     }
-    score<T, count>(a, wide, row_of<const Number>(a.keys, kv_head, 0, 0), table, first, last, scores);
+    score<T, count>(a, wide, row_of<const Number>(a.keys, kv_head, 0, 0), table, first, last, scores, fetcher);
     int64_t end = (last - first + LANES - 1) / LANES * LANES;
     for (int g = 0; g < count; g++) {
         float *own = scores + g * CHUNK;
@@ -139,12 +168,21 @@ void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64
         largest[g] = -INFINITY;
         total[g] = weigh<Float32>(own, own, 0, end, largest[g]);
     }
-    gather<T, count>(a, scores, row_of<const Number>(a.values, kv_head, 0, 0), table, first, last, out);
+    gather<T, count>(a, scores, row_of<const Number>(a.values, kv_head, 0, 0), table, first, last, out, fetcher);
 }
 
 struct Task {
     int64_t sequence, first, last;
 };
+
+// A task's rows for one key head, to be fetched.
+template <class Number>
+void add_rows(Fetcher<Number> &fetcher, const PagedDecode &a, const Task &task, int64_t kv_head) {
+    const int32_t *table = a.tables + task.sequence * a.table_stride;
+    for (auto [pages, dim] : {std::pair(&a.keys, a.key_dim), std::pair(&a.values, a.value_dim)})
+        fetcher.add({row_of<const Number>(*pages, kv_head, 0, 0), *pages, table, a.block_size, task.first},
+                    task.last - task.first, dim);
+}
 
 inline int64_t first_seen(const PagedDecode &a, int64_t sequence) {
     return a.window > 0 ? std::max<int64_t>(0, a.lengths[sequence] - a.window) : 0;
@@ -163,17 +201,26 @@ void paged_decode(const PagedDecode &a) {
     int64_t group = a.heads / a.kv_heads, chunks = int64_t(tasks.size());
     std::vector<float> largest(chunks * a.heads), total(chunks * a.heads);
     std::unique_ptr<float[]> parts(new float[chunks * a.heads * a.value_dim]);
+    int64_t pieces = chunks * a.kv_heads;
+    Pieces shared(pieces);
 #pragma omp parallel
     {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t at = 0; at < chunks * a.kv_heads; at++) {
-            int64_t chunk = at / a.kv_heads, kv_head = at % a.kv_heads;
+        Fetcher<typename T::Number> fetcher;
+        bool begun = false;
+        auto add = [&](int64_t piece) { if (piece < pieces) add_rows(fetcher, a, tasks[piece / a.kv_heads], piece % a.kv_heads); };
+        shared.each([&](int64_t piece, int64_t next) {
+            if (!begun) add(piece);
+            add(next);
+            for (int64_t row = 0; !begun && row < AHEAD; row += a.key_dim * sizeof(typename T::Number)) fetcher.step();
+            begun = true;
+            int64_t chunk = piece / a.kv_heads, kv_head = piece % a.kv_heads;
             const Task &task = tasks[chunk];
             for (int64_t g = 0; g < group; g += TILE) {
                 int64_t head = kv_head * group + g, place = chunk * a.heads + head;
                 auto attend = [&](auto count) {
                     attend_chunk<T, decltype(count)::value>(a, task.sequence, kv_head, head, task.first, task.last,
-                                                            &largest[place], &total[place], &parts[place * a.value_dim]);
+                                                            &largest[place], &total[place], &parts[place * a.value_dim],
+                                                            g ? nullptr : &fetcher);
                 };
                 switch (std::min(TILE, group - g)) {
                     case 4: attend(std::integral_constant<int, 4>{}); break;
@@ -182,7 +229,8 @@ void paged_decode(const PagedDecode &a) {
                     default: attend(std::integral_constant<int, 1>{});
                 }
             }
-        }
+        });
+#pragma omp barrier
 #pragma omp for
         for (int64_t at = 0; at < a.sequences * a.heads; at++) {
             int64_t sequence = at / a.heads, head = at % a.heads;

@@ -1,6 +1,7 @@
 // The kernels, for one instruction set. Included by isa_*.cpp inside a namespace; see kernels/*.py for what they compute.
 #pragma once
 
+#include "pieces.h"
 #include "simd.h"
 
 constexpr int64_t SERIAL = 16384;  // numbers below which starting threads costs more than they save
@@ -81,6 +82,12 @@ Number *row_of(const Pages &pages, int64_t head, int64_t block, int64_t offset) 
     return (Number *)pages.data + head * pages.head + block * pages.block + offset * pages.row;
 }
 
+// Asks for memory that is about to be written.
+template <class Number>
+void want(const Number *at, int64_t numbers) {
+    for (int64_t i = 0; i < numbers; i += LINE / int64_t(sizeof *at)) __builtin_prefetch(at + i, 1);
+}
+
 // Keys and values (tokens, heads, dim) to their slots = block * block_size + offset in pages.
 template <class T>
 void write_pages(const WritePages &a) {
@@ -90,6 +97,10 @@ void write_pages(const WritePages &a) {
         int64_t block = a.slots[token] / a.block_size, offset = a.slots[token] % a.block_size;
         const Number *key = (const Number *)a.keys + token * a.key_stride;
         const Number *value = (const Number *)a.values + token * a.value_stride;
+        for (int64_t head = 0; head < a.heads; head++) {  // all at once, as the writes would wait for each other
+            want(row_of<Number>(a.key_pages, head, block, offset), a.key_dim);
+            if (a.values) want(row_of<Number>(a.value_pages, head, block, offset), a.value_dim);
+        }
         for (int64_t head = 0; head < a.heads; head++) {
             std::memcpy(row_of<Number>(a.key_pages, head, block, offset), key + head * a.key_dim, a.key_dim * sizeof *key);
             if (a.values)

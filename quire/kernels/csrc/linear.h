@@ -8,24 +8,6 @@ constexpr int64_t MOST_ROWS = 12;        // whose sums fit into registers beside
 constexpr int64_t NEAR = 768 << 10;      // bytes of weights that stay in a core's second cache
 constexpr int64_t FEW_ROWS = 64;         // up to which reading the weights is what takes long
 
-// Pieces of work for the threads of a parallel region. A thread learns of its next piece as it begins one, so that it
-// can ask for its weights.
-class Pieces {
-  public:
-    explicit Pieces(int64_t count) : count_(count) {}
-    template <class Body>
-    void each(Body body) {
-        for (int64_t piece = claimed_++, next; piece < count_; piece = next) {
-            next = claimed_++;
-            body(piece, next);
-        }
-    }
-
-  private:
-    int64_t count_;
-    std::atomic<int64_t> claimed_{0};
-};
-
 // How rows and panels are divided: as few tiles of rows as registers allow, of like sizes; a piece is some panels, which
 // stay near while all rows are multiplied with them.
 struct Division {
@@ -48,16 +30,6 @@ struct Division {
             }
     }
 };
-
-constexpr int LINE = 64;  // bytes
-
-// Asks for one or two lines; they go to the second cache.
-template <int lines>
-const char *fetch(const char *ahead) {
-    __builtin_prefetch(ahead, 0, 2);
-    if (lines == 2) __builtin_prefetch(ahead + LINE, 0, 2);
-    return ahead + lines * LINE;
-}
 
 // Adds two inputs' products to 16 outputs; x is the two inputs.
 inline Floats add_products(Floats total, Words weights, uint32_t x) {

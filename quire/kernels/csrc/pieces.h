@@ -1,0 +1,30 @@
+// How work is shared among threads, and its data asked for ahead of time.
+#pragma once
+
+constexpr int LINE = 64;  // bytes
+
+// Asks for one or two lines; they go to the second cache.
+template <int lines>
+const char *fetch(const char *ahead) {
+    __builtin_prefetch(ahead, 0, 2);
+    if (lines == 2) __builtin_prefetch(ahead + LINE, 0, 2);
+    return ahead + lines * LINE;
+}
+
+// Pieces of work for the threads of a parallel region. A thread learns of its next piece as it begins one, so that it
+// can ask for its weights.
+class Pieces {
+  public:
+    explicit Pieces(int64_t count) : count_(count) {}
+    template <class Body>
+    void each(Body body) {
+        for (int64_t piece = claimed_++, next; piece < count_; piece = next) {
+            next = claimed_++;
+            body(piece, next);
+        }
+    }
+
+  private:
+    int64_t count_;
+    std::atomic<int64_t> claimed_{0};
+};
