@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.panels import in_panels
+from quire.kernels.panels import in_panels, row_words
 from quire.kernels.quantised import IntegerPanels, bits_for
 
 Quantization = Literal["none", "int8", "int4"]
@@ -50,6 +50,10 @@ class BFloat16Panels:
             rows, size_in, self.size_out, x.stride(0), int(wide),
         )  # fmt: skip
         return out
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Some rows of the weight: (n, size_in)."""
+        return row_words(self._data, indices).view(torch.bfloat16)
 
 
 def panels_of(weight: Tensor, quantization: Quantization) -> Panels | None:

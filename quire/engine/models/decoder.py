@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.layers.attention import GroupedAttentionLayer
+from quire.engine.models.layers.embedding import Embedding
 from quire.engine.models.layers.latent import LatentAttentionLayer
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
@@ -91,20 +91,18 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.context_len = context_len
-        self.embed = nn.Embedding(spec.vocab, spec.hidden)
+        head = Linear(spec.hidden, spec.vocab)
+        self.embed = Embedding(spec.vocab, spec.hidden, head if spec.tied else None)
         self.layers = nn.ModuleList(DecoderLayer(i, layer, spec) for i, layer in enumerate(spec.layers))
         self.norm = RMSNorm(spec.hidden, spec.eps, spec.norm_offset)
-        self.head = Linear(spec.hidden, spec.vocab)
-        if spec.tied:
-            assert isinstance(self.embed.weight, nn.Parameter)
-            self.head.weight = self.embed.weight
+        self.head = head
         self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
         self._ropes = {layer.attn.rope for layer in spec.layers if layer.attn.rope is not None}
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
         """Last hidden states (rows, hidden) of some rows of the tokens at positions, both (tokens,)."""
         step = StepContext({rope: angles(rope, positions, self.context_len) for rope in self._ropes}, attend)
-        x = F.embedding(tokens, self.embed.weight)
+        x: Tensor = self.embed(tokens)
         if self.spec.embed_scale != 1.0:
             x = x * torch.tensor(self.spec.embed_scale, dtype=x.dtype)
         for layer in self.layers:

@@ -1,0 +1,47 @@
+"""Token embeddings."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.engine.models.layers.linear import Linear, Settling
+from quire.kernels.linear import BFloat16Panels, Quantization
+
+
+class Embedding(Settling):
+    """Rows of a table, which a tied head multiplies with. Where that keeps it whole in panels, they serve both."""
+
+    def __init__(self, vocab: int, hidden: int, tied: Linear | None = None) -> None:
+        """`tied`: the head that shares the table."""
+        super().__init__()
+        # A plain tensor: filling one would import a second's worth of torch on the meta device.
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
+        self._tied = () if tied is None else (tied,)  # in a tuple, as it is no part of this module
+        if tied is not None:
+            tied.weight = self.weight
+
+    def settle(self, quantization: Quantization) -> None:
+        """See `Settling`."""
+        for head in self._tied:
+            head.settle(quantization)
+        if self._panels is not None:
+            self.weight = None
+
+    @property
+    def panel_bytes(self) -> int:
+        """See `Settling`; panels count as the head's."""
+        return 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(tokens,) ids to (tokens, hidden)."""
+        if self._panels is not None:
+            return self._panels.rows(tokens)
+        assert self.weight is not None
+        return F.embedding(tokens, self.weight)
+
+    @property
+    def _panels(self) -> BFloat16Panels | None:
+        found = [head.panels for head in self._tied if isinstance(head.panels, BFloat16Panels)]
+        return found[0] if found else None
