@@ -1,8 +1,8 @@
 """Attention over a paged KV cache. The torch reference gathers a sequence's pages before it multiplies; the compiled
 kernels read them in place.
 
-Keys and values are (kv_heads, blocks, block_size, dim), so that gathering leaves each head's positions in order; how they
-lie in memory is free but for the last dimension. Values may be a view of the keys (latent attention).
+Keys and values are (kv_heads, blocks, block_size, dim), so that gathering leaves each head's positions in order;
+how they lie in memory is free but for the last dimension. Values may be a view of the keys (latent attention).
 """
 
 from __future__ import annotations

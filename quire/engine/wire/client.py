@@ -13,7 +13,7 @@ from contextlib import suppress
 from tokenizers import Tokenizer
 
 from quire.engine.wire.detokenizer import Detokenizer
-from quire.engine.wire.errors import EngineDead, EngineOverloaded, MalformedMessage, RequestFailed
+from quire.engine.wire.errors import EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -51,7 +51,8 @@ class EngineClient:
         self._serials = itertools.count()
         self._last_seen = time.monotonic()
         self._unanswered: float | None = None  # when the oldest ping without a pong was sent
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._ping())]
+        self._pinging = asyncio.create_task(self._ping())
+        channel.listen(self._receive)
         self.capacity = capacity
         self.held = 0  # places of admitted requests, which may not have begun
 
@@ -120,7 +121,7 @@ class EngineClient:
         stream = self._streams[request_id] = SequenceStream(request, detokenizer)
         ended_by_core = False
         try:
-            await self._channel.send(
+            self._channel.send(
                 AddRequest(request_id, request.prompt, request.params, request.priority, request.cache_salt)
             )
             while True:
@@ -134,17 +135,16 @@ class EngineClient:
             self.observer.on_finish(stream.record())
             if not ended_by_core and self._dead is None:
                 with suppress(EngineDead):
-                    await asyncio.shield(self._channel.send(Abort([request_id])))
+                    self._channel.send(Abort([request_id]))
 
     async def close(self) -> None:
         """Tell the core to end and stop listening to it; open streams fail."""
         with suppress(EngineDead):
-            await self._channel.send(Shutdown())
+            self._channel.send(Shutdown())
         self._end("the server is shutting down")
-        for task in self._tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        self._pinging.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._pinging
         self._channel.close()
 
     def fail(self, reason: str) -> None:
@@ -162,18 +162,12 @@ class EngineClient:
         for stream in self._streams.values():
             stream.fail(self._dead)
 
-    async def _receive(self) -> None:
-        while True:
-            try:
-                message = await self._channel.receive()
-            except MalformedMessage as error:
-                logger.error("dropped a malformed message from the engine: %s", error)
-                continue
-            self._last_seen = time.monotonic()
-            try:
-                self._handle(message)
-            except Exception:  # the task's edge: its end would leave every stream waiting
-                logger.exception("a message from the engine could not be handled")
+    def _receive(self, message: CoreMessage) -> None:
+        self._last_seen = time.monotonic()
+        try:
+            self._handle(message)
+        except Exception:  # the event loop's edge: streams wait for the messages behind this one
+            logger.exception("a message from the engine could not be handled")
 
     def _handle(self, message: CoreMessage) -> None:
         match message:
@@ -214,5 +208,5 @@ class EngineClient:
             while self._dead is None:
                 if self._unanswered is None:
                     self._unanswered = time.monotonic()
-                    await self._channel.send(Ping(next(self._serials)))
+                    self._channel.send(Ping(next(self._serials)))
                 await asyncio.sleep(_PING_EVERY)

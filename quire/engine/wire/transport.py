@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
 import zmq
-import zmq.asyncio
 
 from quire.engine.wire.errors import EngineDead, MalformedMessage
 from quire.engine.wire.protocol import CoreMessage, FrontMessage
+
+logger = logging.getLogger(__name__)
 
 _ARRAY = 1  # msgpack extension: (frame index, dtype, shape)
 Frame = bytes | memoryview
@@ -76,7 +79,7 @@ class Decoder(Generic[Message]):
 class _Channel(Generic[Received]):
     """One end of the pair."""
 
-    _socket: Any  # zmq.Socket, or its asyncio twin
+    _socket: zmq.Socket[bytes]
 
     def __enter__(self) -> Self:
         return self
@@ -98,16 +101,25 @@ def _unbounded(socket: zmq.Socket[Any]) -> None:
 
 
 class FrontChannel(_Channel[CoreMessage]):
-    """The front end's end, for an event loop."""
+    """The front end's end, for an event loop: the loop itself reads the socket, with no task between."""
 
     def __init__(self, address: str) -> None:
-        self._socket = zmq.asyncio.Context.shadow(zmq.Context.instance()).socket(zmq.PAIR)
+        self._socket = zmq.Context.instance().socket(zmq.PAIR)
         _unbounded(self._socket)
         self._socket.bind(address)
         self._encoder = Encoder()
         self._decoder: Decoder[CoreMessage] = Decoder(CoreMessage)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: Callable[[CoreMessage], None] = lambda _: None
 
-    async def send(self, message: FrontMessage) -> None:
+    def listen(self, on_message: Callable[[CoreMessage], None]) -> None:
+        """Call `on_message` with each of the core's messages from now on; what is none is logged and dropped."""
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._take_all)
+        self._loop.call_soon(self._take_all)
+
+    def send(self, message: FrontMessage) -> None:
         """Queue a message to the core.
 
         Raises:
@@ -115,17 +127,28 @@ class FrontChannel(_Channel[CoreMessage]):
         """
         try:
             # The queue has no bound, so only a missing core could make this wait, and for ever.
-            await self._socket.send_multipart(self._encoder.encode(message), flags=zmq.NOBLOCK, copy=True)
+            self._socket.send_multipart(self._encoder.encode(message), flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as error:
             raise EngineDead("The engine is gone.") from error
+        finally:
+            if self._loop is not None:
+                self._loop.call_soon(self._take_all)  # sending may swallow the sign that something has come
 
-    async def receive(self) -> CoreMessage:
-        """The core's next message.
+    def close(self) -> None:
+        """Stop listening too."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+        super().close()
 
-        Raises:
-            MalformedMessage: what came is none.
-        """
-        return self._decoder.decode(await self._socket.recv_multipart())
+    def _take_all(self) -> None:
+        """The socket tells only once that something has come, so nothing may be left."""
+        while not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            try:
+                message = self._decoder.decode(self._socket.recv_multipart(zmq.NOBLOCK))
+            except MalformedMessage as error:
+                logger.error("dropped a malformed message from the engine: %s", error)
+                continue
+            self._on_message(message)
 
 
 class CoreChannel(_Channel[FrontMessage]):

@@ -44,7 +44,9 @@ async def main():
     handle = ProcessCore()
     front = FrontChannel(handle.address)
     handle.start(ready_then_deaf, print)
-    await front.receive()
+    came = asyncio.get_running_loop().create_future()
+    front.listen(came.set_result)
+    await came
     print(handle.pid, flush=True)
     raise SystemExit(3)
 

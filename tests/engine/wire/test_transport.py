@@ -92,7 +92,9 @@ async def test_all_addresses_carry_messages_both_ways(scheme: str) -> None:
         }[scheme]
         with FrontChannel(address) as front, CoreChannel(address) as core:
             core.send(Pong(1))  # the core speaks first: to nobody, the front end cannot send
-            assert await asyncio.wait_for(front.receive(), 5) == Pong(1)
-            await front.send(Ping(1))
+            came: asyncio.Future[CoreMessage] = asyncio.get_running_loop().create_future()
+            front.listen(came.set_result)
+            assert await asyncio.wait_for(came, 5) == Pong(1)
+            front.send(Ping(1))
             assert await asyncio.to_thread(core.receive, 5.0) == Ping(1)
             assert core.receive(0.0) is None
