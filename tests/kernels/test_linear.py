@@ -24,6 +24,12 @@ def test_it_is_the_product(size_in: int, size_out: int, rows: int) -> None:
     torch.testing.assert_close(panels(x, bias), (out + bias).bfloat16())
 
 
+def test_rows_of_the_weight_come_back() -> None:
+    weight = torch.randn(100, 64).bfloat16()
+    rows = torch.tensor([0, 99, 32, 31, 0])
+    assert torch.equal(BFloat16Panels(weight).rows(rows), weight[rows])
+
+
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.015), (4, 0.12)])
 @pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (1024, 100), (256, 1100)])
 @pytest.mark.parametrize("rows", ROWS)

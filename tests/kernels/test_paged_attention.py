@@ -35,9 +35,12 @@ def spelled_out(q: Tensor, k: Tensor, v: Tensor, math: ScoreMath) -> Tensor:
 
 
 def paged(sequences: list[tuple[Tensor, Tensor]], blocks: int = 40) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Pages that hold the keys and values of all sequences in shuffled blocks, other places full of noise."""
+    """Pages that hold the keys and values of all sequences in shuffled blocks, other places full of noise.
+
+    A block's heads lie side by side, as they do in the engine's cache.
+    """
     kv_heads, dim, value_dim = sequences[0][0].shape[1], sequences[0][0].shape[2], sequences[0][1].shape[2]
-    keys, values = torch.randn(kv_heads, blocks, BLOCK, dim), torch.randn(kv_heads, blocks, BLOCK, value_dim)
+    keys, values = (torch.randn(blocks, kv_heads, BLOCK, size).transpose(0, 1) for size in (dim, value_dim))
     free = torch.randperm(blocks).tolist()
     tables = []
     for k, v in sequences:

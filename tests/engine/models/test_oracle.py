@@ -122,6 +122,15 @@ def test_compiled_kernels_and_torch_agree(tmp_path: Path, case: str, quantizatio
     assert (ours - theirs).abs().median() < 0.5  # of log-probabilities around -9; unrelated ones differ by 3
 
 
+def test_a_tied_table_lies_in_memory_once(tmp_path: Path) -> None:
+    models = {tied: make_model("qwen3", tie_word_embeddings=tied).bfloat16() for tied in (True, False)}
+    sizes = {
+        tied: load(save_model(model, tmp_path / str(tied)), dtype="bfloat16").weight_bytes
+        for tied, model in models.items()
+    }
+    assert sizes[False] - sizes[True] == models[True].get_input_embeddings().weight.nbytes
+
+
 def test_fewer_bits_take_less_memory_and_only_our_decoder_has_them(tmp_path: Path) -> None:
     folder = save_model(make_model("qwen3", tie_word_embeddings=False).bfloat16(), tmp_path)
     sizes = [load(folder, quantization=bits, dtype="bfloat16").weight_bytes for bits in ("none", "int8", "int4")]
