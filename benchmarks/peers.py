@@ -2,7 +2,8 @@
 
     python -m benchmarks.peers RUN.json --out benchmarks/results/FILE.json quire=0.1.0 vllm=0.32.0 llama=0.3.36
 
-A ratio is the first server's median over the best other server's. Repetitions that failed or had foreign CPU use do not
+A ratio is the median of the server that is named first over the best other's; servers that are not named are left out.
+Repetitions that failed or had foreign CPU use do not
 count, as in compare.py.
 """
 
@@ -49,10 +50,11 @@ def ratio(row: dict[str, float], metric: str, ours: str) -> float | None:
 
 def report(run: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
     """What is kept of a run."""
-    ours = run["runs"][0]["server"]
+    ours = next(iter(versions))
+    kept = [one for one in run["runs"] if one["server"] in versions]
     rows = [
         {"work": work, "metric": metric, **row, "ratio": ratio(row, metric, ours)}
-        for (work, metric), row in sorted(medians(run["runs"]).items())
+        for (work, metric), row in sorted(medians(kept).items())
     ]
     return {
         "date": date.today().isoformat(),
