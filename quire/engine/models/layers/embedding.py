@@ -16,7 +16,7 @@ class Embedding(Settling):
     def __init__(self, vocab: int, hidden: int, tied: Linear | None = None) -> None:
         """`tied`: the head that shares the table."""
         super().__init__()
-        # A plain tensor: filling one would import a second's worth of torch on the meta device.
+        # Not nn.Embedding, which fills its table: on the meta device that imports a second's worth of torch.
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
         self._tied = () if tied is None else (tied,)  # in a tuple, as it is no part of this module
         if tied is not None:
