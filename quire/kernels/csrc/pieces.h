@@ -12,7 +12,7 @@ const char *fetch(const char *ahead) {
 }
 
 // Pieces of work for the threads of a parallel region. A thread learns of its next piece as it begins one, so that it
-// can ask for its weights.
+// can ask for its data.
 class Pieces {
   public:
     explicit Pieces(int64_t count) : count_(count) {}
