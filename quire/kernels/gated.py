@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native
+from quire.kernels.recording import empty
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -35,7 +36,7 @@ def reference(gate_up: Tensor, act: str) -> Tensor:
 
 
 def _native(gate_up: Tensor, size: int, act: str) -> Tensor:
-    out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype)
+    out = empty((*gate_up.shape[:-1], size), gate_up.dtype)
     native.kernels.act_and_mul(
         native.CODES[out.dtype], gate_up.data_ptr(), out.data_ptr(), out.numel() // size, size, _NATIVE[act]
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native
+from quire.kernels.recording import empty
 from quire.kernels.panels import in_panels, row_words
 from quire.kernels.quantised import IntegerPanels, bits_for
 
@@ -44,7 +45,7 @@ class BFloat16Panels:
         """See `Panels`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, size_in = x.shape
-        out = torch.empty((rows, self.size_out), dtype=torch.float32 if wide else torch.bfloat16)
+        out = empty((rows, self.size_out), torch.float32 if wide else torch.bfloat16)
         native.kernels.linear(
             x.data_ptr(), self._data.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             rows, size_in, self.size_out, x.stride(0), int(wide),

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native
+from quire.kernels.recording import empty
 from quire.kernels.softcap import softcap
 
 _MAX_SCORES = 1 << 24  # numbers in one chunk of scores, 64 MiB as float32
@@ -98,7 +99,7 @@ def _decode_in_place(
 ) -> Tensor:
     sequences, heads, key_dim = q.shape
     kv_heads, _, block_size, value_dim = values.shape
-    out = torch.empty((sequences, heads, value_dim), dtype=q.dtype)
+    out = empty((sequences, heads, value_dim), q.dtype)
     sinks = None if math.sinks is None else math.sinks.float()
     native.kernels.paged_decode(
         native.CODES[q.dtype], q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), tables.data_ptr(),
@@ -153,7 +154,7 @@ def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length
 def _prefill_in_place(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
     tokens, heads, key_dim = q.shape
     kv_heads, _, block_size, value_dim = values.shape
-    out = torch.empty((tokens, heads, value_dim), dtype=q.dtype)
+    out = empty((tokens, heads, value_dim), q.dtype)
     sinks = None if math.sinks is None else math.sinks.float()
     native.kernels.paged_prefill(
         q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), table.data_ptr(),

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native
+from quire.kernels.recording import empty
 from quire.kernels.panels import PANEL, in_panels
 
 GROUP = 64  # inputs that share a scale, of 4-bit weights
@@ -38,7 +39,7 @@ class IntegerPanels:
         """See `Panels`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, size_in = x.shape
-        out = torch.empty((rows, self.size_out), dtype=torch.float32 if wide else x.dtype)
+        out = empty((rows, self.size_out), torch.float32 if wide else x.dtype)
         native.kernels.quantised_linear(
             native.CODES[x.dtype], x.data_ptr(), self._data.data_ptr(), self._scales.data_ptr(),
             self._corrections.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native
+from quire.kernels.recording import empty
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -25,7 +26,7 @@ def reference(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 
 
 def _native(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = empty(x.shape, x.dtype)
     native.kernels.rms_norm(
         native.CODES[x.dtype], x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.stride(0), x.shape[1],
         eps, offset,

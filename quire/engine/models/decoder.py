@@ -16,9 +16,11 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import RMSNorm
+from quire.engine.models.layers.replays import Replays
 from quire.engine.models.layers.rope import angles
 from quire.engine.models.layers.step import Attend, StepContext
 from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
+from quire.kernels.add import add_scaled
 from quire.kernels.softcap import softcap
 
 
@@ -77,11 +79,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
-        x = self._add(x, self.attn_post_norm(self.attn(self.attn_norm(x), step)))
-        return self._add(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))))
-
-    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
-        return x + branch if self.scale == 1.0 else x + branch * self.scale
+        x = add_scaled(x, self.attn_post_norm(self.attn(self.attn_norm(x), step)), self.scale)
+        return add_scaled(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))), self.scale)
 
 
 class Decoder(nn.Module):
@@ -97,6 +96,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(spec.hidden, spec.eps, spec.norm_offset)
         self.head = head
         self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
+        self._replays = Replays()
         self._ropes = {layer.attn.rope for layer in spec.layers if layer.attn.rope is not None}
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
@@ -105,10 +105,13 @@ class Decoder(nn.Module):
         x: Tensor = self.embed(tokens)
         if self.spec.embed_scale != 1.0:
             x = x * torch.tensor(self.spec.embed_scale, dtype=x.dtype)
+        out: Tensor = self.norm(self._replays.run(self._run_layers, x, step)[rows])
+        return out
+
+    def _run_layers(self, x: Tensor, step: StepContext) -> Tensor:
         for layer in self.layers:
             x = layer(x, step)
-        out: Tensor = self.norm(x[rows])
-        return out
+        return x
 
     def set_context(self, context_len: int) -> None:
         """See `CausalLM`."""

@@ -37,6 +37,13 @@ struct WritePages {  // values may be null
     int64_t tokens, heads, block_size, key_dim, value_dim, key_stride, value_stride;
 };
 
+struct AddScaled {  // x + y * scale
+    const void *x, *y;
+    void *out;
+    int64_t size;
+    float scale;
+};
+
 struct ActAndMul {
     const void *x;
     void *out;
@@ -85,6 +92,7 @@ struct QuantisedLinear {
 struct Kernels {
     void (*rms_norm)(const RmsNorm &);
     void (*turn_heads)(const TurnHeads &);
+    void (*add_scaled)(const AddScaled &);
     void (*act_and_mul)(const ActAndMul &);
     void (*paged_decode)(const PagedDecode &);
     void (*write_pages)(const WritePages &);

@@ -110,6 +110,23 @@ void write_pages(const WritePages &a) {
     }
 }
 
+// x + y * scale, where the product is rounded before the sum.
+template <class T>
+void add_scaled(const AddScaled &a) {
+    typedef typename T::Number Number;
+    const Number *x = (const Number *)a.x, *y = (const Number *)a.y;
+    Number *out = (Number *)a.out;
+    int64_t pieces = a.size / LANES;
+#pragma omp parallel for if (a.size > SERIAL)
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        int64_t i = piece * LANES;
+        Number scaled[LANES];
+        T::store(scaled, T::load(y + i) * a.scale);
+        T::store(out + i, T::load(x + i) + T::load(scaled));
+    }
+    for (int64_t i = pieces * LANES; i < a.size; i++) out[i] = T::put(T::get(x[i]) + T::get(T::put(T::get(y[i]) * a.scale)));
+}
+
 inline Floats activated(Floats x, int act) {
     switch (act) {
         case SILU: return x / (1.0f + exponential(-x));
@@ -140,5 +157,5 @@ void act_and_mul(const ActAndMul &a) {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, turn_heads<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill, linear, quantised_linear<T>};
+    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill, linear, quantised_linear<T>};
 }

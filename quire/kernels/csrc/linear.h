@@ -81,14 +81,19 @@ inline Multiply *multiply_rows(int64_t count, bool alone) {
 // Writes 32 outputs of some rows, those that there are.
 template <class T, class Call>
 void put_panel(const Call &a, Floats (*total)[2], int64_t row, int64_t rows, int64_t output) {
+    typedef typename T::Number Number;
     int64_t here = std::min<int64_t>(PANEL, a.size_out - output);
-    alignas(64) float bias[PANEL] = {};
-    if (a.bias) std::memcpy(bias, a.bias + output, here * sizeof(float));
+    Floats low = all(0.0f), high = all(0.0f);
+    if (a.bias) {
+        alignas(64) float bias[PANEL] = {};
+        std::memcpy(bias, a.bias + output, here * sizeof(float));
+        low = Float32::load(bias), high = Float32::load(bias + LANES);
+    }
     for (int64_t r = 0; r < rows; r++) {
-        typename T::Number line[PANEL], *out = (typename T::Number *)a.out + (row + r) * a.size_out + output;
-        T::store(line, total[r][0] + Float32::load(bias));
-        T::store(line + LANES, total[r][1] + Float32::load(bias + LANES));
-        std::memcpy(out, line, here * sizeof *line);
+        Number part[PANEL], *out = (Number *)a.out + (row + r) * a.size_out + output, *line = here == PANEL ? out : part;
+        T::store(line, total[r][0] + low);
+        T::store(line + LANES, total[r][1] + high);
+        if (line == part) std::memcpy(out, part, here * sizeof *part);
     }
 }
 

@@ -2,7 +2,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <functional>
 #include <new>
+#include <vector>
 
 #include "arguments.h"
 
@@ -83,7 +85,10 @@ class Arguments {
 
 constexpr int64_t LONG = 1 << 16;  // numbers from which on other Python threads may run meanwhile
 
-// Calls a kernel; gives whether there was memory for what it needs.
+typedef std::vector<std::function<void()>> Recording;
+thread_local Recording *recording;  // what this thread's calls are added to, if anything
+
+// Gives whether there was memory for what the kernels need.
 template <class Call>
 bool succeeds(Call call) {
     try {
@@ -104,6 +109,43 @@ PyObject *run(const Arguments &arguments, int64_t work, Call call) {
         Py_BEGIN_ALLOW_THREADS done = succeeds(call);
         Py_END_ALLOW_THREADS
     }
+    if (done && recording) done = succeeds([&] { recording->emplace_back(call); });
+    if (!done) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+constexpr const char *RECORDING = "quire.kernels._native.recording";
+
+PyObject *begin_recording(PyObject *, PyObject *) {
+    if (recording) {
+        PyErr_SetString(PyExc_RuntimeError, "this thread is recording already");
+        return nullptr;
+    }
+    recording = new (std::nothrow) Recording;
+    if (!recording) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+PyObject *end_recording(PyObject *, PyObject *) {
+    if (!recording) {
+        PyErr_SetString(PyExc_RuntimeError, "this thread is not recording");
+        return nullptr;
+    }
+    auto drop = [](PyObject *capsule) { delete (Recording *)PyCapsule_GetPointer(capsule, RECORDING); };
+    PyObject *made = PyCapsule_New(recording, RECORDING, drop);
+    if (!made) delete recording;
+    recording = nullptr;
+    return made;
+}
+
+PyObject *replay(PyObject *, PyObject *capsule) {
+    Recording *calls = (Recording *)PyCapsule_GetPointer(capsule, RECORDING);
+    if (!calls) return nullptr;
+    bool done;
+    Py_BEGIN_ALLOW_THREADS done = succeeds([&] {
+        for (auto &call : *calls) call();
+    });
+    Py_END_ALLOW_THREADS
     if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
@@ -113,7 +155,7 @@ PyObject *rms_norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
     int narrow;
     RmsNorm a;
     in >> narrow >> a.x >> a.weight >> a.out >> a.rows >> a.stride >> a.dim >> a.eps >> a.offset;
-    return run(in, a.rows * a.dim, [&] { kernels[narrow]->rms_norm(a); });
+    return run(in, a.rows * a.dim, [=] { kernels[narrow]->rms_norm(a); });
 }
 
 PyObject *turn_heads(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -122,7 +164,7 @@ PyObject *turn_heads(PyObject *, PyObject *const *values, Py_ssize_t count) {
     TurnHeads a;
     in >> narrow >> a.x >> a.cos >> a.sin >> a.q_weight >> a.k_weight >> a.tokens >> a.q_heads >> a.k_heads >> a.dim >>
         a.stride >> a.pairs >> a.eps >> a.offset;
-    return run(in, a.tokens * (a.q_heads + a.k_heads) * a.dim, [&] { kernels[narrow]->turn_heads(a); });
+    return run(in, a.tokens * (a.q_heads + a.k_heads) * a.dim, [=] { kernels[narrow]->turn_heads(a); });
 }
 
 PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -131,7 +173,15 @@ PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
     WritePages a;
     in >> narrow >> a.key_pages >> a.value_pages >> a.slots >> a.keys >> a.values >> a.tokens >> a.heads >> a.block_size >>
         a.key_dim >> a.value_dim >> a.key_stride >> a.value_stride;
-    return run(in, a.tokens * a.heads * (a.key_dim + a.value_dim), [&] { kernels[narrow]->write_pages(a); });
+    return run(in, a.tokens * a.heads * (a.key_dim + a.value_dim), [=] { kernels[narrow]->write_pages(a); });
+}
+
+PyObject *add_scaled(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 6);
+    int narrow;
+    AddScaled a;
+    in >> narrow >> a.x >> a.y >> a.out >> a.size >> a.scale;
+    return run(in, a.size, [=] { kernels[narrow]->add_scaled(a); });
 }
 
 PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -139,7 +189,7 @@ PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
     int narrow;
     ActAndMul a;
     in >> narrow >> a.x >> a.out >> a.rows >> a.size >> a.act;
-    return run(in, a.rows * a.size, [&] { kernels[narrow]->act_and_mul(a); });
+    return run(in, a.rows * a.size, [=] { kernels[narrow]->act_and_mul(a); });
 }
 
 PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -151,7 +201,7 @@ PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
         a.softcap;
     int64_t positions = 0;
     in >> positions;
-    return run(in, positions * a.heads * a.key_dim, [&] { kernels[narrow]->paged_decode(a); });
+    return run(in, positions * a.heads * a.key_dim, [=] { kernels[narrow]->paged_decode(a); });
 }
 
 PyObject *paged_prefill(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -159,14 +209,14 @@ PyObject *paged_prefill(PyObject *, PyObject *const *values, Py_ssize_t count) {
     PagedPrefill a;
     in >> a.q >> a.keys >> a.values >> a.out >> a.table >> a.sinks >> a.tokens >> a.length >> a.heads >> a.kv_heads >>
         a.q_stride >> a.key_dim >> a.value_dim >> a.block_size >> a.window >> a.scale >> a.softcap;
-    return run(in, a.tokens * a.length * a.heads, [&] { kernels[1]->paged_prefill(a); });
+    return run(in, a.tokens * a.length * a.heads, [=] { kernels[1]->paged_prefill(a); });
 }
 
 PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 9);
     Linear a;
     in >> a.x >> a.weight >> a.bias >> a.out >> a.rows >> a.size_in >> a.size_out >> a.x_stride >> a.wide;
-    return run(in, a.size_in * a.size_out, [&] { kernels[1]->linear(a); });
+    return run(in, a.size_in * a.size_out, [=] { kernels[1]->linear(a); });
 }
 
 PyObject *quantised_linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -175,18 +225,22 @@ PyObject *quantised_linear(PyObject *, PyObject *const *values, Py_ssize_t count
     QuantisedLinear a;
     in >> narrow >> a.x >> a.weight >> a.scales >> a.corrections >> a.bias >> a.out >> a.rows >> a.size_in >> a.size_out >>
         a.x_stride >> a.bits >> a.wide;
-    return run(in, a.size_in * a.size_out, [&] { kernels[narrow]->quantised_linear(a); });
+    return run(in, a.size_in * a.size_out, [=] { kernels[narrow]->quantised_linear(a); });
 }
 
 PyMethodDef methods[] = {
     {"rms_norm", _PyCFunction_CAST(rms_norm), METH_FASTCALL, nullptr},
     {"turn_heads", _PyCFunction_CAST(turn_heads), METH_FASTCALL, nullptr},
     {"write_pages", _PyCFunction_CAST(write_pages), METH_FASTCALL, nullptr},
+    {"add_scaled", _PyCFunction_CAST(add_scaled), METH_FASTCALL, nullptr},
     {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
     {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},
     {"paged_prefill", _PyCFunction_CAST(paged_prefill), METH_FASTCALL, nullptr},
     {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
     {"quantised_linear", _PyCFunction_CAST(quantised_linear), METH_FASTCALL, nullptr},
+    {"begin_recording", begin_recording, METH_NOARGS, nullptr},
+    {"end_recording", end_recording, METH_NOARGS, nullptr},
+    {"replay", replay, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

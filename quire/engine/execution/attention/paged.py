@@ -42,13 +42,28 @@ class PagedAttention:
         self._caches = caches
         self._table = table
         self._in_place = all(reads_in_place(cache.keys, cache.values) for cache in caches)
+        rows, blocks = table.blocks.shape
+        self._slots, self._lengths = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
+        self._tables = torch.zeros((rows, blocks), dtype=torch.int32)
 
     def plan(self, inputs: StepInputs) -> StepAttention:
         """Group the step's tokens by how they attend."""
         single = [span for span in inputs.spans if span.count == 1]
+        if self._in_place and len(single) == len(inputs.spans):
+            return self._decode(inputs)
         groups = [self._group(list(spans)) for _, spans in groupby(single, self._kind)]
         prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
         return StepAttention(self._caches, inputs.slots, groups, prefills)
+
+    def _decode(self, inputs: StepInputs) -> StepAttention:
+        """All tokens attend together, and find what they need where they always do."""
+        group = self._group(list(inputs.spans))
+        count, width = group.tables.shape
+        slots, tables, lengths = self._slots[:count], self._tables[:count], self._lengths[:count]
+        slots.copy_(inputs.slots)
+        tables[:, :width] = group.tables
+        lengths.copy_(group.lengths)
+        return StepAttention(self._caches, slots, [_Group(0, count, tables, lengths)], [], stays=True)
 
     def _kind(self, span: Span) -> int:
         """Spans of one kind attend together. Where pages are gathered, all pay for the longest: at most twice."""
@@ -77,6 +92,7 @@ class StepAttention:
     slots: Tensor
     groups: Sequence[_Group]
     prefills: Sequence[_Prefill]
+    stays: bool = False
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
         """Write the step's keys and values, then attend."""

@@ -1,0 +1,94 @@
+"""Kernel calls that are recorded once and then repeated in one go, without Python between them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.kernels import native
+
+_ALIGNMENT = 64  # bytes
+_local = threading.local()
+
+
+class Recording:
+    """The calls of the compiled kernels that a function makes.
+
+    They are repeated with the same addresses, so the function's inputs must stay where they are and change only in
+    their contents. What the kernels write meanwhile lies in a `Workspace`; it is overwritten by the workspace's other
+    recordings.
+    """
+
+    def __init__(self, function: Callable[[], Tensor], workspace: Workspace) -> None:
+        """Run a function and record it.
+
+        Attributes:
+            result: of the function, and of each replay.
+            complete: whether the kernels were all that it did; only then may it be replayed.
+        """
+        watch = _Watch()
+        native.kernels.begin_recording()
+        _local.workspace = workspace
+        try:
+            with watch:
+                self.result = function()
+        finally:
+            _local.workspace = None
+            self._calls: Any = native.kernels.end_recording()
+        self.complete = watch.complete
+
+    def replay(self) -> Tensor:
+        """Call the kernels again; gives the result."""
+        native.kernels.replay(self._calls)
+        return self.result
+
+
+class Workspace:
+    """Memory for what kernels write. A tensor's memory goes to later ones once nobody has it any more."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray[Any, Any]]] = defaultdict(list)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `torch.empty`."""
+        size = max(_ALIGNMENT, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
+        free = self._free[size]
+        memory = free.pop() if free else _aligned(size)
+        view = memoryview(memory)
+        weakref.finalize(view, free.append, memory).atexit = False
+        return torch.frombuffer(view, dtype=dtype, count=math.prod(shape)).view(*shape)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for what a kernel writes, wherever that is to lie."""
+    workspace: Workspace | None = getattr(_local, "workspace", None)
+    return torch.empty(shape, dtype=dtype) if workspace is None else workspace.empty(shape, dtype)
+
+
+class _Watch(TorchDispatchMode):
+    """Notices when torch computes something, rather than look at tensors in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.complete &= func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def _aligned(size: int) -> np.ndarray[Any, Any]:
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size]

@@ -1,0 +1,47 @@
+"""Decode steps that are replayed give what they give when Python runs each layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.config.options import ModelOptions
+from quire.engine.models.layers.replays import Replays
+from quire.kernels import native
+from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.models import make_model, save_model
+
+pytestmark = pytest.mark.skipif(native.instructions() is None, reason="only the compiled kernels can be recorded")
+
+
+def tokens(folder: Path, model: ModelOptions) -> tuple[list[list[int]], Replays]:
+    """Of requests of many lengths, which begin and end at different steps."""
+    engine = Engine(folder, model=model)
+    names = [str(number) for number in range(6)]
+    for number, name in enumerate(names):
+        engine.add(name, random_prompt(number, 5 + 9 * number), greedy(12 + 7 * (number % 3)))
+        engine.step()
+    engine.run()
+    return [engine.results[name].tokens for name in names], engine.model._replays
+
+
+@pytest.mark.parametrize("case", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_replayed_steps_give_the_same_tokens(
+    tmp_path: Path, case: str, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(make_model(case, head_dim=32).bfloat16(), tmp_path)
+    model = ModelOptions(quantization=quantization, dtype="bfloat16")
+    replayed, replays = tokens(folder, model)
+    assert len(replays._by_size) > 2
+    monkeypatch.setattr(Replays, "run", lambda self, layers, x, step: layers(x, step))
+    assert tokens(folder, model)[0] == replayed
+
+
+def test_layers_that_compute_with_torch_are_never_replayed(tmp_path: Path) -> None:
+    """Which experts a token takes is not the same in each step."""
+    folder = save_model(make_model("qwen3_moe", head_dim=32).bfloat16(), tmp_path)
+    _, replays = tokens(folder, ModelOptions(dtype="bfloat16"))
+    assert not replays._by_size
+    assert not replays._possible
