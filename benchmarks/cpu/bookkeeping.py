@@ -23,7 +23,7 @@ from torch import Tensor
 
 from quire.engine.core import EngineCore
 from quire.engine.execution.attention.paged import PagedAttention
-from quire.engine.execution.cache import allocate_caches
+from quire.engine.execution.cache import KVCache
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
@@ -79,7 +79,7 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     model = Instant()
     blocks = batch * _CONTEXT // _BLOCK
     table = RequestTable(batch, _CONTEXT, _BLOCK)
-    attention = PagedAttention(allocate_caches(model.caches, blocks, _BLOCK, torch.bfloat16), table)
+    attention = PagedAttention(KVCache(model.caches, blocks, _BLOCK, torch.bfloat16), table)
     runner = ModelRunner(model, attention, table, Sampler(table, _VOCAB))
     limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.cpu.limits import Limits, timed
-from quire.engine.execution.cache import allocate_caches
+from quire.engine.execution.cache import KVCache
 from quire.engine.models.decoder import CacheShape
 from quire.kernels import native
 from quire.kernels.linear import Quantization, panels_of
@@ -58,7 +58,7 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
     blocks = -(-positions // BLOCK)
     size = sequences * blocks * BLOCK * kv_heads * dim * 4
     shapes = [CacheShape(kv_heads, dim, dim)] * max(2, WEIGHTS // size)
-    caches = allocate_caches(shapes, sequences * blocks, BLOCK, torch.bfloat16)
+    caches = KVCache(shapes, sequences * blocks, BLOCK, torch.bfloat16).layers
     for cache in caches:
         cache.keys.normal_()
         cache.values.normal_()

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.execution.attention.paged import PagedAttention
-from quire.engine.execution.cache import OutOfCacheMemory, allocate_caches, block_bytes, count_blocks
+from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.sampling.structure import Grammars
@@ -53,6 +53,7 @@ from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
+_MOST_RESERVE = 1 << 30  # bytes of the KV cache whose memory is found before they are needed
 _CHECK_AFTER = 3.0  # seconds of idleness; the check of a large pool holds the GIL for long
 
 
@@ -80,6 +81,7 @@ class EngineCore:
         seed: int = 0,
         prepare: Callable[[SamplingParams], Future[Any] | None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
+        find_ahead: Callable[[], bool] = lambda: False,
     ) -> None:
         """What a core is made of.
 
@@ -91,6 +93,7 @@ class EngineCore:
             seed: of the seeds that requests get which bring none.
             prepare: begins what has to be done before a request may run, if anything.
             check: asserts that the books balance; called once nothing has been left to do for a while.
+            find_ahead: prepares a little for later steps, and gives whether there is more; called while idle.
         """
         self._scheduler = scheduler
         self._execute = execute
@@ -101,6 +104,8 @@ class EngineCore:
         self._prepare = prepare
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self.check = check
+        self._find_ahead = find_ahead
+        self._can_find = True
         self._check_at: float | None = None  # when idleness has lasted long enough for it
         self._running = True
 
@@ -111,9 +116,8 @@ class EngineCore:
             self._add_prepared()
             if self._scheduler.has_work:
                 self.step()
-            elif self._check_at is not None and time.monotonic() >= self._check_at:
-                self._check_at = None
-                self.check()
+            else:
+                self._idle()
 
     def step(self) -> None:
         """Schedule, execute, publish once."""
@@ -123,7 +127,14 @@ class EngineCore:
         stats = self._scheduler.stats()
         stats.step_seconds = time.monotonic() - started
         self._channel.send(StepOutput(outputs, stats))
+        self._can_find = True
         self._note_idleness()
+
+    def _idle(self) -> None:
+        self._can_find = self._can_find and self._find_ahead()
+        if self._check_at is not None and time.monotonic() >= self._check_at:
+            self._check_at = None
+            self.check()
 
     def _drain_inbox(self) -> None:
         """Take all messages that are there; wait for one if there is nothing else to do."""
@@ -164,7 +175,7 @@ class EngineCore:
 
     def _wait(self) -> float | None:
         """Seconds to wait for a message; none for as long as it takes."""
-        if self._scheduler.has_work:
+        if self._scheduler.has_work or self._can_find:
             return 0.0
         if self._preparing:
             return _PREPARING_WAIT
@@ -236,10 +247,11 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     context_len = _fitting_context(loaded, config, num_blocks)
     loaded.model.set_context(context_len)
     table = RequestTable(options.max_num_seqs, context_len, options.block_size)
-    caches = allocate_caches(loaded.model.caches, num_blocks, options.block_size, loaded.dtype)
+    reserve = min(loaded.weight_bytes, _MOST_RESERVE)
+    cache = KVCache(loaded.model.caches, num_blocks, options.block_size, loaded.dtype, reserve)
     grammars = Grammars(config.folder, loaded.vocab_size)
     sampler = Sampler(table, loaded.vocab_size, grammars.walk)
-    runner = ModelRunner(loaded.model, PagedAttention(caches, table), table, sampler)
+    runner = ModelRunner(loaded.model, PagedAttention(cache, table), table, sampler)
     scheduler = _scheduler(options, context_len, num_blocks)
 
     def check() -> None:
@@ -258,6 +270,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         seed=options.seed,
         prepare=grammars.prepare,
         check=check,
+        find_ahead=cache.find_ahead,
     )
     info = ModelInfo(
         architecture=loaded.architecture,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.recording import empty
 from quire.kernels.panels import in_panels, row_words
 from quire.kernels.quantised import IntegerPanels, bits_for
+from quire.kernels.recording import empty
 
 Quantization = Literal["none", "int8", "int4"]
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.recording import empty
 from quire.kernels.panels import PANEL, in_panels
+from quire.kernels.recording import empty
 
 GROUP = 64  # inputs that share a scale, of 4-bit weights
 _OUTPUTS = 32 * PANEL  # rounded at a time, as that takes several times their size

@@ -63,7 +63,7 @@ class Workspace:
         size = max(_ALIGNMENT, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
         free = self._free[size]
         memory = free.pop() if free else _aligned(size)
-        view = memoryview(memory)
+        view = memory.data  # an object of its own, which goes with the last tensor that looks through it
         weakref.finalize(view, free.append, memory).atexit = False
         return torch.frombuffer(view, dtype=dtype, count=math.prod(shape)).view(*shape)
 
@@ -78,7 +78,7 @@ class _Watch(TorchDispatchMode):
     """Notices when torch computes something, rather than look at tensors in another way."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.complete = True
 
     def __torch_dispatch__(

@@ -13,6 +13,8 @@ from quire.config.options import EngineOptions
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.decoder import CacheShape
 
+_FOUND_AT_ONCE = 8 << 20  # bytes
+
 
 class OutOfCacheMemory(Exception):
     """The KV cache that memory allows is too small for what it has to hold."""
@@ -52,30 +54,57 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
     return blocks
 
 
-def allocate_caches(
-    shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype
-) -> list[LayerCache]:
-    """Empty pages for every layer.
+class KVCache:
+    """Empty pages of all layers, in one piece of memory.
 
-    What all layers hold of a block lies side by side, head by head: few of the system's pages are touched for it.
+    What all layers hold of a block lies side by side, head by head: few of the system's pages are touched for it. The
+    system finds memory when it is first written, which on a virtual machine takes long (seconds per GB were seen). So
+    it is written ahead of its use: some blocks at a time, by all threads, and more while nothing else is to be done.
+
+    Attributes:
+        layers: the pages of each layer.
     """
-    per_block = sum(shape.numbers for shape in shapes) * block_size
-    memory = _untouched(num_blocks * per_block * dtype.itemsize, dtype)
-    offset = 0
 
-    def pages(heads: int, dim: int) -> Tensor:
-        nonlocal offset
-        size, strides = (heads, num_blocks, block_size, dim), (block_size * dim, per_block, dim, 1)
-        made = memory.as_strided(size, strides, offset)
-        offset += heads * block_size * dim
-        return made
+    def __init__(
+        self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, reserve: int = 0
+    ) -> None:
+        """`reserve`: bytes to find memory for while nothing else is to be done."""
+        per_block = sum(shape.numbers for shape in shapes) * block_size
+        self._blocks = _untouched(num_blocks * per_block * dtype.itemsize, dtype).view(num_blocks, per_block)
+        self._stride = max(1, _FOUND_AT_ONCE // (per_block * dtype.itemsize))
+        self._reserve = reserve // (per_block * dtype.itemsize)
+        self._reached = self._found = 0  # blocks that were used, and those that have memory; the first ones come first
+        self.layers: list[LayerCache] = []
+        offset = 0
 
-    caches = []
-    for shape in shapes:
-        keys = pages(shape.heads, shape.key_dim)
-        values = keys[..., : shape.value_dim] if shape.values_in_keys else pages(shape.heads, shape.value_dim)
-        caches.append(LayerCache(keys, values))
-    return caches
+        def pages(heads: int, dim: int) -> Tensor:
+            nonlocal offset
+            size, strides = (heads, num_blocks, block_size, dim), (block_size * dim, per_block, dim, 1)
+            made = self._blocks.as_strided(size, strides, offset)
+            offset += heads * block_size * dim
+            return made
+
+        for shape in shapes:
+            keys = pages(shape.heads, shape.key_dim)
+            values = keys[..., : shape.value_dim] if shape.values_in_keys else pages(shape.heads, shape.value_dim)
+            self.layers.append(LayerCache(keys, values))
+
+    def reach(self, block: int) -> None:
+        """A block, and all before it, may now be written."""
+        self._reached = max(self._reached, block + 1)
+        if self._reached > self._found:
+            self._find(self._reached + self._stride)
+
+    def find_ahead(self) -> bool:
+        """Find memory for some more blocks; gives whether that would help once more."""
+        wanted = min(self._reached + self._reserve, len(self._blocks))
+        if self._found < wanted:
+            self._find(self._found + self._stride)
+        return self._found < wanted
+
+    def _find(self, end: int) -> None:
+        self._blocks[self._found : end].zero_()
+        self._found = min(end, len(self._blocks))
 
 
 def _untouched(size: int, dtype: torch.dtype) -> Tensor:

@@ -133,6 +133,8 @@ def _check_rope(config: Any) -> None:
 class _Probe:
     """Stands in for attention in a dry run and notes what each layer wants to cache."""
 
+    stays = False
+
     def __init__(self) -> None:
         self.shapes: dict[int, CacheShape] = {}
         self.windows: dict[int, int | None] = {}

@@ -112,16 +112,87 @@ void gather_part(const PagedDecode &a, const float *weights, const typename T::N
         for (int i = 0; i < 2 * width; i++) Float32::store(out + g * a.value_dim + i * LANES, total[g][i]);
 }
 
+// `score` with products of bfloat16 numbers; the queries stay in registers. pairs: key_dim / 32.
+template <int count, int pairs>
+void score_products(const PagedDecode &a, const uint16_t *q, const uint16_t *head, const int32_t *table, int64_t first,
+                    int64_t last, float *scores, Fetcher<uint16_t> *fetcher) {
+    Words query[count][pairs];
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < pairs; i++) query[g][i] = load_words(q + g * a.key_dim + i * PAIR);
+    Walk<uint16_t> walk(head, a.keys, table, a.block_size, first);
+    for (int64_t begin = first; begin < last; begin += LANES) {
+        Floats totals[count][LANES];
+        int64_t rows = std::min<int64_t>(LANES, last - begin);
+        for (int64_t row = 0; row < rows; row++) {
+            const uint16_t *key = walk.next();
+            if (fetcher) fetcher->step();
+            Floats total[count];
+            for (int g = 0; g < count; g++) total[g] = all(0.0f);
+            for (int i = 0; i < pairs; i++) {
+                Words k = load_words(key + i * PAIR);
+                for (int g = 0; g < count; g++) total[g] = add_products(total[g], query[g][i], k);
+            }
+            for (int g = 0; g < count; g++) totals[g][row] = total[g];
+        }
+        for (int g = 0; g < count; g++) {
+            for (int64_t row = rows; row < LANES; row++) totals[g][row] = all(0.0f);
+            Float32::store(scores + g * CHUNK + begin - first, sums(totals[g]));
+        }
+    }
+}
+
+// `gather_part` with products of bfloat16 numbers, of two positions at a time; behind the last one weights are 0.
+template <int count, int width>
+void gather_products(const PagedDecode &a, const uint16_t *weights, const uint16_t *head, const int32_t *table,
+                     int64_t first, int64_t last, float *out, Fetcher<uint16_t> *fetcher) {
+    typedef uint16_t Line __attribute__((vector_size(64)));
+    constexpr Line lower = {0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,
+                            16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59};
+    constexpr Line upper = lower + 4;  // of each eight numbers: as the instruction takes them
+    Floats low[count][width], high[count][width];
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < width; i++) low[g][i] = high[g][i] = all(0.0f);
+    Walk<uint16_t> walk(head, a.values, table, a.block_size, first);
+    for (int64_t position = first; position < last; position += 2) {
+        const uint16_t *value = walk.next(), *other = position + 1 < last ? walk.next() : value;
+        if (fetcher) fetcher->step(), fetcher->step();
+        Words weight[count];
+        for (int g = 0; g < count; g++) {
+            uint32_t both;
+            std::memcpy(&both, weights + g * CHUNK + position - first, sizeof both);
+            weight[g] = Words{} + both;
+        }
+        for (int i = 0; i < width; i++) {
+            Line v = (Line)load_words(value + i * PAIR), w = (Line)load_words(other + i * PAIR);
+            Words near = (Words)__builtin_shuffle(v, w, lower), far = (Words)__builtin_shuffle(v, w, upper);
+            for (int g = 0; g < count; g++) {
+                low[g][i] = add_products(low[g][i], near, weight[g]);
+                high[g][i] = add_products(high[g][i], far, weight[g]);
+            }
+        }
+    }
+    constexpr Ints even = {0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30};
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < width; i++)
+            Float32::store_pair(out + g * a.value_dim + i * PAIR, __builtin_shuffle(low[g][i], high[g][i], even),
+                                __builtin_shuffle(low[g][i], high[g][i], even + 1));
+}
+
 // The same for all their numbers, as many at a time as registers hold; out is float32, count rows of value_dim.
-template <class T, int count>
-void gather(const PagedDecode &a, const float *weights, const typename T::Number *head, const int32_t *table,
+template <class T, int count, class Weight>
+void gather(const PagedDecode &a, const Weight *weights, const typename T::Number *head, const int32_t *table,
             int64_t first, int64_t last, float *out, Fetcher<typename T::Number> *fetcher) {
     constexpr int wide = count > 2 ? 2 : 4;
+    auto part = [&](auto width, int64_t at) {
+        constexpr int pairs = decltype(width)::value;
+        if constexpr (std::is_same_v<Weight, float>)
+            gather_part<T, count, pairs>(a, weights, head + at, table, first, last, out + at, at ? nullptr : fetcher);
+        else
+            gather_products<count, pairs>(a, weights, head + at, table, first, last, out + at, at ? nullptr : fetcher);
+    };
     int64_t at = 0;
-    for (; at + wide * PAIR <= a.value_dim; at += wide * PAIR)
-        gather_part<T, count, wide>(a, weights, head + at, table, first, last, out + at, at ? nullptr : fetcher);
-    for (; at < a.value_dim; at += PAIR)
-        gather_part<T, count, 1>(a, weights, head + at, table, first, last, out + at, at ? nullptr : fetcher);
+    for (; at + wide * PAIR <= a.value_dim; at += wide * PAIR) part(std::integral_constant<int, wide>{}, at);
+    for (; at < a.value_dim; at += PAIR) part(std::integral_constant<int, 1>{}, at);
 }
 
 // What the products of queries and keys mean: scaled, and capped if asked for (softcap > 0).
@@ -146,29 +217,46 @@ float weigh(const float *scores, typename T::Number *weights, int64_t begin, int
     return sum(total);
 }
 
-// One chunk of one sequence for the query heads of one key head, `count` at a time.
+// Scores of a chunk for `count` query heads, from the first one's query on.
 template <class T, int count>
-void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64_t head, int64_t first, int64_t last,
-                  float *largest, float *total, float *out, Fetcher<typename T::Number> *fetcher) {
-    typedef typename T::Number Number;
-    const int32_t *table = a.tables + sequence * a.table_stride;
-    const Number *q = (const Number *)a.q + sequence * a.q_stride + head * a.key_dim;
-    alignas(64) float wide[count * MOST_DIM], scores[count * CHUNK];
+void score_chunk(const PagedDecode &a, const typename T::Number *q, const typename T::Number *keys, const int32_t *table,
+                 int64_t first, int64_t last, float *scores, Fetcher<typename T::Number> *fetcher) {
+    if constexpr (PRODUCTS && std::is_same_v<T, BFloat16>) {
+        switch (a.key_dim / PAIR) {
+            case 1: return score_products<count, 1>(a, q, keys, table, first, last, scores, fetcher);
+            case 2: return score_products<count, 2>(a, q, keys, table, first, last, scores, fetcher);
+            case 4: return score_products<count, 4>(a, q, keys, table, first, last, scores, fetcher);
+        }
+    }
+    alignas(64) float wide[count * MOST_DIM];
     for (int64_t i = 0; i < count * a.key_dim; i += PAIR) {  // in the order of load_pair, as are the parts of the output
         Floats x, y;
         T::load_pair(q + i, x, y);
         Float32::store_pair(wide + i, x, y);
     }
-    score<T, count>(a, wide, row_of<const Number>(a.keys, kv_head, 0, 0), table, first, last, scores, fetcher);
+    score<T, count>(a, wide, keys, table, first, last, scores, fetcher);
+}
+
+// One chunk of one sequence for the query heads of one key head, `count` at a time.
+template <class T, int count>
+void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64_t head, int64_t first, int64_t last,
+                  float *largest, float *total, float *out, Fetcher<typename T::Number> *fetcher) {
+    typedef typename T::Number Number;
+    typedef typename std::conditional<PRODUCTS, T, Float32>::type Weight;
+    const int32_t *table = a.tables + sequence * a.table_stride;
+    alignas(64) float scores[count * CHUNK];
+    alignas(64) typename Weight::Number weights[count * CHUNK];
+    score_chunk<T, count>(a, (const Number *)a.q + sequence * a.q_stride + head * a.key_dim,
+                          row_of<const Number>(a.keys, kv_head, 0, 0), table, first, last, scores, fetcher);
     int64_t end = (last - first + LANES - 1) / LANES * LANES;
     for (int g = 0; g < count; g++) {
         float *own = scores + g * CHUNK;
         scale_scores(own, 0, end, a.scale, a.softcap);
         for (int64_t i = last - first; i < end; i++) own[i] = -INFINITY;
         largest[g] = -INFINITY;
-        total[g] = weigh<Float32>(own, own, 0, end, largest[g]);
+        total[g] = weigh<Weight>(own, weights + g * CHUNK, 0, end, largest[g]);
     }
-    gather<T, count>(a, scores, row_of<const Number>(a.values, kv_head, 0, 0), table, first, last, out, fetcher);
+    gather<T, count>(a, weights, row_of<const Number>(a.values, kv_head, 0, 0), table, first, last, out, fetcher);
 }
 
 struct Task {

@@ -32,14 +32,7 @@ struct Division {
 };
 
 // Adds two inputs' products to 16 outputs; x is the two inputs.
-inline Floats add_products(Floats total, Words weights, uint32_t x) {
-#if defined(HAVE_BFLOAT16_PRODUCTS)
-    return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(int(x)));
-#else
-    Floats even = (Floats)(weights << 16), odd = (Floats)(weights & 0xffff0000);
-    return total + even * BFloat16::get(uint16_t(x)) + odd * BFloat16::get(uint16_t(x >> 16));
-#endif
-}
+inline Floats add_products(Floats total, Words weights, uint32_t x) { return add_products(total, weights, Words{} + x); }
 
 // Loops over rows are unrolled early, else the compiler keeps the sums in memory because of the prefetches.
 template <int rows, int lines>

@@ -71,6 +71,27 @@ inline Floats all(float x) {
     return Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 
+#if defined(HAVE_BFLOAT16_PRODUCTS)
+constexpr bool PRODUCTS = true;  // of bfloat16 numbers
+
+// Adds the products of 32 numbers, those of neighbours to the same sum.
+inline Floats add_products(Floats total, Words a, Words b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)a, (__m512bh)b);
+}
+#else
+constexpr bool PRODUCTS = false;
+
+inline Floats add_products(Floats total, Words a, Words b) {
+    return total + (Floats)(a << 16) * (Floats)(b << 16) + (Floats)(a & 0xffff0000) * (Floats)(b & 0xffff0000);
+}
+#endif
+
+inline Words load_words(const void *from) {
+    Words x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
 inline float sum(Floats x) {
     x += __builtin_shuffle(x, Ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
     x += __builtin_shuffle(x, Ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});

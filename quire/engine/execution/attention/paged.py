@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.execution.batch import Span, StepInputs
-from quire.engine.execution.cache import LayerCache
+from quire.engine.execution.cache import KVCache, LayerCache
 from quire.engine.execution.table import RequestTable
 from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, reads_in_place, write_pages
 
@@ -36,18 +36,20 @@ class _Prefill:
 
 
 class PagedAttention:
-    """Attention over pages of `caches`, found by the block tables of `table`."""
+    """Attention over pages of `cache`, found by the block tables of `table`."""
 
-    def __init__(self, caches: Sequence[LayerCache], table: RequestTable) -> None:
-        self._caches = caches
+    def __init__(self, cache: KVCache, table: RequestTable) -> None:
+        self._cache = cache
+        self._caches = cache.layers
         self._table = table
-        self._in_place = all(reads_in_place(cache.keys, cache.values) for cache in caches)
+        self._in_place = all(reads_in_place(layer.keys, layer.values) for layer in cache.layers)
         rows, blocks = table.blocks.shape
         self._slots, self._lengths = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
         self._tables = torch.zeros((rows, blocks), dtype=torch.int32)
 
     def plan(self, inputs: StepInputs) -> StepAttention:
         """Group the step's tokens by how they attend."""
+        self._cache.reach(int(inputs.slots.max()) // self._table.block_size)
         single = [span for span in inputs.spans if span.count == 1]
         if self._in_place and len(single) == len(inputs.spans):
             return self._decode(inputs)

@@ -13,13 +13,11 @@ from quire.kernels.paged_attention import ScoreMath
 
 
 class Attend(Protocol):
-    """The attention of one step: stores a layer's new keys and values, then lets its queries read all of them.
+    """The attention of one step: stores a layer's new keys and values, then lets its queries read all of them."""
 
-    Attributes:
-        stays: what it reads lies where it lay in any other step of as many tokens for which this is true.
-    """
-
-    stays: bool
+    @property
+    def stays(self) -> bool:
+        """Whether what it reads lies where it lay in any other step of as many tokens for which this is true."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
         """Attend.
