@@ -42,8 +42,12 @@ HARMLESS = frozenset(
 # Known but not supported; each with the values that ask for nothing. Null and empty never ask for anything.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
+    "access_programs": (),
     "best_of": (1,),
+    "context_management": (),
+    "conversation": (),
     "ec_transfer_params": (),
+    "enable_response_messages": (False,),
     "function_call": ("none",),
     "functions": (),
     "kv_transfer_params": (),
@@ -55,6 +59,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
     "moderation": (),
+    "previous_input_messages": (),
+    "prompt": (),
     "prompt_embeds": (),
     "repetition_detection": (),
     "return_mm_kwargs": (False,),

@@ -11,7 +11,8 @@ from quire import __version__
 from quire.api import errors
 from quire.api.fields import HEADER as IGNORED_FIELDS
 from quire.api.identity import REQUEST_ID
-from quire.api.routes import chat, completions, health, messages, models
+from quire.api.responses.store import ResponseStore
+from quire.api.routes import chat, completions, health, messages, models, responses
 from quire.api.served import Services
 from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
 from quire.config.options import ServerOptions
@@ -20,12 +21,13 @@ from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, "retry-after")  # of our own headers, what scripts of other origins may read
 
 
-def create_app(services: Services, metrics: Metrics, server: ServerOptions) -> ASGIApp:
+def create_app(services: Services, metrics: Metrics, store: ResponseStore, server: ServerOptions) -> ASGIApp:
     """The whole HTTP side as one ASGI callable."""
     app = FastAPI(title="Quire", version=__version__, root_path=server.root_path)
     errors.install(app)
     for module in (completions, chat, messages, models, health):
         app.include_router(module.router(services))
+    app.include_router(responses.router(services, store))
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:

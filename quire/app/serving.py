@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 
 import uvloop
 
+from quire.api.responses.errors import StoreFailed
+from quire.api.responses.store import ResponseStore, default_url
 from quire.api.served import ServedModel, Services
 from quire.app.engines import RunningEngine, memory_share
 from quire.app.factory import create_app
@@ -38,7 +40,7 @@ def serve(
     try:
         status: int = uvloop.run(_serve(settings, sources, blueprints, sockets))
         return status
-    except (EngineDead, ModelError, TokenizerMissing, PromptError) as error:
+    except (EngineDead, ModelError, TokenizerMissing, PromptError, StoreFailed) as error:
         logger.error("cannot serve: %s", error)
         return 1
 
@@ -49,6 +51,9 @@ async def _serve(
     blueprints: Sequence[Future[Blueprint]],
     sockets: list[socket.socket],
 ) -> int:
+    store = ResponseStore(settings.response_store or default_url(), settings.response_ttl)
+    if settings.response_store is not None:
+        await store.open()
     async with _engines(settings, sources, blueprints) as models:
         services = Services(
             models=models,
@@ -64,7 +69,7 @@ async def _serve(
         for index, model in enumerate(models):
             model.client.observer = ModelMetrics(metrics, model.names[0], index)
         options = ServerOptions.of(settings)
-        server = Server(create_app(services, metrics, options), services, options)
+        server = Server(create_app(services, metrics, store, options), services, options)
         await server.serve(sockets)
         return 0 if server.started else 1
 

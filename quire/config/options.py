@@ -56,6 +56,14 @@ class ServerOptions(Options):
     sse_keepalive: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         15.0, description="seconds after which a stream that has nothing to say sends a comment; 0: never"
     )
+    response_store: str | None = Field(
+        None,
+        description="where stored responses are kept, as a SQLAlchemy URL; a SQLite file in the user's state folder if "
+        "not given, sqlite:// for memory",
+    )
+    response_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        30 * 24 * 3600.0, description="seconds for which a stored response is kept; 0: for ever"
+    )
     drain_timeout: Seconds = Field(30.0, description="seconds that running requests get to finish at SIGTERM")
     stall_timeout: Seconds = Field(120.0, description="seconds without progress after which /health turns red")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe message to log")

@@ -14,6 +14,7 @@ import uvicorn
 
 from quire.api.defaults import read_defaults
 from quire.api.parsers import reasoning_tags, tool_format
+from quire.api.responses.store import ResponseStore
 from quire.api.served import ServedModel, Services
 from quire.api.structured.checker import GrammarChecker
 from quire.app.factory import create_app
@@ -82,7 +83,8 @@ async def running_server(
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
         )
-        app = create_app(services, metrics, options)
+        store = ResponseStore(options.response_store or f"sqlite:///{folder / 'responses.db'}", options.response_ttl)
+        app = create_app(services, metrics, store, options)
         url = await stack.enter_async_context(listening(app))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
         yield Server(url, http, services)

@@ -1,0 +1,1 @@
+"""The Responses API: conversations of items, told in events, remembered in a database."""

@@ -1,0 +1,196 @@
+"""One response on its way: from a request to its events and, in the end, its whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.api.call import ChatCall
+from quire.api.generation import Tally, run
+from quire.api.protocol.responses import (
+    Incomplete,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseFailure,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+    Status,
+)
+from quire.api.responses.writer import Event, ItemWriter
+from quire.engine.wire.errors import EngineError
+from quire.engine.wire.protocol import TokenLogprobs
+
+_ENDS: dict[str | None, Status] = {"length": "incomplete", "abort": "failed", "error": "failed"}
+
+
+@dataclass(slots=True)
+class ResponseRun:
+    """A response that is being generated.
+
+    Attributes:
+        items: its own input, as it will be stored.
+        events: all that was told so far; an event's number is its place.
+        failure: what ended it, if that was an error.
+    """
+
+    call: ChatCall
+    body: ResponsesRequest
+    items: Sequence[dict[str, Any]]
+    status: Status = "queued"
+    events: list[Event] = field(default_factory=list)
+    failure: EngineError | None = None
+    _completed: int | None = None
+    _writer: ItemWriter = field(init=False)
+    _tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        seal = "reasoning.encrypted_content" in (self.body.include or ())
+        self._writer = ItemWriter(reasoning=self.body.include_reasoning, seal=seal)
+        self._tally = self.call.tally()
+
+    @property
+    def id(self) -> str:
+        """The response's."""
+        return self.call.head.id
+
+    async def generate(self) -> AsyncGenerator[Event, None]:
+        """All events but the last one, which `end` gives."""
+        self.status = "in_progress"
+        for kind in ("created", "in_progress"):
+            yield self._event({"type": f"response.{kind}", "response": self.told()})
+        call, parser, counter = self.call, self.call.reading.parser(), self.call.counter()
+        async with aclosing(run(call.model.client, call.requests)) as deltas:
+            async for _, delta in deltas:
+                self._tally.add(0, delta)
+                reasoned = counter.count(delta.token_ids)
+                self._tally.reasoning += reasoned
+                parsed = parser.push(delta.text, last=delta.finish_reason is not None)
+                for event in self._writer.write(parsed, self._logprobs(delta.logprobs[reasoned:])):
+                    yield self._event(event)
+                if delta.finish_reason is not None:
+                    self.status = _ENDS.get(delta.finish_reason, "completed")
+        for event in self._writer.end(self.status if self.status == "incomplete" else "completed"):
+            yield self._event(event)
+
+    def end(self, status: Status | None = None, failure: EngineError | None = None) -> Event:
+        """The last event; `status` if the answer did not come to its own end."""
+        self.status = status or self.status
+        self.failure = failure
+        if self.status == "completed":
+            self._completed = int(time.time())
+        return self._event({"type": f"response.{_said(self.status)}", "response": self.told()})
+
+    def told(self) -> dict[str, Any]:
+        """The response as it is now."""
+        body, params = self.body, self.call.requests[0].params
+        unfinished = self.status in ("queued", "in_progress")
+        made = ResponseObject(
+            id=self.id,
+            created_at=self.call.head.created,
+            completed_at=self._completed,
+            status=self.status,
+            background=bool(body.background),
+            error=self._error(),
+            incomplete_details=Incomplete(reason="max_output_tokens") if self.status == "incomplete" else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            metadata=body.metadata or {},
+            model=self.call.head.model,
+            output=[] if unfinished else self._writer.items,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            reasoning={"effort": None, "summary": None, **(body.reasoning.model_dump() if body.reasoning else {})},
+            store=bool(body.store),
+            temperature=params.temperature,
+            text=_text(body),
+            tool_choice="auto" if body.tool_choice is None else _plain(body.tool_choice),
+            tools=[_plain(tool) for tool in body.tools or ()],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=params.top_p,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            truncation=body.truncation or "disabled",
+            usage=None if unfinished else self._usage(),
+            user=body.user,
+        )
+        return made.model_dump(mode="json")
+
+    def _event(self, event: Event) -> Event:
+        numbered = {**event, "sequence_number": len(self.events)}
+        if "item" in numbered:  # which goes on growing
+            numbered["item"] = dict(numbered["item"])
+        self.events.append(numbered)
+        return numbered
+
+    def _error(self) -> ResponseFailure | None:
+        if self.status != "failed":
+            return None
+        return ResponseFailure(code="server_error", message=str(self.failure or "The answer broke off."))
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        return self.call.formatter.chat(entries) if entries else []
+
+    def _usage(self) -> ResponseUsage:
+        usage = self._tally.usage()
+        return ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(
+                reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
+            ),
+            total_tokens=usage.total_tokens,
+        )
+
+
+class Following:
+    """Hands events to any number of readers, each from a place of its own, until there are no more."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._events = events
+        self._more = asyncio.Event()
+        self._ended = False
+
+    def tell(self, *, last: bool = False) -> None:
+        """There are more events, or there will be none any more."""
+        self._ended = self._ended or last
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def read(self, after: int) -> AsyncGenerator[Event, None]:
+        """The events behind one."""
+        at = after + 1
+        while True:
+            more = self._more
+            while at < len(self._events):
+                yield self._events[at]
+                at += 1
+            if self._ended:
+                return
+            await more.wait()
+
+
+def _said(status: Status) -> str:
+    """OpenAI has no event for what was cancelled; its clients end at any of these."""
+    return "failed" if status == "cancelled" else status
+
+
+def _text(body: ResponsesRequest) -> dict[str, Any]:
+    given = _plain(body.text) if body.text is not None else {}
+    return {"verbosity": "medium", **given, "format": given.get("format") or {"type": "text"}}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str) else value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def numbered(items: Sequence[Any], ids: Iterator[str]) -> list[dict[str, Any]]:
+    """Items as they are stored, each with an id."""
+    given = [{name: value for name, value in _plain(item).items() if value is not None} for item in items]
+    return [{"id": next(ids), **one, "type": item.type} for one, item in zip(given, items, strict=True)]

@@ -1,0 +1,222 @@
+"""A Responses request as one to chat completions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from quire.api.errors import InvalidRequest
+from quire.api.protocol.chat import ChatRequest
+from quire.api.protocol.responses import (
+    AllowedResponseTools,
+    ChosenTool,
+    Content,
+    FunctionCall,
+    FunctionCallOutput,
+    InputItem,
+    InputMessage,
+    NamedFormat,
+    Part,
+    ReasoningItem,
+    ResponsesRequest,
+    ResponseTool,
+)
+
+_ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
+_SAME = (
+    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words", "allowed_token_ids", "ignore_eos",
+    "include_stop_str_in_output", "skip_special_tokens", "structured_outputs", "priority", "cache_salt",
+    "parallel_tool_calls", "chat_template_kwargs",
+)  # fmt: skip
+_MOST_SEALED = 1 << 22  # bytes of reasoning that a client may hand back
+
+
+def input_items(body: ResponsesRequest) -> list[Any]:
+    """The input as items."""
+    if isinstance(body.input, str):
+        return [InputMessage(role="user", content=[Part(type="input_text", text=body.input)])]
+    return list(body.input)
+
+
+def stored_items(given: Sequence[dict[str, Any]]) -> list[Any]:
+    """Items that were written down."""
+    return _ITEMS.validate_python(given)
+
+
+def function_tools(tools: Iterable[ResponseTool] | None) -> list[ResponseTool]:
+    """Those tools that the client runs."""
+    return [tool for tool in tools or () if tool.type == "function"]
+
+
+def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
+    """The request to chat completions that answers these items.
+
+    Raises:
+        InvalidRequest: something in it cannot be granted.
+    """
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    fields |= {
+        "messages": list(_messages(body.instructions, items)),
+        "max_completion_tokens": body.max_output_tokens,
+        "stream": body.stream,
+        "tools": [_function(tool) for tool in function_tools(body.tools)] or None,
+        "tool_choice": _choice(body),
+        "response_format": _format(body),
+    }
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        fields["chat_template_kwargs"] = {
+            "reasoning_effort": body.reasoning.effort,
+            **(body.chat_template_kwargs or {}),
+        }
+    if not fields["messages"]:
+        raise InvalidRequest("`input` is empty.", "input")
+    if fields["structured_outputs"] is not None:
+        fields["structured_outputs"] = fields["structured_outputs"].model_dump(by_alias=True, exclude_unset=True)
+    try:
+        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        raise InvalidRequest("; ".join(str(problem["msg"]) for problem in error.errors())) from error
+
+
+def _function(tool: ResponseTool) -> dict[str, Any]:
+    if not tool.name:
+        raise InvalidRequest("A tool of type function needs a `name`.", "tools")
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _choice(body: ResponsesRequest) -> Any:
+    choice = body.tool_choice
+    if not function_tools(body.tools):
+        if choice in (None, "none", "auto"):
+            return None
+        raise InvalidRequest("When using `tool_choice`, `tools` must hold functions.", "tool_choice")
+    match choice:
+        case ChosenTool():
+            return _named(choice)
+        case AllowedResponseTools():
+            allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
+
+
+def _named(tool: ChosenTool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
+
+
+def _format(body: ResponsesRequest) -> dict[str, Any] | None:
+    form = None if body.text is None else body.text.format
+    if isinstance(form, NamedFormat):
+        schema = {"name": form.name, "description": form.description, "schema": form.content, "strict": form.strict}
+        return {"type": "json_schema", "json_schema": schema}
+    return None if form is None else {"type": form.type}
+
+
+def _messages(instructions: str | None, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Turns: what the assistant thought, said and called in a row is one of them, and so are instructions at the start.
+
+    Few templates know developers, and many take one system message only, before all else.
+    """
+    items = list(items)
+    rules = [] if not instructions else [instructions]
+    while items and isinstance(items[0], InputMessage) and items[0].role in ("system", "developer"):
+        rules.append(_text(items.pop(0).content))
+    if rules:
+        yield {"role": "system", "content": "\n\n".join(rules)}
+    turn: dict[str, Any] = {}  # of the assistant, so far
+    for item in items:
+        match item:
+            case ReasoningItem():
+                if turn.get("content") or turn.get("tool_calls"):
+                    yield turn
+                    turn = {}
+                turn = {"role": "assistant", "content": None, **turn}
+                turn["reasoning"] = turn.get("reasoning", "") + _thought(item)
+            case FunctionCall():
+                turn = {"role": "assistant", "content": None, **turn}
+                function = {"name": item.name, "arguments": item.arguments}
+                turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+            case InputMessage(role="assistant"):
+                if turn.get("content") or turn.get("tool_calls"):
+                    yield turn
+                    turn = {}
+                turn = {"role": "assistant", **turn, "content": _text(item.content)}
+            case _:
+                if turn:
+                    yield turn
+                    turn = {}
+                yield _said(item)
+    if turn:
+        yield turn
+
+
+def _said(item: InputMessage | FunctionCallOutput) -> dict[str, Any]:
+    if isinstance(item, FunctionCallOutput):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
+    role = "system" if item.role == "developer" else item.role
+    return {"role": role, "content": _content(item.content)}
+
+
+def _thought(item: ReasoningItem) -> str:
+    texts = [part.text for part in item.content or ()]
+    if not texts and item.encrypted_content:
+        texts = [unsealed(item.encrypted_content)]
+    return "\n".join(texts or [part.text for part in item.summary or ()])
+
+
+def _text(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _content(content: Content) -> str | list[dict[str, Any]]:
+    """Text as text, anything else as chat's parts."""
+    if isinstance(content, str):
+        return content
+    parts = [_part(part) for part in content]
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if part.type in ("input_text", "output_text", "text", "summary_text") and part.text is not None:
+        return {"type": "text", "text": part.text}
+    if part.type == "refusal":
+        return {"type": "text", "text": part.refusal or ""}
+    if part.type == "input_image" and part.image_url is not None:
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    raise InvalidRequest(f"Content of type `{part.type}` is not supported by this server.", "input")
+
+
+# Reasoning that a client keeps for the server
+
+
+def sealed(text: str) -> str:
+    """Reasoning as `encrypted_content`: not secret, but opaque."""
+    return base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
+
+
+def unsealed(given: str) -> str:
+    """What `sealed` was given.
+
+    Raises:
+        InvalidRequest: it was made elsewhere.
+    """
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.urlsafe_b64decode(given), _MOST_SEALED)
+        return data.decode()
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise InvalidRequest("`encrypted_content` is none of this server's.", "input") from error

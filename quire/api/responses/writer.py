@@ -1,0 +1,115 @@
+"""An answer as items, and as the events that tell how they came about."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quire.api.responses.translation import sealed
+from quire.api.tools.calls import CallDelta, Parsed
+
+Event = dict[str, Any]
+
+
+def new_id(kind: str) -> str:
+    """An id of an item: `msg_`, `fc_`, `rs_` and a random number."""
+    return f"{kind}_{secrets.token_hex(24)}"
+
+
+class ItemWriter:
+    """Writes the items of one answer: one after the other, each added, filled and done.
+
+    Attributes:
+        items: the items so far; the last one may be unfinished.
+    """
+
+    def __init__(self, *, reasoning: bool, seal: bool) -> None:
+        """`reasoning`: show it; `seal`: so that a client which keeps it can hand it back."""
+        self.items: list[dict[str, Any]] = []
+        self._reasoning = reasoning
+        self._seal = seal
+        self._open: str | None = None  # type of the last item, while it is filled
+        self._logprobs: list[Any] = []  # of tokens whose text has not been told yet
+
+    def write(self, parsed: Parsed, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
+        """Events of what was found; `logprobs` are of tokens that may be a message's."""
+        self._logprobs.extend(logprobs)
+        if parsed.reasoning and self._reasoning:
+            yield from self._ensure("reasoning")
+            yield from self._grow("reasoning_text", parsed.reasoning)
+        if parsed.content:
+            yield from self._ensure("message")
+            yield from self._grow("output_text", parsed.content)
+        for call in parsed.calls:
+            yield from self._call(call)
+
+    def end(self, status: str) -> Iterator[Event]:
+        """The last item's end."""
+        yield from self._close(status)
+
+    def _call(self, call: CallDelta) -> Iterator[Event]:
+        self._logprobs.clear()  # those of a call's tokens are not told
+        if call.name is not None:
+            yield from self._close("completed")
+            yield from self._add(
+                "function_call",
+                {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name, "arguments": ""},
+            )
+        if call.arguments:
+            self.items[-1]["arguments"] += call.arguments
+            yield self._about("response.function_call_arguments.delta", delta=call.arguments)
+
+    def _ensure(self, kind: str) -> Iterator[Event]:
+        if self._open == kind:
+            return
+        yield from self._close("completed")
+        if kind == "reasoning":
+            item: dict[str, Any] = {"type": "reasoning", "id": new_id("rs"), "summary": [], "content": []}
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        else:
+            item = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield from self._add(kind, item)
+        yield self._about("response.content_part.added", content_index=0, part=dict(part))
+        self.items[-1]["content"].append(part)
+
+    def _add(self, kind: str, item: dict[str, Any]) -> Iterator[Event]:
+        self._open = kind
+        self.items.append({**item, "status": "in_progress"})
+        # Its content is still to come, and the event must not change when it does.
+        told = {**self.items[-1], **({"content": []} if "content" in item else {})}
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": told}
+
+    def _grow(self, kind: str, text: str) -> Iterator[Event]:
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        more: dict[str, Any] = {}
+        if kind == "output_text":
+            more["logprobs"], self._logprobs = self._logprobs, []
+            part["logprobs"].extend(more["logprobs"])
+        yield self._about(f"response.{kind}.delta", content_index=0, delta=text, **more)
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        item = self.items[-1]
+        if self._open == "function_call":
+            arguments = item["arguments"]
+            yield self._about("response.function_call_arguments.done", name=item["name"], arguments=arguments)
+        else:
+            part = item["content"][0]
+            told = {"text": part["text"]}
+            if self._open == "message":
+                told["logprobs"] = part["logprobs"]
+            yield self._about(f"response.{part['type']}.done", content_index=0, **told)
+            yield self._about("response.content_part.done", content_index=0, part=part)
+        if self._open == "reasoning" and self._seal:
+            item["encrypted_content"] = sealed(item["content"][0]["text"])
+        item["status"] = status
+        self._open = None
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+
+    def _about(self, kind: str, **fields: Any) -> Event:
+        """An event of the last item."""
+        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}
