@@ -60,7 +60,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "previous_input_messages": (),
-    "prompt": (),
     "prompt_embeds": (),
     "repetition_detection": (),
     "return_mm_kwargs": (False,),

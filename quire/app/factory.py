@@ -12,7 +12,7 @@ from quire.api import errors
 from quire.api.fields import HEADER as IGNORED_FIELDS
 from quire.api.identity import REQUEST_ID
 from quire.api.responses.store import ResponseStore
-from quire.api.routes import chat, completions, health, messages, models, responses
+from quire.api.routes import chat, completions, generate, health, messages, models, responses
 from quire.api.served import Services
 from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
 from quire.config.options import ServerOptions
@@ -25,7 +25,7 @@ def create_app(services: Services, metrics: Metrics, store: ResponseStore, serve
     """The whole HTTP side as one ASGI callable."""
     app = FastAPI(title="Quire", version=__version__, root_path=server.root_path)
     errors.install(app)
-    for module in (completions, chat, messages, models, health):
+    for module in (completions, chat, messages, generate, models, health):
         app.include_router(module.router(services))
     app.include_router(responses.router(services, store))
 

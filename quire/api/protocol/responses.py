@@ -206,6 +206,7 @@ class ResponsesRequest(RequestBody):
     background: bool | None = Field(False, description="answer at once and generate meanwhile; needs store")
     stream: bool | None = Field(False, description="answer with server-sent events")
     stream_options: ResponseStreamOptions | None = None
+    prompt: None = Field(None, description="not supported: there are no stored prompts")
     include: ListOf[Included] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(None, description="of built-in tools; there are none")

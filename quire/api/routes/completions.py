@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api import fields
 from quire.api.body import StrictRoute
-from quire.api.errors import InvalidRequest
-from quire.api.generation import Collected, Tally, admit, collect, run
+from quire.api.completion_call import CompletionCall, prepare_completion
+from quire.api.generation import Collected, admit, collect, run
 from quire.api.identity import answer_id, fingerprint
-from quire.api.logprobs import LogprobFormatter, TextPosition
+from quire.api.logprobs import TextPosition
 from quire.api.protocol.common import ERRORS
 from quire.api.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from quire.api.sampling import room_for_output, sampling_params, sequences, truncated
-from quire.api.served import ServedModel, Services
+from quire.api.served import Services
 from quire.api.sse import EventStream, answer, event
-from quire.api.structured.constraint import checked_grammar
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
-from quire.engine.wire.stream import Delta, GenerateRequest
-from quire.multimodal.renderer import Prompt
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.stream import Delta
 
 
 def router(services: Services) -> APIRouter:
@@ -39,7 +33,7 @@ def router(services: Services) -> APIRouter:
         """Continue one or more prompts."""
         model = services.model(body.model)
         headers = fields.judge(body, strict=services.strict_fields)
-        call = await _prepare(body, model, services, answer_id("cmpl", request, body.request_id))
+        call = await prepare_completion(body, model, services, answer_id("cmpl", request, body.request_id))
         free = admit(model.client, len(call.requests), "prompt" if len(call.prompts) > 1 else "n")
         if body.stream:
             return EventStream(_chunks(call), headers, free, keepalive=services.sse_keepalive)
@@ -48,85 +42,7 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A checked request: its sequences in order of their choices' indices, `n` for each prompt."""
-
-    id: str
-    created: int
-    body: CompletionRequest
-    model: ServedModel
-    prompts: Sequence[Prompt]
-    echoes: Sequence[str]
-    requests: Sequence[GenerateRequest]
-
-    @property
-    def n(self) -> int:
-        return self.body.n or 1
-
-    @property
-    def formatter(self) -> LogprobFormatter:
-        return LogprobFormatter(self.model.renderer.tokenizer, as_ids=bool(self.body.return_tokens_as_token_ids))
-
-    @property
-    def drops_output(self) -> bool:
-        """Only the prompt is wanted; the one token that is generated behind it is not shown."""
-        return self.body.max_tokens == 0
-
-    def prompt_of(self, index: int) -> Prompt:
-        return self.prompts[index // self.n]
-
-    def echo_of(self, index: int) -> str:
-        return self.echoes[index // self.n] if self.body.echo else ""
-
-    def tally(self) -> Tally:
-        return Tally([len(prompt.token_ids) for prompt in self.prompts], self.n)
-
-
-async def _prepare(body: CompletionRequest, model: ServedModel, services: Services, call_id: str) -> _Call:
-    if body.suffix:
-        raise InvalidRequest("`suffix` is not supported: models here continue texts, they do not fill gaps.", "suffix")
-    prompts = [truncated(prompt, body, model) for prompt in await _prompts(body, model, services)]
-    requests: list[GenerateRequest] = []
-    grammar = await checked_grammar(body, model)
-    for prompt in prompts:
-        requests += sequences(body, prompt, _params(body, model, services, prompt, grammar), services.limits)
-    echoes = [
-        prompt.text if prompt.text is not None else await model.renderer.decode(prompt.token_ids.tolist())
-        for prompt in (prompts if body.echo else ())
-    ]
-    return _Call(call_id, int(time.time()), body, model, prompts, echoes, requests)
-
-
-def _params(
-    body: CompletionRequest, model: ServedModel, services: Services, prompt: Prompt, grammar: str
-) -> SamplingParams:
-    max_tokens = room_for_output(prompt, model, 1 if body.max_tokens == 0 else body.max_tokens)
-    if body.echo and body.logprobs is not None:
-        wanted = body.logprobs if body.prompt_logprobs is None else max(body.logprobs, body.prompt_logprobs)
-        body = body.model_copy(update={"prompt_logprobs": wanted})
-    return sampling_params(body, model, services.limits, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
-
-
-async def _prompts(body: CompletionRequest, model: ServedModel, services: Services) -> list[Prompt]:
-    given = body.prompt
-    several = given if isinstance(given, list) and not (given and isinstance(given[0], int)) else [given]
-    if not several:
-        raise InvalidRequest("You must pass at least one prompt.", "prompt")
-    if len(several) > services.limits.max_prompts:
-        raise InvalidRequest(
-            f"A request may have at most {services.limits.max_prompts} prompts, not {len(several)}.", "prompt"
-        )
-    room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
-    return [
-        await model.renderer.text(one, add_special_tokens=body.add_special_tokens, room=room)
-        if isinstance(one, str)
-        else Prompt(np.array(one, np.int32))
-        for one in several
-    ]
-
-
-async def _complete(call: _Call) -> Completion:
+async def _complete(call: CompletionCall) -> Completion:
     tally = call.tally()
     done = await collect(call.model.client, call.requests)
     for index, one in enumerate(done):
@@ -144,7 +60,7 @@ async def _complete(call: _Call) -> Completion:
     )
 
 
-def _choice(call: _Call, index: int, one: Collected) -> CompletionChoice:
+def _choice(call: CompletionCall, index: int, one: Collected) -> CompletionChoice:
     body, formatter, whole = call.body, call.formatter, one.whole
     prompt = call.prompt_of(index).token_ids.tolist()
     logprobs = None
@@ -167,7 +83,7 @@ def _choice(call: _Call, index: int, one: Collected) -> CompletionChoice:
     )
 
 
-async def _chunks(call: _Call) -> AsyncGenerator[bytes, None]:
+async def _chunks(call: CompletionCall) -> AsyncGenerator[bytes, None]:
     """The stream: a chunk for each delta, then the usage if it is wanted."""
     tally = call.tally()
     options = call.body.stream_options
@@ -187,7 +103,7 @@ async def _chunks(call: _Call) -> AsyncGenerator[bytes, None]:
 class _ChunkWriter:
     """Writes the chunks of one choice; plain ones from a template, as most tokens ask for nothing else."""
 
-    def __init__(self, call: _Call, index: int) -> None:
+    def __init__(self, call: CompletionCall, index: int) -> None:
         self._call = call
         self._index = index
         self._first = True
@@ -238,7 +154,7 @@ class _ChunkWriter:
         }
 
 
-def _head(call: _Call) -> dict[str, Any]:
+def _head(call: CompletionCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "object": "text_completion",

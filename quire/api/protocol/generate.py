@@ -1,0 +1,95 @@
+"""POST /inference/v1/generate: tokens in, tokens out; and what the render endpoints give, which it takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from quire.api.protocol.chat import ChatLogprobs
+from quire.api.protocol.common import (
+    FinishReason,
+    GenerationFields,
+    Int64,
+    ListOf,
+    MinP,
+    PromptLogprobs,
+    RepetitionPenalty,
+    RequestBody,
+    StreamOptions,
+    Temperature,
+    TokenId,
+    TopK,
+    TopP,
+    Usage,
+    unfit,
+)
+from quire.api.protocol.structured import StructuredOutputs
+
+
+class SamplingFields(GenerationFields):
+    """vLLM's SamplingParams, with their defaults: nothing comes from the model's files."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(16, description="null: all that fits")
+    temperature: Temperature | None = 1.0
+    top_p: TopP | None = 1.0
+    top_k: TopK | None = 0
+    min_p: MinP | None = 0.0
+    repetition_penalty: RepetitionPenalty | None = 1.0
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    detokenize: bool = Field(True, description="false: stop strings cannot be found")
+
+
+class TokensRequest(RequestBody):
+    """Continue a prompt of tokens."""
+
+    token_ids: Annotated[ListOf[TokenId], Field(min_length=1)]
+    sampling_params: SamplingFields
+    request_id: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    priority: Int64 = 0
+    output_mode: Literal["tokens", "text"] = "tokens"
+
+    @model_validator(mode="after")
+    def _streaming(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise unfit("stream_options", "Stream options can only be defined when `stream=True`.")
+        return self
+
+
+class TokensChoice(BaseModel):
+    """One answer, or a piece of it; text only if it is wanted."""
+
+    index: int
+    token_ids: list[int]
+    text: str | None = None
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+
+
+class TokensAnswer(BaseModel):
+    """The whole answer."""
+
+    request_id: str
+    output_mode: Literal["tokens", "text"]
+    choices: list[TokensChoice]
+    prompt_logprobs: PromptLogprobs | None = None
+    usage: Usage
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class Rendered(BaseModel):
+    """A prompt as the model would see it: a request to /inference/v1/generate, and the prompt's text."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    prompt: str | None
+    sampling_params: dict[str, Any]
+    stream: bool
+    cache_salt: str | None
+    priority: int

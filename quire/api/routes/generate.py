@@ -1,0 +1,150 @@
+"""POST /inference/v1/generate, and the two halves of it: /v1/chat/completions/render and /v1/completions/render."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from quire.api import fields
+from quire.api.body import StrictRoute
+from quire.api.call import prepare_chat
+from quire.api.completion_call import CompletionCall, prepare_completion
+from quire.api.errors import InvalidRequest
+from quire.api.generation import admit, collect, run
+from quire.api.identity import answer_id
+from quire.api.protocol.chat import ChatLogprobs, ChatRequest
+from quire.api.protocol.common import ERRORS
+from quire.api.protocol.completions import CompletionRequest
+from quire.api.protocol.generate import Rendered, TokensAnswer, TokensChoice, TokensRequest
+from quire.api.served import Services
+from quire.api.sse import EventStream, answer, event
+from quire.engine.wire.stream import Delta, GenerateRequest
+from quire.multimodal.renderer import Prompt
+
+
+def router(services: Services) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(route_class=StrictRoute)
+
+    @routes.post("/inference/v1/generate", responses={200: {"model": TokensAnswer}, **ERRORS}, response_model=None)
+    async def generate(body: TokensRequest, request: Request) -> Response:
+        """Continue a prompt of tokens."""
+        headers = {
+            **fields.judge(body, strict=services.strict_fields),
+            **fields.judge(body.sampling_params, strict=services.strict_fields),
+        }
+        model = services.model(body.model)
+        call = await prepare_completion(
+            _as_completion(body), model, services, answer_id("generate-tokens", request, body.request_id)
+        )
+        free = admit(model.client, len(call.requests), "sampling_params.n")
+        if body.stream:
+            return EventStream(_chunks(call, body), headers, free, keepalive=services.sse_keepalive)
+        return await answer(request, _whole(call, body), headers, free)
+
+    @routes.post("/v1/chat/completions/render", responses=ERRORS)
+    async def render_chat(body: ChatRequest, request: Request, response: Response) -> Rendered:
+        """What the model would see of a conversation; nothing is generated."""
+        call = await prepare_chat(body, services, answer_id("chatcmpl", request, body.request_id))
+        response.headers.update(fields.judge(body, strict=services.strict_fields, unread=call.unread))
+        return _rendered(call.head.id, call.head.model, body, call.prompt, call.requests[0])
+
+    @routes.post("/v1/completions/render", responses=ERRORS)
+    async def render_completion(body: CompletionRequest, request: Request, response: Response) -> list[Rendered]:
+        """What the model would see of each prompt; nothing is generated."""
+        model = services.model(body.model)
+        response.headers.update(fields.judge(body, strict=services.strict_fields))
+        call = await prepare_completion(body, model, services, answer_id("cmpl", request, body.request_id))
+        return [
+            _rendered(f"{call.id}-{place}", model.names[0], body, prompt, call.requests[place * call.n])
+            for place, prompt in enumerate(call.prompts)
+        ]
+
+    return routes
+
+
+def _as_completion(body: TokensRequest) -> CompletionRequest:
+    given = body.sampling_params.model_dump(by_alias=True, exclude={"detokenize"}, exclude_none=True)
+    if not body.sampling_params.detokenize and body.sampling_params.stop:
+        raise InvalidRequest("`stop` needs `detokenize`.", "sampling_params.stop")
+    own = {
+        "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
+        "priority": body.priority, "max_tokens": body.sampling_params.max_tokens,
+    }  # fmt: skip
+    try:
+        return CompletionRequest.model_validate({**given, **own})
+    except ValidationError as error:
+        raise InvalidRequest("; ".join(str(problem["msg"]) for problem in error.errors())) from error
+
+
+async def _whole(call: CompletionCall, body: TokensRequest) -> TokensAnswer:
+    tally = call.tally()
+    done = await collect(call.model.client, call.requests)
+    for index, one in enumerate(done):
+        tally.add(index, one.whole)
+    reported = done[0].whole.prompt_logprobs
+    return TokensAnswer(
+        request_id=call.id,
+        output_mode=body.output_mode,
+        choices=[_choice(call, body, index, one.text, one.whole) for index, one in enumerate(done)],
+        prompt_logprobs=None if reported is None else call.formatter.prompt(reported),
+        usage=tally.usage(),
+    )
+
+
+async def _chunks(call: CompletionCall, body: TokensRequest) -> AsyncGenerator[bytes, None]:
+    tally = call.tally()
+    head = {"request_id": call.id, "output_mode": body.output_mode}
+    async with aclosing(run(call.model.client, call.requests)) as deltas:
+        async for index, delta in deltas:
+            tally.add(index, delta)
+            yield event({**head, "choices": [_choice(call, body, index, delta.text, delta).model_dump()]})
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield event({**head, "choices": [], "usage": tally.usage().model_dump()})
+
+
+def _choice(call: CompletionCall, body: TokensRequest, index: int, text: str, delta: Delta) -> TokensChoice:
+    logprobs = None
+    if body.sampling_params.logprobs is not None:
+        logprobs = ChatLogprobs.model_validate({"content": call.formatter.chat(delta.logprobs)})
+    return TokensChoice(
+        index=index,
+        token_ids=delta.token_ids,
+        text=text if body.output_mode == "text" else None,
+        logprobs=logprobs,
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+    )
+
+
+def _rendered(
+    request_id: str, model: str, body: ChatRequest | CompletionRequest, prompt: Prompt, request: GenerateRequest
+) -> Rendered:
+    params = request.params
+    if params.grammar:
+        raise InvalidRequest("Prompts of answers that are held to a form or to a call cannot be rendered.")
+    sampling: dict[str, Any] = {
+        "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "temperature": params.temperature,
+        "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p, "seed": params.seed,
+        "presence_penalty": params.presence_penalty, "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty, "stop": list(request.text.stop),
+        "stop_token_ids": list(params.stop_token_ids), "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs, "skip_special_tokens": request.text.skip_special_tokens,
+        "include_stop_str_in_output": request.text.include_stop, "ignore_eos": body.ignore_eos, "n": body.n,
+        "logit_bias": body.logit_bias, "allowed_token_ids": body.allowed_token_ids, "bad_words": body.bad_words,
+    }  # fmt: skip
+    return Rendered(
+        request_id=request_id,
+        model=model,
+        token_ids=prompt.token_ids.tolist(),
+        prompt=prompt.text,
+        sampling_params={name: value for name, value in sampling.items() if value is not None},
+        stream=bool(body.stream),
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+    )

@@ -1,0 +1,102 @@
+"""Tokens in, tokens out; and prompts that are rendered but not answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.engine.wire.protocol import AddRequest
+from tests.support.fake_core import FakeCore
+from tests.support.server import running_server
+from tests.support.tokenizer import EOS, byte_tokenizer
+
+PATH = "/inference/v1/generate"
+TOKENS = byte_tokenizer().encode("abc").ids
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+ANSWER = byte_tokenizer().encode("ABC").ids
+
+
+def request(**params: Any) -> dict[str, Any]:
+    return {"token_ids": TOKENS, "sampling_params": params}
+
+
+async def test_tokens_go_in_and_come_out(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.post(PATH, {**request(logprobs=1), "request_id": "me"})
+        body = answer.json()
+        text = (await server.post(PATH, {**request(), "output_mode": "text"})).json()
+    (choice,) = body["choices"]
+    assert choice["token_ids"][: len(ANSWER)] == ANSWER
+    assert (choice["text"], choice["finish_reason"]) == (None, "stop")
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+    assert body["request_id"] == "generate-tokens-me"
+    assert body["usage"]["prompt_tokens"] == len(TOKENS)
+    assert text["choices"][0]["text"] == "ABC"
+
+
+async def test_streams_add_up(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        whole = (await server.post(PATH, request(n=2))).json()
+        answer = await server.post(PATH, {**request(n=2), "stream": True, "stream_options": {"include_usage": True}})
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    chunks = [json.loads(line) for line in lines]
+    assert chunks[-1]["usage"] == whole["usage"]
+    for index in range(2):
+        pieces = [one for chunk in chunks for one in chunk["choices"] if one["index"] == index]
+        assert [token for one in pieces for token in one["token_ids"]] == whole["choices"][index]["token_ids"]
+        assert pieces[-1]["finish_reason"] == "stop"
+
+
+async def test_sampling_is_what_is_said_and_nothing_else(tmp_path: Path) -> None:
+    core = FakeCore()
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7}')
+    async with running_server(tmp_path, core) as server:
+        await server.post(PATH, request())
+        await server.post(PATH, request(max_tokens=None, ignore_eos=True, stop_token_ids=[5]))
+    first, second = [message.params for message in core.received if isinstance(message, AddRequest)]
+    assert (first.max_tokens, first.temperature, first.top_k) == (16, 1.0, 0)
+    assert first.eos_token_ids == (EOS,)
+    assert second.max_tokens > 400
+    assert (second.eos_token_ids, second.stop_token_ids) == ((), (5,))
+
+
+async def test_what_is_rendered_generates_the_same(tmp_path: Path) -> None:
+    chat: Any = {**CHAT, "temperature": 0, "max_tokens": 30, "stop": ["Q"]}
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        whole = (await server.post("/v1/chat/completions", {**chat, "return_token_ids": True})).json()
+        rendered = (await server.post("/v1/chat/completions/render", chat)).json()
+        assert len([message for message in core.received if isinstance(message, AddRequest)]) == 1
+        again = (await server.post(PATH, {name: value for name, value in rendered.items() if name != "prompt"})).json()
+        listed = (await server.post("/v1/completions/render", {"prompt": ["ab", "cd"], "seed": 5})).json()
+    assert rendered["token_ids"] == whole["prompt_token_ids"]
+    assert "hello" in rendered["prompt"]
+    assert again["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+    first, second = [message.params for message in core.received if isinstance(message, AddRequest)]
+    assert first == second
+    assert [one["token_ids"] for one in listed] == [byte_tokenizer().encode(text).ids for text in ("ab", "cd")]
+    assert listed[0]["sampling_params"]["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"token_ids": [], "sampling_params": {}}),
+        (PATH, {"token_ids": TOKENS}),
+        (PATH, {"token_ids": [99999], "sampling_params": {}}),
+        (PATH, request(temperature=-1)),
+        (PATH, request(max_tokens=100000)),
+        (PATH, request(stop=["a"], detokenize=False)),
+        (PATH, {**request(), "features": "x", "kv_transfer_params": {"do_remote_decode": True}}),
+        ("/v1/chat/completions/render", {"messages": []}),
+        ("/v1/chat/completions/render", {**CHAT, "response_format": {"type": "json_object"}}),
+        ("/v1/completions/render", {"prompt": []}),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_granted_is_refused(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async with running_server(tmp_path) as server:
+        assert (await server.post(path, body)).status_code == 400
