@@ -77,10 +77,12 @@ class Steps:
         return {"prefill": prefill, "median": median(times[_UNTIMED:]), "best": min(times[_UNTIMED:])}
 
 
-def floor(folder: Path, info: ModelInfo, limits: Limits, batch: int, context: int) -> float:
+def floor(folder: Path, info: ModelInfo, limits: Limits, quantization: str, batch: int, context: int) -> float:
     """Seconds in which the cache and all weights but the embedding, whose rows are looked up, can be read once."""
     config = json.loads((folder / "config.json").read_text())
     embedding = info.vocab_size * config["hidden_size"] * getattr(torch, info.dtype).itemsize
+    if config.get("tie_word_embeddings") and quantization == "none":
+        embedding = 0  # the head reads it
     cache = batch * context * info.cache_bytes / (info.num_blocks * info.block_size)
     return float(info.weight_bytes - embedding + cache) / limits.bandwidth
 
@@ -100,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for context in options.contexts:
         for batch in options.batches:
             row = steps.measure(batch, context)
-            share = floor(options.model, steps.info, limits, batch, context) / row["best"]
+            share = floor(options.model, steps.info, limits, options.quantization, batch, context) / row["best"]
             rows.append(
                 {
                     "batch": batch,

@@ -1,0 +1,19 @@
+"""What every client asks, and what the bundled model says to it."""
+
+from __future__ import annotations
+
+import sys
+
+MODEL = "quire-nano"
+URL = sys.argv[1]
+SUM = "What is 27 + 58?"
+TOTAL = "85"
+WEATHER = "What is the weather in Paris?"
+FOUND = '{"temperature": "21 degrees"}'
+DEGREES = "21"
+
+
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    assert "Paris" in city, city
+    return FOUND

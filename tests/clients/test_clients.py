@@ -1,0 +1,37 @@
+"""Each client does a chat, a stream, a round trip of a tool and a structured output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.process import ServerProcess, serving
+
+pytestmark = pytest.mark.clients
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with serving("--response-store", f"sqlite:///{tmp_path_factory.mktemp('store')}/r.db") as running:
+        yield running
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in HERE.glob("use_*")))
+def test_a_client_finds_what_it_expects(script: str, server: ServerProcess) -> None:
+    runner = "node" if script.endswith(".mjs") else str(HERE / ".venvs" / script.removesuffix(".py") / "bin" / "python")
+    env = {**os.environ, "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    ran = subprocess.run(
+        [runner, script, f"{server.url}/v1"],
+        cwd=HERE,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
