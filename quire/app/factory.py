@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -23,7 +25,7 @@ _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, "retry-after")  # of our own headers, wh
 
 def create_app(services: Services, metrics: Metrics, store: ResponseStore, server: ServerOptions) -> ASGIApp:
     """The whole HTTP side as one ASGI callable."""
-    app = FastAPI(title="Quire", version=__version__, root_path=server.root_path)
+    app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
     errors.install(app)
     for module in (completions, chat, messages, generate, models, health):
         app.include_router(module.router(services))
@@ -41,6 +43,18 @@ def create_app(services: Services, metrics: Metrics, store: ResponseStore, serve
         layers.append(authentication(server.api_key))
     layers.append(body_limit(int(services.limits.max_body_size)))
     return fold(app, layers)
+
+
+class _Documented(FastAPI):
+    """Whose documentation names the statuses that there are: what FastAPI answers with 422 is a 400 here."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The schema of all endpoints."""
+        schema = super().openapi()
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        return schema
 
 
 def _cors(origins: tuple[str, ...]) -> Middleware:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.process import ServerProcess, serving
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1000)]
 HERE = Path(__file__).parent
 
 
@@ -31,7 +31,7 @@ def test_a_client_finds_what_it_expects(script: str, server: ServerProcess) -> N
         env=env,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

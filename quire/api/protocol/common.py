@@ -153,3 +153,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (503, "the server is busy, or its engine has ended"),
     )
 }
+
+
+def streamed(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """What an endpoint answers that gives either a whole or a stream of events."""
+    return {200: {"model": model, "content": {"text/event-stream": {"schema": {"type": "string"}}}}, **ERRORS}

@@ -165,3 +165,17 @@ class TokenCount(BaseModel):
     """Length of a prompt."""
 
     input_tokens: int
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """The envelope of every error of Anthropic's API."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail

@@ -24,7 +24,7 @@ from quire.api.protocol.chat import (
     ChatRequest,
     ToolCall,
 )
-from quire.api.protocol.common import ERRORS
+from quire.api.protocol.common import streamed
 from quire.api.served import Services
 from quire.api.sse import EventStream, answer, event
 from quire.api.tools.calls import CallDelta, joined
@@ -34,7 +34,7 @@ def router(services: Services) -> APIRouter:
     """The endpoint."""
     routes = APIRouter(route_class=StrictRoute)
 
-    @routes.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}, **ERRORS}, response_model=None)
+    @routes.post("/v1/chat/completions", responses=streamed(ChatCompletion), response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         call = await prepare_chat(body, services, answer_id("chatcmpl", request, body.request_id))

@@ -16,7 +16,7 @@ from quire.api.completion_call import CompletionCall, prepare_completion
 from quire.api.generation import Collected, admit, collect, run
 from quire.api.identity import answer_id, fingerprint
 from quire.api.logprobs import TextPosition
-from quire.api.protocol.common import ERRORS
+from quire.api.protocol.common import streamed
 from quire.api.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from quire.api.served import Services
 from quire.api.sse import EventStream, answer, event
@@ -28,7 +28,7 @@ def router(services: Services) -> APIRouter:
     """The endpoint."""
     routes = APIRouter(route_class=StrictRoute)
 
-    @routes.post("/v1/completions", responses={200: {"model": Completion}, **ERRORS}, response_model=None)
+    @routes.post("/v1/completions", responses=streamed(Completion), response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one or more prompts."""
         model = services.model(body.model)

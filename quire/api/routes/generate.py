@@ -18,7 +18,7 @@ from quire.api.errors import InvalidRequest
 from quire.api.generation import admit, collect, run
 from quire.api.identity import answer_id
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
-from quire.api.protocol.common import ERRORS
+from quire.api.protocol.common import ERRORS, streamed
 from quire.api.protocol.completions import CompletionRequest
 from quire.api.protocol.generate import Rendered, TokensAnswer, TokensChoice, TokensRequest
 from quire.api.served import Services
@@ -31,7 +31,7 @@ def router(services: Services) -> APIRouter:
     """The endpoints."""
     routes = APIRouter(route_class=StrictRoute)
 
-    @routes.post("/inference/v1/generate", responses={200: {"model": TokensAnswer}, **ERRORS}, response_model=None)
+    @routes.post("/inference/v1/generate", responses=streamed(TokensAnswer), response_model=None)
     async def generate(body: TokensRequest, request: Request) -> Response:
         """Continue a prompt of tokens."""
         headers = {

@@ -36,9 +36,9 @@ def router(services: Services) -> APIRouter:
 
     @routes.head("/health", include_in_schema=False)
     @routes.head("/ping", include_in_schema=False)
-    @routes.get("/health", responses=_SICK)
-    @routes.get("/ping", responses=_SICK)
-    @routes.post("/ping", responses=_SICK)
+    @routes.get("/health", response_class=Response, responses=_SICK)
+    @routes.get("/ping", response_class=Response, responses=_SICK)
+    @routes.post("/ping", response_class=Response, responses=_SICK)
     async def health() -> Response:
         """Whether every engine lives and makes progress."""
         if (reason := services.ailment()) is not None:
@@ -46,7 +46,7 @@ def router(services: Services) -> APIRouter:
         return Response()
 
     @routes.head("/ready", include_in_schema=False)
-    @routes.get("/ready", responses=_SICK)
+    @routes.get("/ready", response_class=Response, responses=_SICK)
     async def ready() -> Response:
         """Whether new requests should come here."""
         if services.draining:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -15,17 +16,29 @@ from quire.api.conversation import conversation_of, unread_fields
 from quire.api.generation import admit, collect, run
 from quire.api.identity import answer_id
 from quire.api.messages import BlockWriter, as_chat, blocks_of, error_event, stop_of, usage_of
-from quire.api.protocol.messages import AnsweredMessage, Conversation, MessagesRequest, MessagesUsage, TokenCount
+from quire.api.protocol.common import ERRORS, streamed
+from quire.api.protocol.messages import (
+    AnsweredMessage,
+    AnthropicError,
+    Conversation,
+    MessagesRequest,
+    MessagesUsage,
+    TokenCount,
+)
 from quire.api.served import Services
 from quire.api.sse import EventStream, answer
 from quire.api.tools.calls import joined
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": AnthropicError, "description": about["description"]} for status, about in ERRORS.items()
+}
 
 
 def router(services: Services) -> APIRouter:
     """The endpoints."""
     routes = APIRouter(route_class=StrictRoute)
 
-    @routes.post("/v1/messages", responses={200: {"model": AnsweredMessage}}, response_model=None)
+    @routes.post("/v1/messages", responses={**streamed(AnsweredMessage), **_ERRORS}, response_model=None)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         call = await prepare_chat(as_chat(body), services, answer_id("msg", request, None))
@@ -40,7 +53,7 @@ def router(services: Services) -> APIRouter:
             )
         return await answer(request, _message(call), headers, free)
 
-    @routes.post("/v1/messages/count_tokens")
+    @routes.post("/v1/messages/count_tokens", responses=_ERRORS)
     async def count_tokens(body: Conversation, response: Response) -> TokenCount:
         """How long the prompt of a conversation is."""
         chat = as_chat(body)

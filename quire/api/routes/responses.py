@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.api.body import StrictRoute
 from quire.api.errors import ApiError, InvalidRequest
-from quire.api.protocol.common import ERRORS
+from quire.api.protocol.common import ERRORS, streamed
 from quire.api.protocol.responses import Deleted, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.run import ResponseRun
 from quire.api.responses.service import ResponseService
@@ -28,7 +28,7 @@ def router(services: Services, store: ResponseStore) -> APIRouter:
     """The endpoints."""
     routes = APIRouter(route_class=StrictRoute)
     service = ResponseService(services, store)
-    answers = {200: {"model": ResponseObject}, **ERRORS}
+    answers = streamed(ResponseObject)
 
     def stream(
         events: AsyncGenerator[Event, None], headers: dict[str, str], free: Callable[[], None] = _nothing
