@@ -7,6 +7,7 @@ ApiError
 ├── TooLarge          413
 ├── Overloaded        503 with Retry-After
 ├── Unavailable       503
+├── TimedOut          504
 └── Internal          500
 """
 
@@ -24,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.engine.wire.errors import EngineDead, EngineError, EngineOverloaded, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, RequestFailed
 from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,13 @@ class Unavailable(ApiError):
     kind = "ServiceUnavailableError"
 
 
+class TimedOut(ApiError):
+    """The answer took longer than it may."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    kind = "TimeoutError"
+
+
 class Internal(ApiError):
     """It is our fault."""
 
@@ -128,6 +136,8 @@ def as_api_error(error: EngineError | PromptError) -> ApiError:
             return InvalidRequest(str(error), error.param)
         case EngineOverloaded():
             return Overloaded(str(error), headers={"Retry-After": str(error.retry_after)})
+        case DeadlineExceeded():
+            return TimedOut(str(error))
         case EngineDead():
             return Unavailable(str(error))
         case RequestFailed():

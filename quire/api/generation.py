@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.api.errors import InvalidRequest
-from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from quire.engine.wire.client import EngineClient
+from quire.engine.wire.records import RequestTimes
 from quire.engine.wire.stream import Delta, GenerateRequest
 
 Indexed = tuple[int, Delta]
@@ -97,6 +99,7 @@ class Collected:
         whole.prompt_logprobs = delta.prompt_logprobs or whole.prompt_logprobs
         whole.cached_tokens = whole.cached_tokens or delta.cached_tokens
         whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+        whole.times = delta.times
 
 
 async def collect(client: EngineClient, requests: Sequence[GenerateRequest]) -> list[Collected]:
@@ -119,6 +122,7 @@ class Tally:
         self._prompt = sum(prompt_lengths)
         self._n = n
         self._cached: dict[int, int] = {}
+        self._times: list[RequestTimes] = []
         self.completion = 0
         self.reasoning = 0
 
@@ -127,6 +131,27 @@ class Tally:
         self.completion += len(delta.token_ids)
         if delta.cached_tokens and index % self._n == 0:  # a prompt is counted once, however many answers it has
             self._cached[index] = delta.cached_tokens
+        if delta.times is not None:
+            self._times.append(delta.times)
+
+    def metrics(self) -> RequestMetrics:
+        """How long the sequences, which have all ended, waited and took."""
+        times = self._times
+        arrived, scheduled = (min(getattr(one, name) for one in times) for name in ("arrived", "scheduled"))
+        first, last = min(one.first_token for one in times), max(one.last_token for one in times)
+        gaps = self.completion - len(times)
+        return RequestMetrics(
+            queue_time_ms=(scheduled - arrived) * 1e3,
+            time_to_first_token_ms=(first - arrived) * 1e3,
+            generation_time_ms=(last - first) * 1e3,
+            mean_itl_ms=sum(one.last_token - one.first_token for one in times) / gaps * 1e3 if gaps > 0 else None,
+            tokens_per_second=self.completion / max(last - scheduled, 1e-9),
+        )
+
+    def last_words(self, usage: bool, metrics: bool) -> dict[str, Any]:
+        """Of a stream: what of the two is wanted."""
+        words: dict[str, Any] = {"usage": self.usage().model_dump() if usage else None}
+        return {**words, "metrics": self.metrics().model_dump()} if metrics else words
 
     def usage(self) -> Usage:
         """The counts so far."""

@@ -80,6 +80,7 @@ def sequences(
         InvalidRequest: too many stop strings, or an empty one.
     """
     text = _text_params(body, limits, shown)
+    wanted = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
     return [
         GenerateRequest(
             prompt=prompt.token_ids,
@@ -87,6 +88,7 @@ def sequences(
             text=text,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            timeout=min(wanted, default=None),
         )
         for index in range(body.n or 1)
     ]

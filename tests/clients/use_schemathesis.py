@@ -15,7 +15,7 @@ server = URL.removesuffix("/v1")
 command = [
     str(Path(sys.executable).parent / "schemathesis"), "run", f"{server}/openapi.json",
     "--checks", "not_a_server_error,status_code_conformance,content_type_conformance",
-    "--max-time", os.environ.get("QUIRE_FUZZ_SECONDS", "60"), "--workers", "4", "--continue-on-failure",
+    "--max-time", os.environ.get("FUZZ_SECONDS", "60"), "--workers", "4", "--continue-on-failure",
 ]  # fmt: skip
 ran = subprocess.run(command, capture_output=True, text=True, check=False)
 assert "Test cases:" in ran.stdout, ran.stdout + ran.stderr

@@ -13,7 +13,15 @@ from pydantic import (
     model_validator,
 )
 
-from quire.api.protocol.common import FinishReason, GenerationFields, ListOf, PromptLogprobs, Usage, unfit
+from quire.api.protocol.common import (
+    FinishReason,
+    GenerationFields,
+    ListOf,
+    PromptLogprobs,
+    RequestMetrics,
+    Usage,
+    unfit,
+)
 from quire.api.protocol.structured import StructuredFields
 
 
@@ -204,6 +212,7 @@ class ChatCompletion(BaseModel):
     service_tier: str | None = None
     system_fingerprint: str | None
     usage: Usage
+    metrics: RequestMetrics | None = None
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
     kv_transfer_params: dict[str, Any] | None = None

@@ -84,6 +84,10 @@ class GenerationFields(RequestBody):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
+        None, description="seconds after which the answer is given up; the server may have a shorter limit"
+    )
+    return_metrics: bool | None = Field(None, description="tell how long the answer waited and took")
 
     @model_validator(mode="after")
     def _streaming(self) -> Self:
@@ -114,6 +118,16 @@ class Usage(BaseModel):
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+
+
+class RequestMetrics(BaseModel):
+    """How long an answer waited and took; of several sequences the earliest and the latest count."""
+
+    queue_time_ms: float
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    mean_itl_ms: float | None
+    tokens_per_second: float
 
 
 class PromptLogprob(BaseModel):
@@ -151,6 +165,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (413, "the body is too large"),
         (500, "it is our fault"),
         (503, "the server is busy, or its engine has ended"),
+        (504, "the answer took longer than it may"),
     )
 }
 

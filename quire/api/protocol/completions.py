@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from quire.api.protocol.common import FinishReason, GenerationFields, ListOf, PromptLogprobs, TokenId, Usage, unfit
+from quire.api.protocol.common import (
+    FinishReason,
+    GenerationFields,
+    ListOf,
+    PromptLogprobs,
+    RequestMetrics,
+    TokenId,
+    Usage,
+    unfit,
+)
 from quire.api.protocol.structured import StructuredFields
 
 
@@ -60,4 +69,5 @@ class Completion(BaseModel):
     service_tier: str | None = None
     system_fingerprint: str | None
     usage: Usage
+    metrics: RequestMetrics | None = None
     kv_transfer_params: dict[str, Any] | None = None

@@ -243,6 +243,7 @@ class ResponsesRequest(RequestBody):
     priority: Int64 = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: str | None = None
+    timeout: Annotated[float, Field(gt=0, le=1e7)] | None = None
 
 
 class InputTokensDetails(BaseModel):

@@ -32,7 +32,7 @@ _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words", "allowed_token_ids", "ignore_eos",
     "include_stop_str_in_output", "skip_special_tokens", "structured_outputs", "priority", "cache_salt",
-    "parallel_tool_calls", "chat_template_kwargs",
+    "parallel_tool_calls", "chat_template_kwargs", "timeout",
 )  # fmt: skip
 _MOST_SEALED = 1 << 22  # bytes of reasoning that a client may hand back
 

@@ -62,6 +62,7 @@ async def _complete(call: ChatCall) -> ChatCompletion:
         choices=choices,
         system_fingerprint=fingerprint(),
         usage=tally.usage(),
+        metrics=tally.metrics() if call.body.return_metrics else None,
         prompt_logprobs=None if reported is None else call.formatter.prompt(reported),
         prompt_token_ids=call.prompt.token_ids.tolist() if call.body.return_token_ids else None,
     )
@@ -110,8 +111,8 @@ async def _chunks(call: ChatCall) -> AsyncGenerator[bytes, None]:
             counted: Mapping[str, Any] | None = tally.usage().model_dump() if continuous else None
             for chunk in writers[index].write(delta, counted):
                 yield chunk
-    if usage:
-        yield event({**call.head.fields(), "choices": [], "usage": tally.usage().model_dump()})
+    if usage or call.body.return_metrics:
+        yield event({**call.head.fields(), "choices": [], **tally.last_words(usage, bool(call.body.return_metrics))})
 
 
 def _writer(call: ChatCall, index: int) -> ChatChunkWriter:

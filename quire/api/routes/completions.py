@@ -57,6 +57,7 @@ async def _complete(call: CompletionCall) -> Completion:
         choices=[_choice(call, index, one) for index, one in enumerate(done)],
         system_fingerprint=fingerprint(),
         usage=tally.usage(),
+        metrics=tally.metrics() if call.body.return_metrics else None,
     )
 
 
@@ -96,8 +97,8 @@ async def _chunks(call: CompletionCall) -> AsyncGenerator[bytes, None]:
                 delta.text, delta.token_ids, delta.logprobs, delta.finish_reason = "", [], [], "length"
             tally.add(index, delta)
             yield writers[index].write(delta, tally.usage().model_dump() if continuous else None)
-    if usage:
-        yield event({**_head(call), "choices": [], "usage": tally.usage().model_dump()})
+    if usage or call.body.return_metrics:
+        yield event({**_head(call), "choices": [], **tally.last_words(usage, bool(call.body.return_metrics))})
 
 
 class _ChunkWriter:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from tokenizers import Tokenizer
 
 from quire.engine.wire.detokenizer import Detokenizer
-from quire.engine.wire.errors import EngineDead, EngineOverloaded, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -113,6 +113,7 @@ class EngineClient:
         Raises:
             RequestFailed: the engine gave the request up.
             EngineDead: the engine has ended.
+            DeadlineExceeded: it took longer than it may.
         """
         if self._dead is not None:
             raise self._dead
@@ -120,6 +121,7 @@ class EngineClient:
         detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
         stream = self._streams[request_id] = SequenceStream(request, detokenizer)
         ended_by_core = False
+        alarm = self._alarm(stream, request.timeout)
         try:
             self._channel.send(
                 AddRequest(request_id, request.prompt, request.params, request.priority, request.cache_salt)
@@ -131,11 +133,19 @@ class EngineClient:
                 if delta.finish_reason is not None:
                     return
         finally:
+            if alarm is not None:
+                alarm.cancel()
             del self._streams[request_id]
             self.observer.on_finish(stream.record())
             if not ended_by_core and self._dead is None:
                 with suppress(EngineDead):
                     self._channel.send(Abort([request_id]))
+
+    def _alarm(self, stream: SequenceStream, timeout: float | None) -> asyncio.TimerHandle | None:
+        if timeout is None:
+            return None
+        error = DeadlineExceeded(f"The request was ended after {timeout:g} seconds.")
+        return asyncio.get_running_loop().call_later(timeout, stream.fail, error)
 
     async def close(self) -> None:
         """Tell the core to end and stop listening to it; open streams fail."""

@@ -34,5 +34,9 @@ class RequestFailed(EngineError):
     """The engine gave up one request; others go on."""
 
 
+class DeadlineExceeded(EngineError):
+    """A request took longer than it may; it was ended."""
+
+
 class MalformedMessage(EngineError):
     """Received frames are not a message of the protocol."""

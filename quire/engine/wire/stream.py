@@ -20,6 +20,7 @@ class GenerateRequest:
         prompt: token ids, 1-D int32.
         priority: lower goes first, under the priority policy.
         cache_salt: prefix blocks are shared only between requests with equal salts.
+        timeout: seconds until it is ended, if it has not come to its own end.
     """
 
     prompt: TokenArray
@@ -27,11 +28,16 @@ class GenerateRequest:
     text: TextParams = field(default_factory=TextParams)
     priority: int = 0
     cache_salt: str | None = None
+    timeout: float | None = None
 
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in a sequence since the last delta. Steps that nobody fetched in time are merged into one."""
+    """What is new in a sequence since the last delta. Steps that nobody fetched in time are merged into one.
+
+    Attributes:
+        times: of the whole sequence, in its last delta.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -40,6 +46,7 @@ class Delta:
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    times: RequestTimes | None = None
 
 
 class SequenceStream:
@@ -96,6 +103,7 @@ class SequenceStream:
         elif reason is not None:
             delta.finish_reason, delta.stop_reason = reason, output.stop_reason
         self.finish_reason = delta.finish_reason
+        delta.times = None if self.finish_reason is None else self.times
         self._pending = delta
         self._wake()
 
