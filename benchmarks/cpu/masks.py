@@ -53,6 +53,7 @@ def run(steps: Steps, batch: int, name: str, params: SamplingParams) -> list[flo
         core._handle(AddRequest(request, prompt, msgspec.structs.replace(params, seed=number)))
     wait(prepared for _, prepared in core._preparing)
     core._add_prepared()
+    assert len(core._scheduler._requests) == batch, "the grammar was refused"
     while not steps.outbox.begun.issuperset(names):
         core.step()
     times = []
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     steps = Steps(options.model, "none", options.batch, _PROMPT)
-    free = SamplingParams(max_tokens=_UNTIMED + STEPS + 8, temperature=1.0)
+    free = SamplingParams(max_tokens=_UNTIMED + STEPS + 8, temperature=1.0, eos_token_ids=(steps.info.vocab_size - 1,))
     held = msgspec.structs.replace(free, grammar=grammar_of(StructuredOutputs.model_validate({"json": SCHEMA}), {}))
     found: dict[str, list[float]] = {"free": [], "held": []}
     for number in range(ROUNDS):
