@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quire.kernels import native
 
 _ALIGNMENT = 64  # bytes
+_READS = ("aten::resolve_conj", "aten::resolve_neg")  # all that is seen of `tolist`
 _local = threading.local()
 
 
@@ -84,8 +85,18 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.complete &= func.is_view
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        # What is a view by its kind may have copied all the same (`to`, `contiguous`), or be read out (`tolist`).
+        self.complete &= func.is_view and func.name() not in _READS and _memory(out) <= _memory((args, kwargs))
+        return out
+
+
+def _memory(value: Any) -> set[int]:
+    """Where the tensors in a value lie."""
+    if isinstance(value, Tensor):
+        return {value.untyped_storage().data_ptr()}
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return {address for part in parts for address in _memory(part)}
 
 
 def _aligned(size: int) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quire.api.responses.store import ResponseStore, Stored
+from quire.api.responses.translation import sealed
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server, until
@@ -377,3 +378,69 @@ async def test_a_client_that_leaves_ends_the_answer(tmp_path: Path) -> None:
             while (found := await server.http.get(path)).status_code == 404:
                 await asyncio.sleep(0.01)
     assert found.json()["status"] == "cancelled"
+
+
+async def test_text_behind_a_call_does_not_cut_it_short(tmp_path: Path) -> None:
+    core = calling(f"{CALL}\nDone.")
+    async with thinking(tmp_path, core) as server:
+        whole = await ask(server, tools=TOOLS)
+        core.hold.set()
+        streaming = asyncio.create_task(stream(server, tools=TOOLS))
+        await until(lambda: core.active)
+        core.allow(len(CALL) - 20)  # in the middle of the arguments; the rest comes at once
+        core.hold.clear()
+        core.allow(1)
+        events = await streaming
+    for output in (whole["output"], events[-1]["response"]["output"]):
+        call, message = sorted(output, key=lambda item: item["type"])
+        assert json.loads(call["arguments"]) == {"city": "Rome"}
+        assert message["content"][0]["text"] == "Done."
+
+
+async def test_nobody_can_choose_the_name_under_which_a_response_is_kept(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        headers = {"x-request-id": "mine"}
+        bodies = [(await server.post(PATH, {"input": text}, headers=headers)).json() for text in ("one", "two")]
+        assert "ONE" in said((await server.http.get(f"{PATH}/{bodies[0]['id']}")).json())
+    assert bodies[0]["id"] != bodies[1]["id"]
+
+
+async def test_the_result_of_a_call_keeps_its_call(tmp_path: Path) -> None:
+    items = [
+        {"role": "user", "content": "x" * 400},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "warm" + "y" * 60},
+    ]
+    core = FakeCore()
+    async with thinking(tmp_path, core) as server:
+        await ask(server, items, tools=TOOLS, truncation="auto", max_output_tokens=20)
+        hopeless = {"input": items, "truncation": "auto", "max_output_tokens": 1 << 30}
+        assert (await server.post(PATH, hopeless)).status_code == 400
+    assert "warm" in prompts(core)[0]
+    assert "xxx" not in prompts(core)[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tool_calls": "1000000000000000000000"},
+        {"tools": [{"type": "function", "name": "f", "parameters": "DEEP"}]},
+        {"input": [{"role": "user", "content": "hi", "more": "DEEP"}]},
+        {"input": [{"type": "reasoning", "encrypted_content": "BOMB"}]},
+    ],
+)
+async def test_monsters_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    text = json.dumps({"input": "hi", **fields})
+    bomb = sealed("\0" * (1 << 23))
+    text = text.replace('"DEEP"', '{"a":' * 300 + "{}" + "}" * 300).replace("BOMB", bomb)
+    async with running_server(tmp_path, tool_call_parser="hermes") as server:
+        answer = await server.http.post(PATH, content=text, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        assert (await ask(server))["status"] == "completed"
+
+
+async def test_half_characters_in_arguments_are_replaced(tmp_path: Path) -> None:
+    core = calling('<tool_call>\n{"name": "weather", "arguments": {"city": "\\ud800"}}\n</tool_call>')
+    async with thinking(tmp_path, core) as server:
+        assert (await ask(server, tools=TOOLS))["output"][0]["type"] == "function_call"
+        assert (await stream(server, tools=TOOLS))[-1]["type"] == "response.completed"

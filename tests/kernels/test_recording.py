@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,6 +14,22 @@ from quire.kernels.recording import Recording, Workspace
 from quire.kernels.rms_norm import rms_norm
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="only the compiled kernels can be recorded")
+
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+LOOKING: list[Function] = [
+    lambda x: x,
+    lambda x: x.view(32, 4).view(4, 32),
+    lambda x: x.float().contiguous(),
+]
+COMPUTING: list[Function] = [
+    lambda x: x.exp(),
+    lambda x: x.bfloat16().float(),
+    lambda x: x.T.contiguous().view(4, 32),
+    lambda x: x.T.reshape(4, 32),
+    lambda x: x * x.tolist()[0][0],
+    lambda x: x.clone(),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -40,9 +59,15 @@ def test_a_replay_computes_with_what_its_inputs_hold_then() -> None:
 
 def test_a_recording_knows_when_torch_computed_something() -> None:
     x = torch.randn(4, 32)
+
+    def branch(function: Function) -> torch.Tensor:
+        return add_scaled(x, function(x))
+
     with torch.inference_mode():
-        assert not Recording(lambda: add_scaled(x, x.exp()), Workspace()).complete
-        assert Recording(lambda: add_scaled(x, x), Workspace()).complete
+        for compute in COMPUTING:
+            assert not Recording(partial(branch, compute), Workspace()).complete
+        for look in LOOKING:
+            assert Recording(partial(branch, look), Workspace()).complete
 
 
 def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:

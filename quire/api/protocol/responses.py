@@ -26,6 +26,9 @@ Metadata = Annotated[
 ]
 
 
+_Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+
+
 class Part(BaseModel):
     """A piece of a message's content. Its other fields depend on its type."""
 
@@ -62,7 +65,7 @@ class FunctionCall(BaseModel):
     type: Literal["function_call"]
     id: str | None = None
     call_id: str
-    name: Annotated[str, Field(min_length=1)]
+    name: str
     arguments: str
     status: str | None = None
 
@@ -208,8 +211,8 @@ class ResponsesRequest(RequestBody):
     stream_options: ResponseStreamOptions | None = None
     prompt: None = Field(None, description="not supported: there are no stored prompts")
     include: ListOf[Included] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(None, description="of built-in tools; there are none")
+    max_output_tokens: _Count | None = None
+    max_tool_calls: _Count | None = Field(None, description="of built-in tools; there are none")
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = True
     reasoning: ReasoningConfig | None = None
@@ -242,8 +245,12 @@ class ResponsesRequest(RequestBody):
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Int64 = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    request_id: str | None = None
     timeout: Annotated[float, Field(gt=0, le=1e7)] | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the response is to be stored."""
+        return self.store is not False
 
 
 class InputTokensDetails(BaseModel):

@@ -36,6 +36,9 @@ class ResponseRun:
         items: its own input, as it will be stored.
         events: all that was told so far; an event's number is its place.
         failure: what ended it, if that was an error.
+        ended: its last event was made.
+        saving: held while it is written down.
+        forgotten: it was deleted, and is not to be written down again.
     """
 
     call: ChatCall
@@ -44,6 +47,9 @@ class ResponseRun:
     status: Status = "queued"
     events: list[Event] = field(default_factory=list)
     failure: EngineError | None = None
+    ended: bool = False
+    saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    forgotten: bool = False
     _completed: int | None = None
     _writer: ItemWriter = field(init=False)
     _tally: Tally = field(init=False)
@@ -81,6 +87,7 @@ class ResponseRun:
         """The last event; `status` if the answer did not come to its own end."""
         self.status = status or self.status
         self.failure = failure
+        self.ended = True
         if self.status == "completed":
             self._completed = int(time.time())
         return self._event({"type": f"response.{_said(self.status)}", "response": self.told()})
@@ -106,7 +113,7 @@ class ResponseRun:
             parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=body.previous_response_id,
             reasoning={"effort": None, "summary": None, **(body.reasoning.model_dump() if body.reasoning else {})},
-            store=bool(body.store),
+            store=body.kept,
             temperature=params.temperature,
             text=_text(body),
             tool_choice="auto" if body.tool_choice is None else _plain(body.tool_choice),

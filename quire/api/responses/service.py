@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
+import orjson
 
 from quire.api import fields
 from quire.api.call import ChatCall, prepare_chat
-from quire.api.errors import ApiError, InvalidRequest
+from quire.api.errors import InvalidRequest
 from quire.api.generation import admit
-from quire.api.identity import answer_id
 from quire.api.protocol.responses import InputMessage, ResponsesRequest, ResponseTool
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.run import Following, ResponseRun, numbered
@@ -29,7 +28,7 @@ from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
 _LEASE = 60.0  # seconds for which one says that one is at work
-_MOST_TURNS = 10_000  # responses in a row
+_UNFINISHED = ("queued", "in_progress")
 _KINDS = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _TOO_LONG = ("input_tokens", "input_text", "max_tokens")
 
@@ -65,28 +64,31 @@ class ResponseService:
         self._store = store
         self._jobs: dict[str, _Job] = {}
 
-    async def admit(self, body: ResponsesRequest, request: Request) -> Admitted:
+    async def admit(self, body: ResponsesRequest) -> Admitted:
         """Check a request and take a place for it.
 
         Raises:
             ApiError: it cannot be answered, or not now.
         """
-        if body.background and not body.store:
+        if body.background and not body.kept:
             raise InvalidRequest("background can only be used when `store` is true", "background")
         own = input_items(body)
         before = await self._conversation(body.previous_response_id)
-        response_id = answer_id("resp", request, body.request_id).replace("-", "_", 1)
-        call = await self._prepared(body, [*before, *own], response_id)
+        # Not the request's id: whoever chose that of a stored response would replace it.
+        call = await self._prepared(body, [*before, *own], new_id("resp"))
         headers = fields.judge(body, strict=self._services.strict_fields, unread=_unread(body, call))
-        items = numbered(own, (new_id(_KINDS[item.type]) for item in own))
-        return Admitted(ResponseRun(call, body, items), headers, admit(call.model.client, 1, "input"))
+        try:
+            run = ResponseRun(call, body, numbered(own, (new_id(_KINDS[item.type]) for item in own)))
+            orjson.dumps([run.items, run.told()])
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"The request cannot be written down: {error}", "input") from error
+        return Admitted(run, headers, admit(call.model.client, 1, "input"))
 
     async def events(self, run: ResponseRun) -> AsyncGenerator[Event, None]:
         """All events of a response, which is stored before the last of them is told.
 
         An engine's error ends it with an event; whoever closes this early has cancelled it.
         """
-        last: Event | None = None
         try:
             try:
                 async with aclosing(run.generate()) as events:
@@ -95,12 +97,14 @@ class ResponseService:
                 last = run.end()
             except EngineError as error:
                 last = run.end("failed", error)
+            except Exception:  # told as it is: the route answers it
+                run.end("failed")
+                raise
         finally:
-            if last is None:
+            if not run.ended:
                 run.end("cancelled")
-            if run.body.store:
-                await self._save(run)
-        assert last is not None
+            if run.body.kept:
+                await asyncio.shield(self._save(run))
         yield last
 
     async def whole(self, run: ResponseRun) -> dict[str, Any]:
@@ -120,7 +124,7 @@ class ResponseService:
         """Generate a response in the background."""
         run = admitted.run
         following = Following(run.events)
-        await self._save(run, lease=time.time() + _LEASE)
+        await self._save(run)
         task = asyncio.create_task(self._work(run, following))
 
         def done(_: object) -> None:
@@ -132,19 +136,19 @@ class ResponseService:
         self._jobs[run.id] = _Job(run, following, task)
         return following
 
-    async def stored(self, response_id: str) -> Stored:
-        """A response, whole or on its way.
+    async def stored(self, response_id: str, param: str | None = None) -> Stored:
+        """A response, whole or on its way; `param` is the field that names it.
 
         Raises:
             NoSuchResponse: it is not known.
         """
+        job = self._jobs.get(response_id)  # before the wait, in which it may end
         stored = await self._store.load(response_id)
         if stored is None:
-            raise NoSuchResponse(response_id)
-        job = self._jobs.get(response_id)
+            raise NoSuchResponse(response_id, param)
         if job is not None:
             stored.response, stored.events = job.run.told(), job.run.events
-        elif stored.response["status"] in ("queued", "in_progress") and stored.lease < time.time():
+        elif stored.response["status"] in _UNFINISHED and stored.lease < time.time():
             stored.response["status"] = "failed"
             stored.response["error"] = {"code": "server_error", "message": "The server stopped while it was generated."}
         return stored
@@ -156,8 +160,8 @@ class ResponseService:
             NoSuchResponse: it is not known.
             InvalidRequest: its events were not kept.
         """
-        stored = await self.stored(response_id)
         job = self._jobs.get(response_id)
+        stored = await self.stored(response_id)
         if job is not None:
             return job.following.read(after)
         if stored.events is None:
@@ -173,9 +177,9 @@ class ResponseService:
             NoSuchResponse: it is not known.
             InvalidRequest: it is not in the background, or has ended.
         """
-        stored = await self.stored(response_id)
         job = self._jobs.get(response_id)
-        if job is not None:
+        stored = await self.stored(response_id)
+        if job is not None and not job.run.ended:
             await self._stop(job)
             return job.run.told()
         if stored.response["status"] == "cancelled":
@@ -193,6 +197,8 @@ class ResponseService:
         job = self._jobs.get(response_id)
         if job is not None:
             await self._stop(job)
+            async with job.run.saving:
+                job.run.forgotten = True
         if not await self._store.delete(response_id):
             raise NoSuchResponse(response_id)
 
@@ -207,10 +213,10 @@ class ResponseService:
         return [*before, *stored.items]
 
     async def _stop(self, job: _Job) -> None:
-        job.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await job.task
-        if job.run.status == "queued":  # it had not begun to run
+        if not job.task.cancelling():
+            job.task.cancel()
+        await asyncio.wait([job.task])
+        if not job.run.ended:  # it had not begun to run
             job.run.end("cancelled")
             await self._save(job.run)
 
@@ -221,20 +227,25 @@ class ResponseService:
             async with aclosing(self.events(run)) as events:
                 async for _ in events:
                     following.tell()
-        except ApiError:
-            logger.exception("response %s was not stored", run.id)
+        except Exception:  # the job's edge: nobody else would see it
+            logger.exception("response %s failed", run.id)
         finally:
             renewing.cancel()
 
     async def _renew(self, run: ResponseRun) -> None:
-        while True:
+        while not run.ended:
             await asyncio.sleep(_LEASE / 3)
             with suppress(StoreFailed):
-                await self._save(run, lease=time.time() + _LEASE)
+                await self._save(run)
 
-    async def _save(self, run: ResponseRun, lease: float = 0.0) -> None:
-        kept = run.events if run.body.stream or run.body.background else None
-        await self._store.save(Stored(response=run.told(), items=list(run.items), events=kept, lease=lease))
+    async def _save(self, run: ResponseRun) -> None:
+        """Write a response down as it is then; one after the other, so that what is older never comes last."""
+        async with run.saving:
+            if run.forgotten:
+                return
+            kept = run.events if run.body.stream or run.body.background else None
+            lease = 0.0 if run.ended else time.time() + _LEASE
+            await self._store.save(Stored(response=run.told(), items=list(run.items), events=kept, lease=lease))
 
     async def _conversation(self, response_id: str | None) -> list[Any]:
         return stored_items(await self._items(response_id))
@@ -242,49 +253,76 @@ class ResponseService:
     async def _items(self, response_id: str | None) -> list[dict[str, Any]]:
         """Input and output of a response and all before it."""
         turns: list[list[dict[str, Any]]] = []
-        while response_id is not None and len(turns) < _MOST_TURNS:
-            stored = await self._store.load(response_id)
-            if stored is None:
-                raise NoSuchResponse(response_id, "previous_response_id")
-            if stored.response["status"] in ("queued", "in_progress"):
+        while response_id is not None:
+            stored = await self.stored(response_id, "previous_response_id")
+            if stored.response["status"] in _UNFINISHED:
                 raise InvalidRequest(f"Response '{response_id}' is not finished.", "previous_response_id")
             turns.append([*stored.items, *stored.response["output"]])
             response_id = stored.response["previous_response_id"]
         return [item for turn in reversed(turns) for item in turn]
 
     async def _prepared(self, body: ResponsesRequest, items: Sequence[Any], response_id: str) -> ChatCall:
-        """The request, rendered; with truncation without its oldest items, as far as it has to be."""
-        kept = list(items)
-        while True:
+        """The request, rendered; with truncation without as few of its oldest items as it takes."""
+
+        async def without(count: int) -> ChatCall:
+            return await prepare_chat(as_chat(body, _without(items, count)), self._services, response_id)
+
+        try:
+            return await without(0)
+        except (InvalidRequest, PromptError) as error:
+            if body.truncation != "auto" or error.param not in _TOO_LONG:
+                raise
+        most = len(_droppable(items))
+        found, too_few = await without(most), 0
+        while most - too_few > 1:
+            count = (most + too_few) // 2
             try:
-                return await prepare_chat(as_chat(body, kept), self._services, response_id)
-            except (InvalidRequest, PromptError) as error:
-                shorter = _without_oldest(kept) if body.truncation == "auto" and error.param in _TOO_LONG else kept
-                if len(shorter) == len(kept):
-                    raise
-                kept = shorter
+                found, most = await without(count), count
+            except (InvalidRequest, PromptError):
+                too_few = count
+        return found
 
 
-def _without_oldest(items: list[Any]) -> list[Any]:
-    """Without the first item that is no instruction, and the results of what it called; the last one always stays."""
-    for place, item in enumerate(items[:-1]):
-        if isinstance(item, InputMessage) and item.role in ("system", "developer"):
-            continue
-        rest = items[:place] + items[place + 1 :]
-        gone = item.call_id if item.type == "function_call" else None
-        return [one for one in rest if not (one.type == "function_call_output" and one.call_id == gone)]
-    return items
+def _droppable(items: Sequence[Any]) -> list[int]:
+    """Places of what may be left out: no instructions, nor the last item, nor the call that it is a result of."""
+    needed = items[-1].call_id if items[-1].type == "function_call_output" else None
+    return [
+        place
+        for place, item in enumerate(items[:-1])
+        if not (isinstance(item, InputMessage) and item.role in ("system", "developer"))
+        and not (item.type == "function_call" and item.call_id == needed)
+    ]
+
+
+def _without(items: Sequence[Any], count: int) -> list[Any]:
+    """Without the first `count` that may be left out, and the results of calls among them."""
+    if not count:
+        return list(items)
+    gone = set(_droppable(items)[:count])
+    calls = {items[place].call_id for place in gone if items[place].type == "function_call"}
+    return [
+        item
+        for place, item in enumerate(items)
+        if place not in gone and not (item.type == "function_call_output" and item.call_id in calls)
+    ]
 
 
 def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
     """Names of what was given and has no effect."""
     names = [{"chat_template_kwargs.reasoning_effort": "reasoning.effort"}.get(name, name) for name in call.unread]
     names += [_tool_name(place, tool) for place, tool in enumerate(body.tools or ()) if tool.type != "function"]
+    names += [f"tools.{at}.{name}" for at, tool in enumerate(body.tools or ()) for name in _extra(tool, "function")]
+    names += [f"text.{name}" for name in _extra(body.text)] + [f"reasoning.{name}" for name in _extra(body.reasoning)]
     if body.reasoning is not None:
         names += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(body.reasoning, name)]
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         names.append("text.verbosity")
     return names
+
+
+def _extra(value: Any, kind: str | None = None) -> Iterable[str]:
+    """Undeclared fields of a part of the request, if it is of a kind."""
+    return () if value is None or (kind is not None and value.type != kind) else value.model_extra or ()
 
 
 def _tool_name(place: int, tool: ResponseTool) -> str:

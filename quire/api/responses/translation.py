@@ -34,7 +34,7 @@ _SAME = (
     "include_stop_str_in_output", "skip_special_tokens", "structured_outputs", "priority", "cache_salt",
     "parallel_tool_calls", "chat_template_kwargs", "timeout",
 )  # fmt: skip
-_MOST_SEALED = 1 << 22  # bytes of reasoning that a client may hand back
+_MOST_SEALED = 1 << 22  # bytes of reasoning that a request may hand back
 
 
 def input_items(body: ResponsesRequest) -> list[Any]:
@@ -134,6 +134,7 @@ def _messages(instructions: str | None, items: Sequence[Any]) -> Iterator[dict[s
     if rules:
         yield {"role": "system", "content": "\n\n".join(rules)}
     turn: dict[str, Any] = {}  # of the assistant, so far
+    unsealer = _Unsealer()
     for item in items:
         match item:
             case ReasoningItem():
@@ -141,7 +142,7 @@ def _messages(instructions: str | None, items: Sequence[Any]) -> Iterator[dict[s
                     yield turn
                     turn = {}
                 turn = {"role": "assistant", "content": None, **turn}
-                turn["reasoning"] = turn.get("reasoning", "") + _thought(item)
+                turn["reasoning"] = turn.get("reasoning", "") + _thought(item, unsealer)
             case FunctionCall():
                 turn = {"role": "assistant", "content": None, **turn}
                 function = {"name": item.name, "arguments": item.arguments}
@@ -167,17 +168,20 @@ def _said(item: InputMessage | FunctionCallOutput) -> dict[str, Any]:
     return {"role": role, "content": _content(item.content)}
 
 
-def _thought(item: ReasoningItem) -> str:
+def _thought(item: ReasoningItem, unsealer: _Unsealer) -> str:
     texts = [part.text for part in item.content or ()]
     if not texts and item.encrypted_content:
-        texts = [unsealed(item.encrypted_content)]
+        texts = [unsealer.open(item.encrypted_content)]
     return "\n".join(texts or [part.text for part in item.summary or ()])
 
 
 def _text(content: Content) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part.text or part.refusal or "" for part in content)
+    parts = [_part(part) for part in content]
+    if any(part["type"] != "text" for part in parts):
+        raise InvalidRequest("Only messages of the user may hold anything but text.", "input")
+    return "".join(part["text"] for part in parts)
 
 
 def _content(content: Content) -> str | list[dict[str, Any]]:
@@ -208,15 +212,25 @@ def sealed(text: str) -> str:
     return base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
 
 
-def unsealed(given: str) -> str:
-    """What `sealed` was given.
+class _Unsealer:
+    """Unpacks the sealed reasoning of one request; what is packed may be a thousand times as long."""
 
-    Raises:
-        InvalidRequest: it was made elsewhere.
-    """
-    try:
-        unpacker = zlib.decompressobj()
-        data = unpacker.decompress(base64.urlsafe_b64decode(given), _MOST_SEALED)
-        return data.decode()
-    except (binascii.Error, zlib.error, ValueError) as error:
-        raise InvalidRequest("`encrypted_content` is none of this server's.", "input") from error
+    def __init__(self) -> None:
+        self._left = _MOST_SEALED
+
+    def open(self, given: str) -> str:
+        """What `sealed` was given.
+
+        Raises:
+            InvalidRequest: it was made elsewhere, or there is too much of it.
+        """
+        try:
+            unpacker = zlib.decompressobj()
+            data = unpacker.decompress(base64.urlsafe_b64decode(given), self._left)
+            text = data.decode()
+        except (binascii.Error, zlib.error, ValueError) as error:
+            raise InvalidRequest("`encrypted_content` is none of this server's.", "input") from error
+        self._left -= len(data)
+        if self._left <= 0 or unpacker.unconsumed_tail:
+            raise InvalidRequest("There is too much reasoning in `encrypted_content`.", "input")
+        return text

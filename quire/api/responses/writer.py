@@ -35,13 +35,16 @@ class ItemWriter:
     def write(self, parsed: Parsed, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
         """Events of what was found; `logprobs` are of tokens that may be a message's."""
         self._logprobs.extend(logprobs)
+        begun = next((place for place, call in enumerate(parsed.calls) if call.name is not None), len(parsed.calls))
+        for call in parsed.calls[:begun]:  # of a call that was begun before all this
+            yield from self._call(call)
         if parsed.reasoning and self._reasoning:
             yield from self._ensure("reasoning")
             yield from self._grow("reasoning_text", parsed.reasoning)
         if parsed.content:
             yield from self._ensure("message")
             yield from self._grow("output_text", parsed.content)
-        for call in parsed.calls:
+        for call in parsed.calls[begun:]:
             yield from self._call(call)
 
     def end(self, status: str) -> Iterator[Event]:

@@ -26,6 +26,11 @@ from quire.api.sse import EventStream, answer, event
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.multimodal.renderer import Prompt
 
+_OUTSIDE = (
+    "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
+    "return_tokens_as_token_ids",
+)  # fmt: skip
+
 
 def router(services: Services) -> APIRouter:
     """The endpoints."""
@@ -36,7 +41,7 @@ def router(services: Services) -> APIRouter:
         """Continue a prompt of tokens."""
         headers = {
             **fields.judge(body, strict=services.strict_fields),
-            **fields.judge(body.sampling_params, strict=services.strict_fields),
+            **fields.judge(body.sampling_params, strict=services.strict_fields, unread=_idle(body)),
         }
         model = services.model(body.model)
         call = await prepare_completion(
@@ -68,8 +73,14 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
+def _idle(body: TokensRequest) -> list[str]:
+    """Names in sampling_params of what belongs beside them."""
+    return [f"sampling_params.{name}" for name in _OUTSIDE if name in body.sampling_params.model_fields_set]
+
+
 def _as_completion(body: TokensRequest) -> CompletionRequest:
-    given = body.sampling_params.model_dump(by_alias=True, exclude={"detokenize"}, exclude_none=True)
+    left_out = {"detokenize", *_OUTSIDE, *(body.sampling_params.model_extra or ())}
+    given = body.sampling_params.model_dump(by_alias=True, exclude=left_out, exclude_none=True)
     if not body.sampling_params.detokenize and body.sampling_params.stop:
         raise InvalidRequest("`stop` needs `detokenize`.", "sampling_params.stop")
     own = {

@@ -38,7 +38,7 @@ def router(services: Services, store: ResponseStore) -> APIRouter:
     @routes.post("/v1/responses", responses=answers, response_model=None)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, now or in the background."""
-        admitted = await service.admit(body, request)
+        admitted = await service.admit(body)
         run, headers = admitted.run, admitted.headers
         if body.background:
             try:

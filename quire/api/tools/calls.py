@@ -96,12 +96,14 @@ class ToolParser:
     def begin(self, name: str, call_id: str | None = None) -> None:
         """A call of a function."""
         self._blank, self._after_call = "", True
+        name = _whole_characters(name)
         self._found.calls.append(CallDelta(self._count, call_id or self._make_id(self._count, name), name))
         self._count += 1
 
     def argue(self, text: str) -> None:
         """More of the arguments of the call that was begun."""
         if text:
+            text = _whole_characters(text)
             calls = self._found.calls
             if calls and calls[-1].index == self._count - 1:
                 calls[-1].arguments += text
@@ -111,6 +113,11 @@ class ToolParser:
     def knows(self, name: str) -> bool:
         """Whether there is such a function."""
         return name in self.schemas
+
+
+def _whole_characters(text: str) -> str:
+    """Without halves of characters, which a model may have spelt out."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def joined(deltas: Iterable[CallDelta]) -> list[CallDelta]:

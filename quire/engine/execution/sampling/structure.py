@@ -140,5 +140,5 @@ class Structure:
 
 def _hold(logits: Tensor, bounds: Tensor) -> None:
     torch.minimum(logits, bounds, out=logits)
-    if logits.amax().item() == -torch.inf:  # other stages had forbidden all that the grammar allows: it wins
+    if not logits.amax().item() > -torch.inf:  # nothing is left of what the grammar allows, or no number: it wins
         torch.clamp(bounds, max=0.0, out=logits)
