@@ -4,10 +4,10 @@ ApiError
 ├── InvalidRequest    400
 ├── Unauthorized      401
 ├── NotFound          404
+├── TimedOut          408
 ├── TooLarge          413
 ├── Overloaded        503 with Retry-After
 ├── Unavailable       503
-├── TimedOut          504
 └── Internal          500
 """
 
@@ -121,7 +121,7 @@ class Unavailable(ApiError):
 class TimedOut(ApiError):
     """The answer took longer than it may."""
 
-    status = HTTPStatus.GATEWAY_TIMEOUT
+    status = HTTPStatus.REQUEST_TIMEOUT
     kind = "TimeoutError"
 
 

@@ -81,7 +81,7 @@ class LimitOptions(Options):
         512, description="sequences that may wait for a place in the batch; more are answered 503 with Retry-After"
     )
     request_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        0.0, description="seconds after which an answer is given up with status 504; 0: never"
+        0.0, description="seconds after which an answer is given up with status 408; 0: never"
     )
     max_n: Positive = Field(64, description="largest n of a request")
     max_prompts: Positive = Field(1024, description="most prompts in one completions request")

@@ -30,7 +30,7 @@ async def test_an_answer_is_given_up_in_time(tmp_path: Path, path: str) -> None:
     core.hold.set()
     async with running_server(tmp_path, core) as server:
         answer = await server.post(path, {**PATHS[path], "timeout": 0.05})
-        assert answer.status_code == 504
+        assert answer.status_code == 408
         assert answer.json()["error"]["type"] == "TimeoutError"
         await frees_its_place(server, core)
 
@@ -40,10 +40,10 @@ async def test_the_server_has_a_limit_too(tmp_path: Path) -> None:
     core.hold.set()
     async with running_server(tmp_path, core, request_timeout=0.05) as server:
         body = {**PATHS["/v1/completions"], "timeout": 1000}
-        assert (await server.post("/v1/completions", body)).status_code == 504
+        assert (await server.post("/v1/completions", body)).status_code == 408
         streamed = await server.post("/v1/completions", {**body, "stream": True})
         events = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line]
-        assert json.loads(events[-2])["error"]["code"] == 504
+        assert json.loads(events[-2])["error"]["code"] == 408
         await frees_its_place(server, core)
 
 

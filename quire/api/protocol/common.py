@@ -84,7 +84,7 @@ class GenerationFields(RequestBody):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    timeout: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
+    timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = Field(
         None, description="seconds after which the answer is given up; the server may have a shorter limit"
     )
     return_metrics: bool | None = Field(None, description="tell how long the answer waited and took")
@@ -162,10 +162,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (400, "the request cannot be answered as it stands"),
         (401, "no key, or a wrong one"),
         (404, "no such model"),
+        (408, "the answer took longer than it may"),
         (413, "the body is too large"),
         (500, "it is our fault"),
         (503, "the server is busy, or its engine has ended"),
-        (504, "the answer took longer than it may"),
     )
 }
 

@@ -245,7 +245,7 @@ class ResponsesRequest(RequestBody):
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Int64 = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    timeout: Annotated[float, Field(gt=0, le=1e7)] | None = None
+    timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = None
 
     @property
     def kept(self) -> bool:
