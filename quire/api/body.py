@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import orjson
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.errors import InvalidRequest
 
+Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -35,6 +37,18 @@ class StrictRoute(APIRoute):
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return strict
+
+
+def request_of(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """A request to one endpoint, made of what another was asked.
+
+    Raises:
+        InvalidRequest: a field is not good there.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidRequest("; ".join(str(problem["msg"]) for problem in error.errors())) from error
 
 
 def _check_media_type(request: Request) -> None:

@@ -148,7 +148,7 @@ class Tally:
             tokens_per_second=self.completion / max(last - scheduled, 1e-9),
         )
 
-    def last_words(self, usage: bool, metrics: bool) -> dict[str, Any]:
+    def last_words(self, *, usage: bool, metrics: bool) -> dict[str, Any]:
         """Of a stream: what of the two is wanted."""
         words: dict[str, Any] = {"usage": self.usage().model_dump() if usage else None}
         return {**words, "metrics": self.metrics().model_dump()} if metrics else words

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
 
+from quire.api.body import request_of
 from quire.api.errors import ApiError, InvalidRequest
 from quire.api.generation import Tally
 from quire.api.protocol.chat import ChatRequest
@@ -25,6 +25,7 @@ from quire.api.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from quire.api.sse import typed_event
 from quire.api.tools.calls import CallDelta, Parsed
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -56,10 +57,7 @@ def as_chat(body: Conversation) -> ChatRequest:
         if config is not None and config.format is not None:
             schema = {"name": "answer", "schema": config.format.content}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    try:
-        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
-    except ValidationError as error:
-        raise InvalidRequest("; ".join(str(problem["msg"]) for problem in error.errors())) from error
+    return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None})
 
 
 def _variables(body: Conversation) -> dict[str, Any] | None:
@@ -192,8 +190,8 @@ def _input(arguments: str) -> Any:
 
 
 def sse(kind: str, body: Mapping[str, Any]) -> bytes:
-    """An event of a stream, named twice."""
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **body}) + b"\n\n"
+    """An event of a stream."""
+    return typed_event({"type": kind, **body})
 
 
 def error_event(error: ApiError) -> bytes:

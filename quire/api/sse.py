@@ -29,6 +29,12 @@ def event(body: Any) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
+def typed_event(body: Mapping[str, Any]) -> bytes:
+    """One event whose JSON body has a type, which names it too."""
+    kind: str = body["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+
+
 class EventStream(Response):
     """Sends events as they come. When the client goes away, the generator is closed at once."""
 

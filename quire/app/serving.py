@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import uvloop
 
 from quire.api.responses.errors import StoreFailed
-from quire.api.responses.store import ResponseStore, default_url
+from quire.api.responses.store import ResponseStore
 from quire.api.served import ServedModel, Services
 from quire.app.engines import RunningEngine, memory_share
 from quire.app.factory import create_app
@@ -51,7 +51,7 @@ async def _serve(
     blueprints: Sequence[Future[Blueprint]],
     sockets: list[socket.socket],
 ) -> int:
-    store = ResponseStore(settings.response_store or default_url(), settings.response_ttl)
+    store = ResponseStore(settings.response_store, settings.response_ttl)
     if settings.response_store is not None:
         await store.open()
     async with _engines(settings, sources, blueprints) as models:

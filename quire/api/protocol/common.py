@@ -54,12 +54,10 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = Field(False, description="count the tokens in every chunk; with include_usage")
 
 
-class GenerationFields(RequestBody):
-    """Fields of completions and chat that mean the same in both."""
+class SampledFields(RequestBody):
+    """How one answer is to come about; the same at every endpoint that generates."""
 
-    n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
     stream: bool | None = Field(False, description="answer with server-sent events")
-    stream_options: StreamOptions | None = None
     seed: Int64 | None = Field(None, description="same seed, same answer")
     stop: str | ListOf[str] | None = Field(None, description="texts that end the answer")
     temperature: Temperature | None = None
@@ -75,18 +73,25 @@ class GenerationFields(RequestBody):
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     allowed_token_ids: ListOf[TokenId] | None = None
     bad_words: ListOf[Annotated[str, Field(max_length=256)]] | None = None
     priority: Int64 = 0
-    request_id: str | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = Field(
         None, description="seconds after which the answer is given up; the server may have a shorter limit"
     )
+
+
+class GenerationFields(SampledFields):
+    """Fields of completions and chat that mean the same in both."""
+
+    n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
+    stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    request_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
     return_metrics: bool | None = Field(None, description="tell how long the answer waited and took")
 
     @model_validator(mode="after")

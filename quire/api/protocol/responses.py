@@ -6,19 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from quire.api.protocol.common import (
-    Int64,
-    ListOf,
-    LogitBias,
-    MinP,
-    Penalty,
-    RepetitionPenalty,
-    RequestBody,
-    Temperature,
-    TokenId,
-    TopK,
-    TopP,
-)
+from quire.api.protocol.common import ListOf, SampledFields
 from quire.api.protocol.structured import JsonObjectFormat, JsonSchema, StructuredOutputs, TextFormat
 
 Metadata = Annotated[
@@ -38,48 +26,43 @@ class Part(BaseModel):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
-    file_id: str | None = None
-    detail: str | None = None
 
 
 Content = str | ListOf[Part]
 
 
-class InputMessage(BaseModel):
-    """A turn of the conversation, of the client's or of an earlier answer."""
+class Item(BaseModel):
+    """What all items may have."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["message"] = "message"
     id: str | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Content
     status: str | None = None
 
 
-class FunctionCall(BaseModel):
+class InputMessage(Item):
+    """A turn of the conversation, of the client's or of an earlier answer."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class FunctionCall(Item):
     """A call that the model made."""
 
-    model_config = ConfigDict(extra="allow")
-
     type: Literal["function_call"]
-    id: str | None = None
     call_id: str
     name: str
     arguments: str
-    status: str | None = None
 
 
-class FunctionCallOutput(BaseModel):
+class FunctionCallOutput(Item):
     """What came of a call."""
 
-    model_config = ConfigDict(extra="allow")
-
     type: Literal["function_call_output"]
-    id: str | None = None
     call_id: str
     output: Content
-    status: str | None = None
 
 
 class ReasoningText(BaseModel):
@@ -89,17 +72,13 @@ class ReasoningText(BaseModel):
     text: str
 
 
-class ReasoningItem(BaseModel):
+class ReasoningItem(Item):
     """What the model thought before it answered."""
 
-    model_config = ConfigDict(extra="allow")
-
     type: Literal["reasoning"]
-    id: str | None = None
     summary: ListOf[ReasoningText] | None = None
     content: ListOf[ReasoningText] | None = None
     encrypted_content: str | None = None
-    status: str | None = None
 
 
 def _kind(item: Any) -> str | None:
@@ -199,7 +178,7 @@ class ResponseStreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="without effect: nothing is added to events")
 
 
-class ResponsesRequest(RequestBody):
+class ResponsesRequest(SampledFields):
     """Answer a conversation that the server may remember."""
 
     input: str | ListOf[InputItem]
@@ -207,7 +186,6 @@ class ResponsesRequest(RequestBody):
     previous_response_id: str | None = Field(None, description="go on with a stored response's conversation")
     store: bool | None = Field(True, description="keep the response, to be retrieved or gone on with")
     background: bool | None = Field(False, description="answer at once and generate meanwhile; needs store")
-    stream: bool | None = Field(False, description="answer with server-sent events")
     stream_options: ResponseStreamOptions | None = None
     prompt: None = Field(None, description="not supported: there are no stored prompts")
     include: ListOf[Included] | None = None
@@ -223,29 +201,9 @@ class ResponsesRequest(RequestBody):
     truncation: Literal["auto", "disabled"] | None = "disabled"
     user: str | None = None
 
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: LogitBias | None = None
-    seed: Int64 | None = None
-    stop: str | ListOf[str] | None = None
-    stop_token_ids: ListOf[TokenId] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    bad_words: ListOf[Annotated[str, Field(max_length=256)]] | None = None
-    allowed_token_ids: ListOf[TokenId] | None = None
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
     include_reasoning: bool = True
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: Int64 = 0
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = None
 
     @property
     def kept(self) -> bool:

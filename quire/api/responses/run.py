@@ -93,10 +93,14 @@ class ResponseRun:
         return self._event({"type": f"response.{_said(self.status)}", "response": self.told()})
 
     def told(self) -> dict[str, Any]:
+        """The response as it is now, as JSON."""
+        return self.response().model_dump(mode="json")
+
+    def response(self) -> ResponseObject:
         """The response as it is now."""
         body, params = self.body, self.call.requests[0].params
         unfinished = self.status in ("queued", "in_progress")
-        made = ResponseObject(
+        return ResponseObject(
             id=self.id,
             created_at=self.call.head.created,
             completed_at=self._completed,
@@ -126,7 +130,6 @@ class ResponseRun:
             usage=None if unfinished else self._usage(),
             user=body.user,
         )
-        return made.model_dump(mode="json")
 
     def _event(self, event: Event) -> Event:
         numbered = {**event, "sequence_number": len(self.events)}

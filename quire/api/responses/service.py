@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from quire.api import fields
 from quire.api.call import ChatCall, prepare_chat
 from quire.api.errors import InvalidRequest
 from quire.api.generation import admit
-from quire.api.protocol.responses import InputMessage, ResponsesRequest, ResponseTool
+from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest, ResponseTool
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.run import Following, ResponseRun, numbered
 from quire.api.responses.store import ResponseStore, Stored
@@ -107,7 +107,7 @@ class ResponseService:
                 await asyncio.shield(self._save(run))
         yield last
 
-    async def whole(self, run: ResponseRun) -> dict[str, Any]:
+    async def whole(self, run: ResponseRun) -> ResponseObject:
         """A response at its end.
 
         Raises:
@@ -118,13 +118,20 @@ class ResponseService:
                 pass
         if run.failure is not None:
             raise run.failure
-        return run.told()
+        return run.response()
 
     async def start(self, admitted: Admitted) -> Following:
-        """Generate a response in the background."""
+        """Generate a response in the background; whatever comes of it, its place is given back.
+
+        Raises:
+            StoreFailed: it cannot be kept, so it is not begun.
+        """
         run = admitted.run
         following = Following(run.events)
-        await self._save(run)
+        with ExitStack() as held:
+            held.callback(admitted.free)
+            await self._save(run)
+            held.pop_all()
         task = asyncio.create_task(self._work(run, following))
 
         def done(_: object) -> None:

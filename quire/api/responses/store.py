@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-IN_MEMORY = "sqlite://"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,8 +49,13 @@ class Stored:
 class ResponseStore:
     """Keeps responses for a while."""
 
-    def __init__(self, url: str, ttl: float) -> None:
-        """`url`: as SQLAlchemy has them; `ttl`: seconds from a response's creation to its end, 0: never."""
+    def __init__(self, url: str | None, ttl: float) -> None:
+        """What it is made of.
+
+        Args:
+            url: as SQLAlchemy has them; none for the usual place.
+            ttl: seconds from a response's creation to its end; 0: never.
+        """
         self._url = url
         self._ttl = ttl
         self._opening = threading.Lock()
@@ -114,11 +118,11 @@ class ResponseStore:
 
         with self._opening:
             if self._database is None:
-                self._database = Database(self._url)
+                self._database = Database(self._url or _usual_url())
             return self._database
 
 
-def default_url() -> str:
+def _usual_url() -> str:
     """A file in the user's state folder; memory, if nothing can be written there."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = state / "quire"
@@ -129,5 +133,5 @@ def default_url() -> str:
         writable = False
     if not writable:
         logger.warning("stored responses live in memory only: %s cannot be written (see --response-store)", folder)
-        return IN_MEMORY
+        return "sqlite://"
     return f"sqlite:///{folder / 'responses.db'}"

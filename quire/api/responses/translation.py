@@ -8,10 +8,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from quire.api.body import request_of
 from quire.api.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest
+from quire.api.protocol.common import SampledFields
 from quire.api.protocol.responses import (
     AllowedResponseTools,
     ChosenTool,
@@ -28,12 +30,7 @@ from quire.api.protocol.responses import (
 )
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_SAME = (
-    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words", "allowed_token_ids", "ignore_eos",
-    "include_stop_str_in_output", "skip_special_tokens", "structured_outputs", "priority", "cache_salt",
-    "parallel_tool_calls", "chat_template_kwargs", "timeout",
-)  # fmt: skip
+_SAME = (*SampledFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
 _MOST_SEALED = 1 << 22  # bytes of reasoning that a request may hand back
 
 
@@ -64,7 +61,6 @@ def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
     fields |= {
         "messages": list(_messages(body.instructions, items)),
         "max_completion_tokens": body.max_output_tokens,
-        "stream": body.stream,
         "tools": [_function(tool) for tool in function_tools(body.tools)] or None,
         "tool_choice": _choice(body),
         "response_format": _format(body),
@@ -80,10 +76,7 @@ def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
         raise InvalidRequest("`input` is empty.", "input")
     if fields["structured_outputs"] is not None:
         fields["structured_outputs"] = fields["structured_outputs"].model_dump(by_alias=True, exclude_unset=True)
-    try:
-        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
-    except ValidationError as error:
-        raise InvalidRequest("; ".join(str(problem["msg"]) for problem in error.errors())) from error
+    return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None})
 
 
 def _function(tool: ResponseTool) -> dict[str, Any]:

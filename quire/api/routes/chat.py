@@ -112,7 +112,13 @@ async def _chunks(call: ChatCall) -> AsyncGenerator[bytes, None]:
             for chunk in writers[index].write(delta, counted):
                 yield chunk
     if usage or call.body.return_metrics:
-        yield event({**call.head.fields(), "choices": [], **tally.last_words(usage, bool(call.body.return_metrics))})
+        yield event(
+            {
+                **call.head.fields(),
+                "choices": [],
+                **tally.last_words(usage=usage, metrics=bool(call.body.return_metrics)),
+            }
+        )
 
 
 def _writer(call: ChatCall, index: int) -> ChatChunkWriter:

@@ -98,7 +98,9 @@ async def _chunks(call: CompletionCall) -> AsyncGenerator[bytes, None]:
             tally.add(index, delta)
             yield writers[index].write(delta, tally.usage().model_dump() if continuous else None)
     if usage or call.body.return_metrics:
-        yield event({**_head(call), "choices": [], **tally.last_words(usage, bool(call.body.return_metrics))})
+        yield event(
+            {**_head(call), "choices": [], **tally.last_words(usage=usage, metrics=bool(call.body.return_metrics))}
+        )
 
 
 class _ChunkWriter:

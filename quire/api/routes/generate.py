@@ -7,11 +7,10 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from quire.api import fields
-from quire.api.body import StrictRoute
+from quire.api.body import StrictRoute, request_of
 from quire.api.call import prepare_chat
 from quire.api.completion_call import CompletionCall, prepare_completion
 from quire.api.errors import InvalidRequest
@@ -87,10 +86,7 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
         "priority": body.priority, "max_tokens": body.sampling_params.max_tokens,
     }  # fmt: skip
-    try:
-        return CompletionRequest.model_validate({**given, **own})
-    except ValidationError as error:
-        raise InvalidRequest("; ".join(str(problem["msg"]) for problem in error.errors())) from error
+    return request_of(CompletionRequest, {**given, **own})
 
 
 async def _whole(call: CompletionCall, body: TokensRequest) -> TokensAnswer:

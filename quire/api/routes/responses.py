@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request
@@ -14,12 +14,11 @@ from quire.api.body import StrictRoute
 from quire.api.errors import ApiError, InvalidRequest
 from quire.api.protocol.common import ERRORS, streamed
 from quire.api.protocol.responses import Deleted, InputItems, ResponseObject, ResponsesRequest
-from quire.api.responses.run import ResponseRun
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.responses.writer import Event
 from quire.api.served import Services
-from quire.api.sse import EventStream, answer
+from quire.api.sse import EventStream, answer, typed_event
 
 _Place = Annotated[int | None, Query(ge=0, lt=1 << 31)]
 
@@ -41,15 +40,11 @@ def router(services: Services, store: ResponseStore) -> APIRouter:
         admitted = await service.admit(body)
         run, headers = admitted.run, admitted.headers
         if body.background:
-            try:
-                following = await service.start(admitted)
-            except BaseException:
-                admitted.free()
-                raise
+            following = await service.start(admitted)
             return stream(following.read(-1), headers) if body.stream else _object(run.told(), headers)
         if body.stream:
             return stream(service.events(run), headers, admitted.free)
-        return await answer(request, _whole(service, run), headers, admitted.free)
+        return await answer(request, service.whole(run), headers, admitted.free)
 
     @routes.get("/v1/responses/{response_id}", responses=answers, response_model=None)
     async def get_response(
@@ -83,17 +78,7 @@ def router(services: Services, store: ResponseStore) -> APIRouter:
         after: str | None = None,
     ) -> InputItems:
         """What a response answered."""
-        items = await service.input_items(response_id)
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            places = [place for place, item in enumerate(items) if item["id"] == after]
-            if not places:
-                raise InvalidRequest(f"There is no item '{after}'.", "after")
-            items = items[places[0] + 1 :]
-        page = items[:limit]
-        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        return InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > limit)
+        return _page(await service.input_items(response_id), limit, order, after)
 
     return routes
 
@@ -102,21 +87,31 @@ def _nothing() -> None:
     """A stream that holds no place in the engine has none to give back."""
 
 
-async def _whole(service: ResponseService, run: ResponseRun) -> ResponseObject:
-    return ResponseObject.model_validate(await service.whole(run))
+def _page(items: list[dict[str, Any]], limit: int, order: str, after: str | None) -> InputItems:
+    """Some of the items, which come oldest first."""
+    if order == "desc":
+        items = items[::-1]
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise InvalidRequest(f"There is no item '{after}'.", "after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > limit)
 
 
 async def _sse(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
         async for event in events:
-            yield b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
+            yield typed_event(event)
 
 
 def _error(error: ApiError) -> bytes:
     """The event that ends a stream in the middle."""
     detail = error.body()["error"]
-    body = {"type": "error", "code": str(detail["code"]), "message": detail["message"], "param": detail["param"]}
-    return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
+    told = {"code": str(detail["code"]), "message": detail["message"], "param": detail["param"]}
+    return typed_event({"type": "error", **told})
 
 
 def _object(response: dict[str, object], headers: dict[str, str]) -> Response:

@@ -40,7 +40,6 @@ class PagedAttention:
 
     def __init__(self, cache: KVCache, table: RequestTable) -> None:
         self._cache = cache
-        self._caches = cache.layers
         self._table = table
         self._in_place = all(reads_in_place(layer.keys, layer.values) for layer in cache.layers)
         rows, blocks = table.blocks.shape
@@ -55,7 +54,7 @@ class PagedAttention:
             return self._decode(inputs)
         groups = [self._group(list(spans)) for _, spans in groupby(single, self._kind)]
         prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
-        return StepAttention(self._caches, inputs.slots, groups, prefills)
+        return StepAttention(self._cache.layers, inputs.slots, groups, prefills)
 
     def _decode(self, inputs: StepInputs) -> StepAttention:
         """All tokens attend together, and find what they need where they always do."""
@@ -65,7 +64,7 @@ class PagedAttention:
         slots.copy_(inputs.slots)
         tables[:, :width] = group.tables
         lengths.copy_(group.lengths)
-        return StepAttention(self._caches, slots, [_Group(0, count, tables, lengths)], [], stays=True)
+        return StepAttention(self._cache.layers, slots, [_Group(0, count, tables, lengths)], [], stays=True)
 
     def _kind(self, span: Span) -> int:
         """Spans of one kind attend together. Where pages are gathered, all pay for the longest: at most twice."""

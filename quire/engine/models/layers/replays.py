@@ -48,8 +48,7 @@ class Replays:
         size = len(x)
         if size > _MOST_TOKENS or not (self._possible and step.attend.stays and native.take(x)):
             return layers(x, step)
-        replay = self._by_size.get(size)
-        if replay is not None:
+        if (replay := self._by_size.get(size)) is not None:
             return replay.run(x, step)
         self._seen[size] += 1
         return layers(x, step) if self._seen[size] <= _SEEN else self._record(layers, x, step)
