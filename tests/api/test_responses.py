@@ -11,6 +11,8 @@ import pytest
 
 from quire.api.responses.store import ResponseStore, Stored
 from quire.api.responses.translation import sealed
+from quire.api.responses.writer import ItemWriter
+from quire.api.tools.calls import Parsed
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server, until
@@ -148,7 +150,20 @@ async def test_log_probabilities_come_with_the_text(tmp_path: Path) -> None:
         events = await stream(server, **fields)
     told = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
     assert body["output"][1]["content"][0]["logprobs"] == told
-    assert "abc" in "".join(one["token"] for one in told)
+    assert "".join(one["token"] for one in told).strip() == "abc"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_log_probabilities_do_not_depend_on_how_tokens_are_grouped(size: int) -> None:
+    tokens = [("\n\n", ""), ("a", "a"), ("b", "b"), ("c", "c"), ("<end>", "")]
+    writer = ItemWriter(reasoning=True, seal=False)
+    for start in range(0, len(tokens), size):
+        group = tokens[start : start + size]
+        entries = [{"token": token, "bytes": list(token.encode())} for token, _ in group]
+        list(writer.write(Parsed(content="".join(text for _, text in group)), entries))
+    list(writer.end("completed"))
+    (part,) = writer.items[0]["content"]
+    assert [one["token"] for one in part["logprobs"]] == ["\n\n", "a", "b", "c"]
 
 
 async def test_stored_responses_can_be_had_again(tmp_path: Path) -> None:

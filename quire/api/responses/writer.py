@@ -89,9 +89,17 @@ class ItemWriter:
         part["text"] += text
         more: dict[str, Any] = {}
         if kind == "output_text":
-            more["logprobs"], self._logprobs = self._logprobs, []
+            more["logprobs"] = self._take_logprobs(text)
             part["logprobs"].extend(more["logprobs"])
         yield self._about(f"response.{kind}.delta", content_index=0, delta=text, **more)
+
+    def _take_logprobs(self, text: str) -> list[Any]:
+        """The entries of tokens up to the end of `text`: behind it are an end token's, a stop's or a call's."""
+        wanted, said, taken = text.encode(), b"", list[Any]()
+        while self._logprobs and wanted not in said:
+            taken.append(self._logprobs.pop(0))
+            said += bytes(taken[-1]["bytes"] or ())
+        return taken
 
     def _close(self, status: str) -> Iterator[Event]:
         if self._open is None:
@@ -105,6 +113,7 @@ class ItemWriter:
             told = {"text": part["text"]}
             if self._open == "message":
                 told["logprobs"] = part["logprobs"]
+                self._logprobs.clear()  # no text of it came
             yield self._about(f"response.{part['type']}.done", content_index=0, **told)
             yield self._about("response.content_part.done", content_index=0, part=part)
         if self._open == "reasoning" and self._seal:
