@@ -106,6 +106,30 @@ def test_long_sequences_read_in_place(dtype: torch.dtype, window: int | None) ->
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (5, 1), (64, 1)])
+@pytest.mark.parametrize("window", [None, 290])
+def test_a_shared_beginning_changes_nothing(dtype: torch.dtype, heads: int, kv_heads: int, window: int | None) -> None:
+    """Sequences of which some have their first blocks in common: bit for bit what each gets alone."""
+    torch.manual_seed(0)
+    first, math = 520, ScoreMath(0.3, window=window)
+    lengths = torch.tensor([521, 530, 522, 700, 521, 300, 530])
+    blocks = -(-int(lengths.max()) // BLOCK)
+    keys, values = (torch.randn(1000, kv_heads, BLOCK, 64).transpose(0, 1).to(dtype) for _ in range(2))
+    tables = torch.randperm(1000)[: 4 * blocks].view(4, blocks)[[0, 0, 1, 0, 1, 2, 3]].int()
+    free = iter(set(range(1000)) - set(tables.flatten().tolist()))
+    for table in tables[:5]:
+        table[first // BLOCK :] = torch.tensor([next(free) for _ in range(blocks - first // BLOCK)])
+    q = torch.randn(len(lengths), heads, 64).to(dtype)
+    together = paged_decode(q, keys, values, tables, lengths, math)
+    for i in range(len(lengths)):
+        alone = paged_decode(q[i : i + 1], keys, values, tables[i : i + 1], lengths[i : i + 1], math)
+        assert torch.equal(together[i : i + 1], alone)
+    reference = paged_attention.decode_reference(q.float(), keys.float(), values.float(), tables, lengths, math)
+    rough = {"rtol": 0.02, "atol": 0.02} if dtype is torch.bfloat16 else {}
+    torch.testing.assert_close(together.float(), reference, **rough)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 12, 8)])
 @pytest.mark.parametrize("which", range(5))
 @pytest.mark.parametrize(("tokens", "length"), [(7, 7), (3, 14), (14, 15), (2, 2)])

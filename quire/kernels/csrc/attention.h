@@ -1,10 +1,16 @@
 // Decode attention over pages, which are read once and in place: flash decoding (Dao et al. 2023) with chunks of fixed
-// length, so that a sequence's result does not depend on what else is in the batch.
+// length, so that a sequence's result does not depend on what else is in the batch. Sequences that begin with the same
+// blocks attend to them together, as in cascade inference (Ye et al. 2024).
 #pragma once
 
-constexpr int64_t CHUNK = 256;  // positions
-constexpr int64_t TILE = 4;     // query heads that share a load
+constexpr int64_t TILE = 4;     // queries that share a load
 constexpr int64_t AHEAD = 12 << 10;  // bytes between fetching and reading
+
+// One head of one token, and where its result beside a chunk belongs.
+struct Query {
+    const void *q;
+    float *largest, *total, *out;
+};
 
 // The rows of consecutive positions of a sequence, page by page.
 template <class Number>
@@ -55,7 +61,7 @@ class Fetcher {
     int at_ = 0, count_ = 0;
 };
 
-// Scores of the positions [first, last) for `count` query heads; q is float32, count rows of key_dim. `fetcher` steps
+// Scores of the positions [first, last) for `count` queries; q is float32, count rows of key_dim. `fetcher` steps
 // with each row, unless it is null.
 template <class T, int count>
 void score(const PagedDecode &a, const float *q, const typename T::Number *head, const int32_t *table, int64_t first,
@@ -89,7 +95,7 @@ void score(const PagedDecode &a, const float *q, const typename T::Number *head,
 // Adds the weighted values of the positions [first, last) for `width` times 32 of their numbers.
 template <class T, int count, int width>
 void gather_part(const PagedDecode &a, const float *weights, const typename T::Number *head, const int32_t *table,
-                 int64_t first, int64_t last, float *out, Fetcher<typename T::Number> *fetcher) {
+                 int64_t first, int64_t last, const Query *queries, int64_t at, Fetcher<typename T::Number> *fetcher) {
     Floats total[count][2 * width];
     for (int g = 0; g < count; g++)
         for (int i = 0; i < 2 * width; i++) total[g][i] = all(0.0f);
@@ -109,16 +115,16 @@ void gather_part(const PagedDecode &a, const float *weights, const typename T::N
         }
     }
     for (int g = 0; g < count; g++)
-        for (int i = 0; i < 2 * width; i++) Float32::store(out + g * a.value_dim + i * LANES, total[g][i]);
+        for (int i = 0; i < 2 * width; i++) Float32::store(queries[g].out + at + i * LANES, total[g][i]);
 }
 
 // `score` with products of bfloat16 numbers; the queries stay in registers. pairs: key_dim / 32.
 template <int count, int pairs>
-void score_products(const PagedDecode &a, const uint16_t *q, const uint16_t *head, const int32_t *table, int64_t first,
+void score_products(const PagedDecode &a, const Query *queries, const uint16_t *head, const int32_t *table, int64_t first,
                     int64_t last, float *scores, Fetcher<uint16_t> *fetcher) {
     Words query[count][pairs];
     for (int g = 0; g < count; g++)
-        for (int i = 0; i < pairs; i++) query[g][i] = load_words(q + g * a.key_dim + i * PAIR);
+        for (int i = 0; i < pairs; i++) query[g][i] = load_words((const uint16_t *)queries[g].q + i * PAIR);
     Walk<uint16_t> walk(head, a.keys, table, a.block_size, first);
     for (int64_t begin = first; begin < last; begin += LANES) {
         Floats totals[count][LANES];
@@ -144,7 +150,7 @@ void score_products(const PagedDecode &a, const uint16_t *q, const uint16_t *hea
 // `gather_part` with products of bfloat16 numbers, of two positions at a time; behind the last one weights are 0.
 template <int count, int width>
 void gather_products(const PagedDecode &a, const uint16_t *weights, const uint16_t *head, const int32_t *table,
-                     int64_t first, int64_t last, float *out, Fetcher<uint16_t> *fetcher) {
+                     int64_t first, int64_t last, const Query *queries, int64_t at, Fetcher<uint16_t> *fetcher) {
     typedef uint16_t Line __attribute__((vector_size(64)));
     constexpr Line lower = {0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,
                             16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59};
@@ -174,21 +180,21 @@ void gather_products(const PagedDecode &a, const uint16_t *weights, const uint16
     constexpr Ints even = {0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30};
     for (int g = 0; g < count; g++)
         for (int i = 0; i < width; i++)
-            Float32::store_pair(out + g * a.value_dim + i * PAIR, __builtin_shuffle(low[g][i], high[g][i], even),
+            Float32::store_pair(queries[g].out + at + i * PAIR, __builtin_shuffle(low[g][i], high[g][i], even),
                                 __builtin_shuffle(low[g][i], high[g][i], even + 1));
 }
 
-// The same for all their numbers, as many at a time as registers hold; out is float32, count rows of value_dim.
+// The same for all their numbers, as many at a time as registers hold.
 template <class T, int count, class Weight>
 void gather(const PagedDecode &a, const Weight *weights, const typename T::Number *head, const int32_t *table,
-            int64_t first, int64_t last, float *out, Fetcher<typename T::Number> *fetcher) {
+            int64_t first, int64_t last, const Query *queries, Fetcher<typename T::Number> *fetcher) {
     constexpr int wide = count > 2 ? 2 : 4;
     auto part = [&](auto width, int64_t at) {
         constexpr int pairs = decltype(width)::value;
         if constexpr (std::is_same_v<Weight, float>)
-            gather_part<T, count, pairs>(a, weights, head + at, table, first, last, out + at, at ? nullptr : fetcher);
+            gather_part<T, count, pairs>(a, weights, head + at, table, first, last, queries, at, at ? nullptr : fetcher);
         else
-            gather_products<count, pairs>(a, weights, head + at, table, first, last, out + at, at ? nullptr : fetcher);
+            gather_products<count, pairs>(a, weights, head + at, table, first, last, queries, at, at ? nullptr : fetcher);
     };
     int64_t at = 0;
     for (; at + wide * PAIR <= a.value_dim; at += wide * PAIR) part(std::integral_constant<int, wide>{}, at);
@@ -217,130 +223,139 @@ float weigh(const float *scores, typename T::Number *weights, int64_t begin, int
     return sum(total);
 }
 
-// Scores of a chunk for `count` query heads, from the first one's query on.
 template <class T, int count>
-void score_chunk(const PagedDecode &a, const typename T::Number *q, const typename T::Number *keys, const int32_t *table,
+void score_chunk(const PagedDecode &a, const Query *queries, const typename T::Number *keys, const int32_t *table,
                  int64_t first, int64_t last, float *scores, Fetcher<typename T::Number> *fetcher) {
     if constexpr (PRODUCTS && std::is_same_v<T, BFloat16>) {
         switch (a.key_dim / PAIR) {
-            case 1: return score_products<count, 1>(a, q, keys, table, first, last, scores, fetcher);
-            case 2: return score_products<count, 2>(a, q, keys, table, first, last, scores, fetcher);
-            case 4: return score_products<count, 4>(a, q, keys, table, first, last, scores, fetcher);
+            case 1: return score_products<count, 1>(a, queries, keys, table, first, last, scores, fetcher);
+            case 2: return score_products<count, 2>(a, queries, keys, table, first, last, scores, fetcher);
+            case 4: return score_products<count, 4>(a, queries, keys, table, first, last, scores, fetcher);
         }
     }
     alignas(64) float wide[count * MOST_DIM];
-    for (int64_t i = 0; i < count * a.key_dim; i += PAIR) {  // in the order of load_pair, as are the parts of the output
-        Floats x, y;
-        T::load_pair(q + i, x, y);
-        Float32::store_pair(wide + i, x, y);
-    }
+    for (int g = 0; g < count; g++)
+        for (int64_t i = 0; i < a.key_dim; i += PAIR) {  // in the order of load_pair, as are the parts of the output
+            Floats x, y;
+            T::load_pair((const typename T::Number *)queries[g].q + i, x, y);
+            Float32::store_pair(wide + g * a.key_dim + i, x, y);
+        }
     score<T, count>(a, wide, keys, table, first, last, scores, fetcher);
 }
 
-// One chunk of one sequence for the query heads of one key head, `count` at a time.
+// `count` queries of one key head beside a chunk.
 template <class T, int count>
-void attend_chunk(const PagedDecode &a, int64_t sequence, int64_t kv_head, int64_t head, int64_t first, int64_t last,
-                  float *largest, float *total, float *out, Fetcher<typename T::Number> *fetcher) {
+void attend_chunk(const PagedDecode &a, const Chunk &chunk, int64_t kv_head, const Query *queries,
+                  Fetcher<typename T::Number> *fetcher) {
     typedef typename T::Number Number;
     typedef typename std::conditional<PRODUCTS, T, Float32>::type Weight;
-    const int32_t *table = a.tables + sequence * a.table_stride;
+    const int32_t *table = a.tables + chunk.sequence * a.table_stride;
     alignas(64) float scores[count * CHUNK];
     alignas(64) typename Weight::Number weights[count * CHUNK];
-    score_chunk<T, count>(a, (const Number *)a.q + sequence * a.q_stride + head * a.key_dim,
-                          row_of<const Number>(a.keys, kv_head, 0, 0), table, first, last, scores, fetcher);
-    int64_t end = (last - first + LANES - 1) / LANES * LANES;
+    score_chunk<T, count>(a, queries, row_of<const Number>(a.keys, kv_head, 0, 0), table, chunk.first, chunk.last, scores,
+                          fetcher);
+    int64_t length = chunk.last - chunk.first, end = (length + LANES - 1) / LANES * LANES;
     for (int g = 0; g < count; g++) {
         float *own = scores + g * CHUNK;
         scale_scores(own, 0, end, a.scale, a.softcap);
-        for (int64_t i = last - first; i < end; i++) own[i] = -INFINITY;
-        largest[g] = -INFINITY;
-        total[g] = weigh<Weight>(own, weights + g * CHUNK, 0, end, largest[g]);
+        for (int64_t i = length; i < end; i++) own[i] = -INFINITY;
+        *queries[g].largest = -INFINITY;
+        *queries[g].total = weigh<Weight>(own, weights + g * CHUNK, 0, end, *queries[g].largest);
     }
-    gather<T, count>(a, weights, row_of<const Number>(a.values, kv_head, 0, 0), table, first, last, out, fetcher);
+    gather<T, count>(a, weights, row_of<const Number>(a.values, kv_head, 0, 0), table, chunk.first, chunk.last, queries,
+                     fetcher);
 }
 
-struct Task {
-    int64_t sequence, first, last;
+// A chunk's rows for one key head, to be fetched.
+template <class Number>
+void add_rows(Fetcher<Number> &fetcher, const PagedDecode &a, const Chunk &chunk, int64_t kv_head) {
+    const int32_t *table = a.tables + chunk.sequence * a.table_stride;
+    for (auto [pages, dim] : {std::pair(&a.keys, a.key_dim), std::pair(&a.values, a.value_dim)})
+        fetcher.add({row_of<const Number>(*pages, kv_head, 0, 0), *pages, table, a.block_size, chunk.first},
+                    chunk.last - chunk.first, dim);
+}
+
+// The results of chunks, one for each place and head.
+struct Results {
+    Results(int64_t places, int64_t heads, int64_t dim)
+        : largest(places * heads), total(places * heads), out(new float[places * heads * dim]) {}
+    std::vector<float> largest, total;
+    std::unique_ptr<float[]> out;
 };
 
-// A task's rows for one key head, to be fetched.
-template <class Number>
-void add_rows(Fetcher<Number> &fetcher, const PagedDecode &a, const Task &task, int64_t kv_head) {
-    const int32_t *table = a.tables + task.sequence * a.table_stride;
-    for (auto [pages, dim] : {std::pair(&a.keys, a.key_dim), std::pair(&a.values, a.value_dim)})
-        fetcher.add({row_of<const Number>(*pages, kv_head, 0, 0), *pages, table, a.block_size, task.first},
-                    task.last - task.first, dim);
+// All queries of one key head beside a chunk, some at a time.
+template <class T>
+void attend_all(const PagedDecode &a, const Chunks &chunks, const Chunk &chunk, int64_t kv_head, Results &results,
+                Fetcher<typename T::Number> &fetcher) {
+    int64_t group = a.heads / a.kv_heads, count = (chunk.end - chunk.begin) * group;
+    for (int64_t begin = 0; begin < count; begin += TILE) {
+        Query queries[TILE];
+        int64_t here = std::min(TILE, count - begin);
+        for (int64_t i = 0; i < here; i++) {
+            int64_t part = chunk.begin + (begin + i) / group, head = kv_head * group + (begin + i) % group;
+            int64_t at = chunks.places[part] * a.heads + head;
+            queries[i] = {(const typename T::Number *)a.q + chunks.sequences[part] * a.q_stride + head * a.key_dim,
+                          &results.largest[at], &results.total[at], &results.out[at * a.value_dim]};
+        }
+        auto attend = [&](auto number) {
+            attend_chunk<T, decltype(number)::value>(a, chunk, kv_head, queries, begin ? nullptr : &fetcher);
+        };
+        switch (here) {
+            case 4: attend(std::integral_constant<int, 4>{}); break;
+            case 3: attend(std::integral_constant<int, 3>{}); break;
+            case 2: attend(std::integral_constant<int, 2>{}); break;
+            default: attend(std::integral_constant<int, 1>{});
+        }
+    }
 }
 
-inline int64_t first_seen(const PagedDecode &a, int64_t sequence) {
-    return a.window > 0 ? std::max<int64_t>(0, a.lengths[sequence] - a.window) : 0;
+// One head of a sequence: its chunks' results together.
+template <class T>
+void join_chunks(const PagedDecode &a, const Chunks &chunks, int64_t sequence, int64_t head, Results &results) {
+    int64_t begin = chunks.begins[sequence], end = chunks.begins[sequence + 1];
+    float top = a.sinks ? a.sinks[head] : -INFINITY;
+    for (int64_t c = begin; c < end; c++) top = std::max(top, results.largest[c * a.heads + head]);
+    float share = a.sinks ? std::exp(a.sinks[head] - top) : 0.0f;
+    for (int64_t c = begin; c < end; c++) {
+        float &factor = results.largest[c * a.heads + head];  // from here on, what the chunk's largest score stands for
+        factor = std::exp(factor - top);
+        share += factor * results.total[c * a.heads + head];
+    }
+    typename T::Number *out = (typename T::Number *)a.out + (sequence * a.heads + head) * a.value_dim;
+    for (int64_t d = 0; d < a.value_dim; d += PAIR) {
+        Floats mixed = all(0.0f), other = all(0.0f);
+        for (int64_t c = begin; c < end; c++) {
+            const float *part = &results.out[(c * a.heads + head) * a.value_dim + d];
+            mixed += results.largest[c * a.heads + head] * Float32::load(part);
+            other += results.largest[c * a.heads + head] * Float32::load(part + LANES);
+        }
+        T::store_pair(out + d, mixed / share, other / share);
+    }
 }
 
 template <class T>
 void paged_decode(const PagedDecode &a) {
-    std::vector<Task> tasks;
-    std::vector<int64_t> begins(a.sequences + 1, 0);
-    for (int64_t s = 0; s < a.sequences; s++) {
-        int64_t first = first_seen(a, s), length = a.lengths[s];
-        for (int64_t c = first / CHUNK; c * CHUNK < length; c++)
-            tasks.push_back({s, std::max(first, c * CHUNK), std::min(length, (c + 1) * CHUNK)});
-        begins[s + 1] = int64_t(tasks.size());
-    }
-    int64_t group = a.heads / a.kv_heads, chunks = int64_t(tasks.size());
-    std::vector<float> largest(chunks * a.heads), total(chunks * a.heads);
-    std::unique_ptr<float[]> parts(new float[chunks * a.heads * a.value_dim]);
-    int64_t pieces = chunks * a.kv_heads;
+    Chunks chunks(a);
+    Results results(int64_t(chunks.places.size()), a.heads, a.value_dim);
+    int64_t pieces = int64_t(chunks.list.size()) * a.kv_heads;
     Pieces shared(pieces);
 #pragma omp parallel
     {
         Fetcher<typename T::Number> fetcher;
         bool begun = false;
-        auto add = [&](int64_t piece) { if (piece < pieces) add_rows(fetcher, a, tasks[piece / a.kv_heads], piece % a.kv_heads); };
+        auto add = [&](int64_t piece) {
+            if (piece < pieces) add_rows(fetcher, a, chunks.list[piece / a.kv_heads], piece % a.kv_heads);
+        };
         shared.each([&](int64_t piece, int64_t next) {
             if (!begun) add(piece);
             add(next);
             for (int64_t row = 0; !begun && row < AHEAD; row += a.key_dim * sizeof(typename T::Number)) fetcher.step();
             begun = true;
-            int64_t chunk = piece / a.kv_heads, kv_head = piece % a.kv_heads;
-            const Task &task = tasks[chunk];
-            for (int64_t g = 0; g < group; g += TILE) {
-                int64_t head = kv_head * group + g, place = chunk * a.heads + head;
-                auto attend = [&](auto count) {
-                    attend_chunk<T, decltype(count)::value>(a, task.sequence, kv_head, head, task.first, task.last,
-                                                            &largest[place], &total[place], &parts[place * a.value_dim],
-                                                            g ? nullptr : &fetcher);
-                };
-                switch (std::min(TILE, group - g)) {
-                    case 4: attend(std::integral_constant<int, 4>{}); break;
-                    case 3: attend(std::integral_constant<int, 3>{}); break;
-                    case 2: attend(std::integral_constant<int, 2>{}); break;
-                    default: attend(std::integral_constant<int, 1>{});
-                }
-            }
+            attend_all<T>(a, chunks, chunks.list[piece / a.kv_heads], piece % a.kv_heads, results, fetcher);
         });
 #pragma omp barrier
 #pragma omp for
-        for (int64_t at = 0; at < a.sequences * a.heads; at++) {
-            int64_t sequence = at / a.heads, head = at % a.heads;
-            float top = a.sinks ? a.sinks[head] : -INFINITY;
-            for (int64_t c = begins[sequence]; c < begins[sequence + 1]; c++)
-                top = std::max(top, largest[c * a.heads + head]);
-            float share = a.sinks ? std::exp(a.sinks[head] - top) : 0.0f;
-            for (int64_t c = begins[sequence]; c < begins[sequence + 1]; c++) {
-                float &factor = largest[c * a.heads + head];  // from here on, what the chunk's largest score stands for
-                factor = std::exp(factor - top);
-                share += factor * total[c * a.heads + head];
-            }
-            typename T::Number *out = (typename T::Number *)a.out + at * a.value_dim;
-            for (int64_t d = 0; d < a.value_dim; d += PAIR) {
-                Floats mixed = all(0.0f), other = all(0.0f);
-                for (int64_t c = begins[sequence]; c < begins[sequence + 1]; c++) {
-                    const float *part = &parts[(c * a.heads + head) * a.value_dim + d];
-                    mixed += largest[c * a.heads + head] * Float32::load(part);
-                    other += largest[c * a.heads + head] * Float32::load(part + LANES);
-                }
-                T::store_pair(out + d, mixed / share, other / share);
-            }
-        }
+        for (int64_t at = 0; at < a.sequences * a.heads; at++)
+            join_chunks<T>(a, chunks, at / a.heads, at % a.heads, results);
     }
 }

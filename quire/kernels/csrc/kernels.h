@@ -139,17 +139,21 @@ inline Floats activated(Floats x, int act) {
 template <class T>
 void act_and_mul(const ActAndMul &a) {
     typedef typename T::Number Number;
-    int64_t pieces = a.size / LANES;
+    constexpr int64_t stretch = 64 * LANES;
+    int64_t stretches = (a.size + stretch - 1) / stretch;
 #pragma omp parallel for if (a.rows * a.size > SERIAL / 2)
-    for (int64_t at = 0; at < a.rows * pieces; at++) {
-        int64_t row = at / pieces, i = at % pieces * LANES;
-        const Number *gate = (const Number *)a.x + row * 2 * a.size + i;
-        Number rounded[LANES];
-        T::store(rounded, activated(T::load(gate), a.act));
-        T::store((Number *)a.out + row * a.size + i, T::load(rounded) * T::load(gate + a.size));
+    for (int64_t at = 0; at < a.rows * stretches; at++) {
+        int64_t row = at / stretches, begin = at % stretches * stretch;
+        const Number *gate = (const Number *)a.x + row * 2 * a.size;
+        for (int64_t i = begin; i < std::min(a.size, begin + stretch); i += LANES) {
+            Number rounded[LANES];
+            T::store(rounded, activated(T::load(gate + i), a.act));
+            T::store((Number *)a.out + row * a.size + i, T::load(rounded) * T::load(gate + a.size + i));
+        }
     }
 }
 
+#include "chunks.h"
 #include "attention.h"
 #include "linear.h"
 #include "prefill.h"

@@ -36,7 +36,7 @@ struct BFloat16 {
     }
     // Rounds to the nearest, ties to even; what is no number stays none.
     static inline void store(uint16_t *to, Floats x) {
-        Halves out = __builtin_convertvector(rounded(x) >> 16, Halves);
+        Halves out = narrow(x);
         std::memcpy(to, &out, sizeof out);
     }
     // 32 numbers, those at even places and those at odd ones: two operations instead of the four that order takes.
@@ -46,12 +46,17 @@ struct BFloat16 {
         even = (Floats)(both << 16), odd = (Floats)(both & 0xffff0000);
     }
     static inline void store_pair(uint16_t *to, Floats even, Floats odd) {
-        Words both = (rounded(even) >> 16) | (rounded(odd) & 0xffff0000);
+        Words both = __builtin_convertvector(narrow(even), Words) | __builtin_convertvector(narrow(odd), Words) << 16;
         std::memcpy(to, &both, sizeof both);
     }
-    static inline Words rounded(Floats x) {  // in the upper halves
+    static inline Halves narrow(Floats x) {
+#if defined(HAVE_BFLOAT16_PRODUCTS)  // which takes numbers below 1.2e-38 for 0
+        return (Halves)_mm512_cvtneps_pbh((__m512)x);
+#else
         Words bits = (Words)x, none = (Words)(x != x);
-        return ((bits + 0x7fff + ((bits >> 16) & 1)) & ~none) | (none & 0x7fc00000);
+        bits = ((bits + 0x7fff + ((bits >> 16) & 1)) & ~none) | (none & 0x7fc00000);
+        return __builtin_convertvector(bits >> 16, Halves);
+#endif
     }
     static inline float get(uint16_t x) {
         uint32_t bits = uint32_t(x) << 16;
@@ -123,24 +128,40 @@ inline Ints less(Ints a, Ints b) {
     return (Ints)((Small)a - (Small)b);
 }
 
+#if defined(HAVE_AVX512)  // gcc compares and selects; b, if one of them is no number, as there
+inline Floats larger(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+inline Floats smaller(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+#endif
 
-// e^x as 2^n * e^r with |r| <= ln(2) / 2, by the minimax polynomial of Cephes' expf; relative error below 2e-7.
-inline Floats exponential(Floats given) {
-    Floats x = larger(smaller(given, all(88.3f)), all(-87.3f));
-    Floats n = x * 1.44269504088896341f;
-    Ints whole = __builtin_convertvector(n + (n >= 0.0f ? all(0.5f) : all(-0.5f)), Ints);
-    n = __builtin_convertvector(whole, Floats);
-    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+// e^r for |r| <= ln(2) / 2 by the minimax polynomial of Cephes' expf; relative error below 2e-7.
+inline Floats small_exponential(Floats r) {
     Floats p = all(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return given == given ? p * (Floats)((whole + 127) << 23) : given;
+    return p * r * r + r + 1.0f;
+}
+
+// e^x as 2^n * e^r.
+inline Floats exponential(Floats given) {
+#if defined(HAVE_AVX512)
+    Floats x = smaller(all(88.7f), larger(all(-104.0f), given));  // what is no number stays none
+    __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    Floats r = x - (Floats)n * 0.693359375f + (Floats)n * 2.12194440e-4f;
+    return (Floats)_mm512_scalef_ps((__m512)small_exponential(r), n);
+#else
+    Floats x = larger(smaller(given, all(88.3f)), all(-87.3f));
+    Floats n = x * 1.44269504088896341f;
+    Ints whole = __builtin_convertvector(n + (n >= 0.0f ? all(0.5f) : all(-0.5f)), Ints);
+    n = __builtin_convertvector(whole, Floats);
+    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    return given == given ? small_exponential(r) * (Floats)((whole + 127) << 23) : given;
+#endif
 }
 
 // tanh by e^2x; near 0 by its series, where the quotient would lose digits.
