@@ -38,6 +38,8 @@ FORMATS = {
     "bfloat16": [],
     "int8": ["--quantization", "int8"],
     "int4": ["--quantization", "int4"],
+    "bfloat16, int8 pages": ["--kv-cache-dtype", "int8"],
+    "int8, int8 pages": ["--quantization", "int8", "--kv-cache-dtype", "int8"],
 }
 _ADDRESS = re.compile(r"at (http://\S+)")
 

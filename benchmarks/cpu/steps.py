@@ -47,9 +47,10 @@ class Outbox:
 class Steps:
     """A core over a model, stepped by hand."""
 
-    def __init__(self, folder: Path, quantization: str, sequences: int, context: int) -> None:
+    def __init__(self, folder: Path, quantization: str, sequences: int, context: int, pages: str = "auto") -> None:
         self.outbox = Outbox()
-        engine = EngineOptions(max_num_seqs=sequences, prefix_caching=False, kv_cache_memory=6 << 30)
+        options: dict[str, Any] = {"kv_cache_memory": 6 << 30, "kv_cache_dtype": pages}
+        engine = EngineOptions(max_num_seqs=sequences, prefix_caching=False, **options)
         model = ModelOptions(quantization=quantization, max_model_len=context + _ROOM)
         config = CoreConfig(folder=folder, blueprint=read_blueprint(folder), model=model, engine=engine)
         self.core: EngineCore
@@ -92,15 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"))
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--contexts", type=int, nargs="*", default=[128, 1024])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     limits = Limits.measured()
-    steps = Steps(options.model, options.quantization, max(options.batches), max(options.contexts))
+    sequences, context = max(options.batches), max(options.contexts)
+    steps = Steps(options.model, options.quantization, sequences, context, options.kv_cache_dtype)
     rows = []
     for context in options.contexts:
         for batch in options.batches:
+            if batch * (context + _ROOM) > steps.info.num_blocks * steps.info.block_size:
+                continue  # they would not be in the cache together
             row = steps.measure(batch, context)
             share = floor(options.model, steps.info, limits, options.quantization, batch, context) / row["best"]
             rows.append(
@@ -118,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "date": date.today().isoformat(),
         "model": options.model.name,
         "quantization": options.quantization,
+        "kv_cache_dtype": options.kv_cache_dtype,
         "threads": torch.get_num_threads(),
         "instructions": native.instructions(),
         "read_gb_per_s": round(limits.bandwidth / 1e9, 1),

@@ -139,6 +139,9 @@ class EngineOptions(Options):
     kv_cache_memory: Size | None = Field(
         None, description="bytes for the KV cache of each model, e.g. 4GiB; sized from free memory if not given"
     )
+    kv_cache_dtype: Literal["auto", "int8"] = Field(
+        "auto", description="number format of the KV cache: that of the model, or 8 bits with a scale for each head"
+    )
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5, description="share of the memory free after loading that KV caches may take together"
     )

@@ -242,13 +242,14 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         torch.set_num_threads(config.engine.num_threads)
     loaded = load_model(config.folder, config.blueprint, config.model, _progress_bar)
     options = config.engine
-    per_block = block_bytes(loaded.model.caches, options.block_size, loaded.dtype)
+    cache_dtype = torch.int8 if options.kv_cache_dtype == "int8" else loaded.dtype
+    per_block = block_bytes(loaded.model.caches, options.block_size, cache_dtype)
     num_blocks = count_blocks(options, per_block, loaded.context_len, config.memory_share)
     context_len = _fitting_context(loaded, config, num_blocks)
     loaded.model.set_context(context_len)
     table = RequestTable(options.max_num_seqs, context_len, options.block_size)
     reserve = min(loaded.weight_bytes, _MOST_RESERVE)
-    cache = KVCache(loaded.model.caches, num_blocks, options.block_size, loaded.dtype, reserve)
+    cache = KVCache(loaded.model.caches, num_blocks, options.block_size, cache_dtype, reserve)
     grammars = Grammars(config.folder, loaded.vocab_size)
     sampler = Sampler(table, loaded.vocab_size, grammars.walk)
     runner = ModelRunner(loaded.model, PagedAttention(cache, table), table, sampler)

@@ -45,6 +45,7 @@ def write_pages(
     value_dim: int,
     key_stride: int,
     value_stride: int,
+    rounded: int,
     /,
 ) -> None: ...
 def add_scaled(narrow: int, x: int, y: int, out: int, size: int, scale: float, /) -> None: ...
@@ -75,6 +76,7 @@ def paged_decode(
     window: int,
     scale: float,
     softcap: float,
+    rounded: int,
     positions: int,
     /,
 ) -> None: ...
@@ -102,6 +104,7 @@ def paged_prefill(
     window: int,
     scale: float,
     softcap: float,
+    rounded: int,
     /,
 ) -> None: ...
 def linear(

@@ -2,7 +2,8 @@
 kernels read them in place.
 
 Keys and values are (kv_heads, blocks, block_size, dim), so that gathering leaves each head's positions in order;
-how they lie in memory is free but for the last dimension. Values may be a view of the keys (latent attention).
+how they lie in memory is free but for the last dimension. Values may be a view of the keys (latent attention). Pages of
+int8 hold rows of ``rounded_pages``, whose last dimension is longer by their scale.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from quire.kernels import native
 from quire.kernels.recording import empty
+from quire.kernels.rounded_pages import SCALE, rounded, widened
 from quire.kernels.softcap import softcap
 
 _MAX_SCORES = 1 << 24  # numbers in one chunk of scores, 64 MiB as float32
@@ -43,20 +45,19 @@ def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tenso
         v: none where values are the first numbers of the keys.
     """
     new = (k,) if v is None else (k, v)
-    if native.take(keys, values, *new) and all(rows.stride(1) == rows.shape[2] for rows in new):
+    if _takes(keys, values, *new) and all(rows.stride(1) == rows.shape[2] for rows in new):
         _write_compiled(keys, values, slots, k, v)
         return
     block, offset = slots // keys.shape[2], slots % keys.shape[2]
-    keys[:, block, offset] = k.transpose(0, 1)
-    if v is not None:
-        values[:, block, offset] = v.transpose(0, 1)
+    for pages, rows in zip((keys, values), new, strict=False):
+        pages[:, block, offset] = (rounded(rows) if pages.dtype is torch.int8 else rows).transpose(0, 1)
 
 
 def _write_compiled(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
     native.kernels.write_pages(
-        native.CODES[keys.dtype], *_pages(keys), *_pages(values), slots.data_ptr(), k.data_ptr(),
+        native.CODES[k.dtype], *_pages(keys), *_pages(values), slots.data_ptr(), k.data_ptr(),
         0 if v is None else v.data_ptr(), k.shape[0], k.shape[1], keys.shape[2], k.shape[2],
-        0 if v is None else v.shape[2], k.stride(0), 0 if v is None else v.stride(0),
+        0 if v is None else v.shape[2], k.stride(0), 0 if v is None else v.stride(0), int(keys.dtype is torch.int8),
     )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, length
     Returns:
         (sequences, heads, value_dim)
     """
-    if reads_in_place(keys, values) and q.dtype is keys.dtype:
+    if reads_in_place(keys, values) and _takes(keys, values, q):
         return _decode_in_place(_without_gaps(q), keys, values, tables, lengths, math)
     return decode_reference(q, keys, values, tables, lengths, math)
 
@@ -90,22 +91,34 @@ def _without_gaps(q: Tensor) -> Tensor:
 
 def reads_in_place(keys: Tensor, values: Tensor) -> bool:
     """Whether the compiled kernel can read such pages; lengths may then differ at no cost."""
-    dims = keys.shape[-1], values.shape[-1]
-    return native.take(keys, values) and all(dim % native.PAIR == 0 and dim <= native.MAX_DIM for dim in dims)
+    dims = _dim(keys), _dim(values)
+    return _takes(keys, values) and all(dim % native.PAIR == 0 and dim <= native.MAX_DIM for dim in dims)
+
+
+def _dim(pages: Tensor) -> int:
+    return pages.shape[-1] - (SCALE if pages.dtype is torch.int8 else 0)
+
+
+def _takes(keys: Tensor, values: Tensor, *rows: Tensor) -> bool:
+    """Whether the kernels can work on such pages and on rows that belong to them."""
+    if keys.dtype is not torch.int8:
+        return native.take(keys, values, *rows)
+    fit = all(_dim(pages) % native.LANES == 0 and pages.is_cpu and pages.stride(-1) == 1 for pages in (keys, values))
+    return fit and native.take(*rows) if rows else fit and native.instructions() is not None
 
 
 def _decode_in_place(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath
 ) -> Tensor:
     sequences, heads, key_dim = q.shape
-    kv_heads, _, block_size, value_dim = values.shape
+    (kv_heads, _, block_size, _), value_dim = values.shape, _dim(values)
     out = empty((sequences, heads, value_dim), q.dtype)
     sinks = None if math.sinks is None else math.sinks.float()
     native.kernels.paged_decode(
         native.CODES[q.dtype], q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), tables.data_ptr(),
         lengths.data_ptr(), 0 if sinks is None else sinks.data_ptr(), sequences, heads, kv_heads, q.stride(0),
         key_dim, value_dim, block_size, tables.stride(0), math.window or 0, math.scale, math.softcap or 0.0,
-        tables.numel() * block_size,
+        int(keys.dtype is torch.int8), tables.numel() * block_size,
     )  # fmt: skip
     return out
 
@@ -116,7 +129,7 @@ def decode_reference(
     """`paged_decode` in torch."""
     count, heads, _ = q.shape
     kv_heads = keys.shape[0]
-    k, v = (_gather(pages, tables.flatten()).unflatten(1, (count, -1)) for pages in (keys, values))
+    k, v = (_gather(pages, tables.flatten(), q.dtype).unflatten(1, (count, -1)) for pages in (keys, values))
     grouped = q.unflatten(1, (kv_heads, -1)).transpose(0, 1)
     scores = _scores(grouped, k, math)
     position = torch.arange(k.shape[2], device=q.device)
@@ -146,27 +159,27 @@ def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length
     Returns:
         (tokens, heads, value_dim)
     """
-    if q.dtype is torch.bfloat16 and keys.dtype is torch.bfloat16 and reads_in_place(keys, values):
+    if q.dtype is torch.bfloat16 and reads_in_place(keys, values) and _takes(keys, values, q):
         return _prefill_in_place(_without_gaps(q), keys, values, table, length, math)
     return prefill_reference(q, keys, values, table, length, math)
 
 
 def _prefill_in_place(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
     tokens, heads, key_dim = q.shape
-    kv_heads, _, block_size, value_dim = values.shape
+    (kv_heads, _, block_size, _), value_dim = values.shape, _dim(values)
     out = empty((tokens, heads, value_dim), q.dtype)
     sinks = None if math.sinks is None else math.sinks.float()
     native.kernels.paged_prefill(
         q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), table.data_ptr(),
         0 if sinks is None else sinks.data_ptr(), tokens, length, heads, kv_heads, q.stride(0), key_dim, value_dim,
-        block_size, math.window or 0, math.scale, math.softcap or 0.0,
+        block_size, math.window or 0, math.scale, math.softcap or 0.0, int(keys.dtype is torch.int8),
     )  # fmt: skip
     return out
 
 
 def prefill_reference(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
     """`paged_prefill` in torch."""
-    k, v = (_gather(pages, table)[:, :length] for pages in (keys, values))
+    k, v = (_gather(pages, table, q.dtype)[:, :length] for pages in (keys, values))
     if math.softcap is None and math.sinks is None and k.shape[-1] == v.shape[-1]:
         return _fused_prefill(q, k, v, math)
     rows = max(1, _MAX_SCORES // (q.shape[1] * length))
@@ -175,9 +188,10 @@ def prefill_reference(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, le
     return torch.cat([_plain_prefill(chunk, k, v, first + i * rows, math) for i, chunk in enumerate(chunks)])
 
 
-def _gather(pages: Tensor, blocks: Tensor) -> Tensor:
+def _gather(pages: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """(kv_heads, positions, dim) of the given blocks."""
-    return pages.index_select(1, blocks).flatten(1, 2)
+    rows = pages.index_select(1, blocks).flatten(1, 2)
+    return widened(rows, dtype) if pages.dtype is torch.int8 else rows
 
 
 def _fused_prefill(q: Tensor, k: Tensor, v: Tensor, math: ScoreMath) -> Tensor:

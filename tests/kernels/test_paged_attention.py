@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from quire.kernels import native, paged_attention
 from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, write_pages
+from quire.kernels.rounded_pages import SCALE, widened
 
 BLOCK = 4
 
@@ -228,3 +231,68 @@ def test_what_others_left_in_the_pages_does_not_matter(which: int, dim: int) -> 
     out = paged_decode(q, keys, values, table, torch.tensor(lengths), math)
     torch.testing.assert_close(out, paged_decode(q, keys, clean, table, torch.tensor(lengths), math))
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(6, 2, 64, 64), (5, 1, 96, 64), (4, 4, 8, 8)])
+@pytest.mark.parametrize("which", range(5))
+def test_rounded_pages(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, value_dim: int, which: int) -> None:
+    """Pages of int8: compiled as in torch, and both near to what plain pages give."""
+    torch.manual_seed(0)
+    math, lengths = maths(heads)[which], [1, 5, 300, 70]
+    plain = [torch.zeros(kv_heads, 120, BLOCK, size, dtype=dtype) for size in (dim, value_dim)]
+    small, same = ([empty_rounded(kv_heads, size) for size in (dim, value_dim)] for _ in range(2))
+    free, tables = torch.randperm(120).tolist(), []
+    for length in lengths:
+        table = torch.tensor([free.pop() for _ in range(-(-length // BLOCK))])
+        slots = (table[:, None] * BLOCK + torch.arange(BLOCK)).flatten()[:length]
+        k, v = (torch.randn(length, kv_heads, size).to(dtype) for size in (dim, value_dim))
+        write_pages(plain[0], plain[1], slots, k, v)
+        write_pages(small[0], small[1], slots, k, v)
+        with native.disabled():
+            write_pages(same[0], same[1], slots, k, v)
+        tables.append(table)
+    for pages, others in zip(small, same, strict=True):
+        torch.testing.assert_close(widened(pages, torch.float32), widened(others, torch.float32), rtol=0, atol=0.04)
+    q, q_long = torch.randn(4, heads, dim).to(dtype), torch.randn(20, heads, dim).to(dtype)
+
+    def attend(pages: list[Tensor]) -> tuple[Tensor, Tensor]:
+        decoded = paged_decode(q, pages[0], pages[1], packed(tables), torch.tensor(lengths), math)
+        return decoded.float(), paged_prefill(q_long, pages[0], pages[1], tables[3].int(), 70, math).float()
+
+    compiled, exact = attend(small), attend(plain)
+    with native.disabled():
+        reference = attend(small)
+    for ours, theirs, unrounded in zip(compiled, reference, exact, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.04 if dtype is torch.bfloat16 else 1e-5)
+        torch.testing.assert_close(ours, unrounded, rtol=0.05, atol=0.05)
+
+
+def empty_rounded(kv_heads: int, size: int) -> Tensor:
+    return torch.zeros(kv_heads, 120, BLOCK, SCALE + size, dtype=torch.int8)
+
+
+def test_rounded_values_that_lie_in_the_keys() -> None:
+    torch.manual_seed(0)
+    keys = empty_rounded(1, 96)
+    values = keys[..., : SCALE + 64]
+    k = torch.randn(9, 1, 96)
+    write_pages(keys, values, torch.arange(9), k, None)
+    q = torch.randn(1, 4, 96)
+    out = paged_decode(q, keys, values, torch.arange(3)[None].int(), torch.tensor([9]), ScoreMath(0.1))
+    torch.testing.assert_close(out, spelled_out(q, k, k[..., :64], ScoreMath(0.1)), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("odd", [torch.inf, torch.nan])
+def test_a_rounded_row_that_is_not_finite_is_no_number(compiled: bool, odd: float) -> None:
+    keys, values = empty_rounded(1, 32), empty_rounded(1, 32)
+    k, v = torch.zeros(2, 1, 32), torch.ones(2, 1, 32)
+    v[1, 0, 3] = odd
+    tables, q = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1, 32)
+    with nullcontext() if compiled else native.disabled():
+        write_pages(keys, values, torch.arange(2), k, v)
+        whole = paged_decode(q, keys, values, tables, torch.tensor([1]), ScoreMath(1.0))
+        spoiled = paged_decode(q, keys, values, tables, torch.tensor([2]), ScoreMath(1.0))
+    torch.testing.assert_close(whole, torch.ones(1, 1, 32))
+    assert not spoiled.isfinite().any()

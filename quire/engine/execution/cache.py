@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.config.options import EngineOptions
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.decoder import CacheShape
+from quire.kernels.rounded_pages import SCALE
 
 _FOUND_AT_ONCE = 8 << 20  # bytes
 
@@ -22,7 +23,10 @@ class OutOfCacheMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Pages of one layer, each (heads, blocks, block_size, dim) and with gaps. `values` may be a view of `keys`."""
+    """Pages of one layer, each (heads, blocks, block_size, dim) and with gaps. `values` may be a view of `keys`.
+
+    Pages of int8 hold a scale before each row's numbers.
+    """
 
     keys: Tensor
     values: Tensor
@@ -30,7 +34,16 @@ class LayerCache:
 
 def block_bytes(shapes: Sequence[CacheShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
-    return sum(shape.numbers for shape in shapes) * block_size * dtype.itemsize
+    return _per_token(shapes, dtype) * block_size * dtype.itemsize
+
+
+def _per_token(shapes: Sequence[CacheShape], dtype: torch.dtype) -> int:
+    """Numbers of a token over all layers, and the bytes of its scales."""
+    return sum(shape.numbers + shape.rows * _front(dtype) for shape in shapes)
+
+
+def _front(dtype: torch.dtype) -> int:
+    return SCALE if dtype is torch.int8 else 0
 
 
 def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int, share: int | None = None) -> int:
@@ -69,7 +82,7 @@ class KVCache:
         self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, reserve: int = 0
     ) -> None:
         """`reserve`: bytes to find memory for while nothing else is to be done."""
-        per_block = sum(shape.numbers for shape in shapes) * block_size
+        per_block = _per_token(shapes, dtype) * block_size
         self._blocks = _untouched(num_blocks * per_block * dtype.itemsize, dtype).view(num_blocks, per_block)
         self._stride = max(1, _FOUND_AT_ONCE // (per_block * dtype.itemsize))
         self._reserve = reserve // (per_block * dtype.itemsize)
@@ -85,8 +98,9 @@ class KVCache:
             return made
 
         for shape in shapes:
-            keys = pages(shape.heads, shape.key_dim)
-            values = keys[..., : shape.value_dim] if shape.values_in_keys else pages(shape.heads, shape.value_dim)
+            key_row, value_row = (dim + _front(dtype) for dim in (shape.key_dim, shape.value_dim))
+            keys = pages(shape.heads, key_row)
+            values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, value_row)
             self.layers.append(LayerCache(keys, values))
 
     def reach(self, block: int) -> None:

@@ -38,6 +38,11 @@ class CacheShape:
         """Numbers per token."""
         return self.heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
+    @property
+    def rows(self) -> int:
+        """Rows of numbers per token."""
+        return self.heads * (1 if self.values_in_keys else 2)
+
 
 class CausalLM(Protocol):
     """What the model runner needs of a model."""

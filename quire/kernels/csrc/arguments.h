@@ -25,7 +25,7 @@ struct TurnHeads {  // token t lies at x + t * stride
     float eps, offset;
 };
 
-struct Pages {  // (heads, blocks, block_size, dim), which lie so far apart
+struct Pages {  // (heads, blocks, block_size, dim), which lie so far apart; of int8, each row behind a float32, its scale
     void *data;
     int64_t head, block, row;
 };
@@ -35,6 +35,7 @@ struct WritePages {  // values may be null
     const int64_t *slots;
     const void *keys, *values;
     int64_t tokens, heads, block_size, key_dim, value_dim, key_stride, value_stride;
+    int rounded;  // to int8
 };
 
 struct AddScaled {  // x + y * scale
@@ -60,6 +61,7 @@ struct PagedDecode {
     const float *sinks;      // (heads,) or null
     int64_t sequences, heads, kv_heads, q_stride, key_dim, value_dim, block_size, table_stride, window;  // 0: none
     float scale, softcap;  // softcap 0: none
+    int rounded;           // pages of int8
 };
 
 struct PagedPrefill {  // bfloat16; the queries of a sequence's last `tokens` positions
@@ -70,6 +72,7 @@ struct PagedPrefill {  // bfloat16; the queries of a sequence's last `tokens` po
     const float *sinks;    // (heads,) or null
     int64_t tokens, length, heads, kv_heads, q_stride, key_dim, value_dim, block_size, window;  // 0: none
     float scale, softcap;  // softcap 0: none
+    int rounded;           // pages of int8
 };
 
 struct Linear {

@@ -4,7 +4,6 @@
 #pragma once
 
 constexpr int64_t TILE = 4;     // queries that share a load
-constexpr int64_t AHEAD = 12 << 10;  // bytes between fetching and reading
 
 // One head of one token, and where its result beside a chunk belongs.
 struct Query {
@@ -12,72 +11,25 @@ struct Query {
     float *largest, *total, *out;
 };
 
-// The rows of consecutive positions of a sequence, page by page.
-template <class Number>
-class Walk {
-  public:
-    Walk() = default;
-    Walk(const Number *head, const Pages &pages, const int32_t *table, int64_t block_size, int64_t first)
-        : head_(head), table_(table + first / block_size), block_(pages.block), row_(pages.row), size_(block_size),
-          offset_(first % block_size) {}
-    const Number *next() {
-        if (offset_ == size_) offset_ = 0, table_++;
-        return head_ + *table_ * block_ + offset_++ * row_;
-    }
-
-  private:
-    const Number *head_;
-    const int32_t *table_;
-    int64_t block_, row_, size_, offset_;
-};
-
-// Asks for the rows that a thread will read, some way ahead of its reading: no hardware prefetcher can guess where the
-// next page lies. They come in stretches: a task's keys, its values, then those of the next task.
-template <class Number>
-class Fetcher {
-  public:
-    void add(const Walk<Number> &walk, int64_t rows, int64_t dim) {
-        int kept = 0;
-        for (int i = at_; i < count_; i++)
-            if (stretches_[i].rows) stretches_[kept++] = stretches_[i];
-        at_ = 0, count_ = kept;
-        stretches_[count_++] = {walk, rows, dim};
-    }
-    void step() {
-        while (at_ < count_ && stretches_[at_].rows == 0) at_++;
-        if (at_ == count_) return;
-        Stretch &now = stretches_[at_];
-        const char *row = (const char *)now.walk.next();
-        for (int64_t byte = 0; byte < now.dim * int64_t(sizeof(Number)); byte += LINE) __builtin_prefetch(row + byte);
-        now.rows--;
-    }
-
-  private:
-    struct Stretch {
-        Walk<Number> walk;
-        int64_t rows, dim;
-    };
-    Stretch stretches_[4];
-    int at_ = 0, count_ = 0;
-};
-
 // Scores of the positions [first, last) for `count` queries; q is float32, count rows of key_dim. `fetcher` steps
 // with each row, unless it is null.
-template <class T, int count>
-void score(const PagedDecode &a, const float *q, const typename T::Number *head, const int32_t *table, int64_t first,
-           int64_t last, float *scores, Fetcher<typename T::Number> *fetcher) {
-    Walk<typename T::Number> walk(head, a.keys, table, a.block_size, first);
+template <class Rows, int count>
+void score(const PagedDecode &a, const float *q, const typename Rows::Number *head, const int32_t *table, int64_t first,
+           int64_t last, float *scores, Fetcher<typename Rows::Number> *fetcher) {
+    Walk<typename Rows::Number> walk(head, a.keys, table, a.block_size, first);
     for (int64_t begin = first; begin < last; begin += LANES) {
         Floats totals[count][LANES];
+        alignas(64) float scales[LANES] = {};
         int64_t rows = std::min<int64_t>(LANES, last - begin);
         for (int64_t row = 0; row < rows; row++) {
-            const typename T::Number *key = walk.next();
+            const typename Rows::Number *key = walk.next();
             if (fetcher) fetcher->step();
+            scales[row] = Rows::scale(key);
             Floats total[count], other[count];
             for (int g = 0; g < count; g++) total[g] = other[g] = all(0.0f);
             for (int64_t i = 0; i < a.key_dim; i += PAIR) {
                 Floats k, l;
-                T::load_pair(key + i, k, l);
+                Rows::load_pair(key + i, k, l);
                 for (int g = 0; g < count; g++) {
                     total[g] += Float32::load(q + g * a.key_dim + i) * k;
                     other[g] += Float32::load(q + g * a.key_dim + i + LANES) * l;
@@ -87,27 +39,28 @@ void score(const PagedDecode &a, const float *q, const typename T::Number *head,
         }
         for (int g = 0; g < count; g++) {
             for (int64_t row = rows; row < LANES; row++) totals[g][row] = all(0.0f);
-            Float32::store(scores + g * CHUNK + begin - first, sums(totals[g]));
+            Float32::store(scores + g * CHUNK + begin - first, sums(totals[g]) * Float32::load(scales));
         }
     }
 }
 
-// Adds the weighted values of the positions [first, last) for `width` times 32 of their numbers.
-template <class T, int count, int width>
-void gather_part(const PagedDecode &a, const float *weights, const typename T::Number *head, const int32_t *table,
-                 int64_t first, int64_t last, const Query *queries, int64_t at, Fetcher<typename T::Number> *fetcher) {
+// Adds the weighted values of the positions [first, last) for `width` times 32 of their numbers, from `at` on.
+template <class Rows, int count, int width>
+void gather_part(const PagedDecode &a, const float *weights, const typename Rows::Number *head, const int32_t *table,
+                 int64_t first, int64_t last, const Query *queries, int64_t at, Fetcher<typename Rows::Number> *fetcher) {
     Floats total[count][2 * width];
     for (int g = 0; g < count; g++)
         for (int i = 0; i < 2 * width; i++) total[g][i] = all(0.0f);
-    Walk<typename T::Number> walk(head, a.values, table, a.block_size, first);
+    Walk<typename Rows::Number> walk(head, a.values, table, a.block_size, first);
     for (int64_t position = first; position < last; position++) {
-        const typename T::Number *value = walk.next();
+        const typename Rows::Number *value = walk.next();
         if (fetcher) fetcher->step();
+        float scale = Rows::scale(value);
         Floats weight[count];
-        for (int g = 0; g < count; g++) weight[g] = all(weights[g * CHUNK + position - first]);
+        for (int g = 0; g < count; g++) weight[g] = all(weights[g * CHUNK + position - first] * scale);
         for (int i = 0; i < width; i++) {
             Floats v, w;
-            T::load_pair(value + i * PAIR, v, w);
+            Rows::load_pair(value + at + i * PAIR, v, w);
             for (int g = 0; g < count; g++) {
                 total[g][2 * i] += weight[g] * v;
                 total[g][2 * i + 1] += weight[g] * w;
@@ -169,7 +122,7 @@ void gather_products(const PagedDecode &a, const uint16_t *weights, const uint16
             weight[g] = Words{} + both;
         }
         for (int i = 0; i < width; i++) {
-            Line v = (Line)load_words(value + i * PAIR), w = (Line)load_words(other + i * PAIR);
+            Line v = (Line)load_words(value + at + i * PAIR), w = (Line)load_words(other + at + i * PAIR);
             Words near = (Words)__builtin_shuffle(v, w, lower), far = (Words)__builtin_shuffle(v, w, upper);
             for (int g = 0; g < count; g++) {
                 low[g][i] = add_products(low[g][i], near, weight[g]);
@@ -185,16 +138,16 @@ void gather_products(const PagedDecode &a, const uint16_t *weights, const uint16
 }
 
 // The same for all their numbers, as many at a time as registers hold.
-template <class T, int count, class Weight>
-void gather(const PagedDecode &a, const Weight *weights, const typename T::Number *head, const int32_t *table,
-            int64_t first, int64_t last, const Query *queries, Fetcher<typename T::Number> *fetcher) {
+template <class Rows, int count, class Weight>
+void gather(const PagedDecode &a, const Weight *weights, const typename Rows::Number *head, const int32_t *table,
+            int64_t first, int64_t last, const Query *queries, Fetcher<typename Rows::Number> *fetcher) {
     constexpr int wide = count > 2 ? 2 : 4;
     auto part = [&](auto width, int64_t at) {
         constexpr int pairs = decltype(width)::value;
         if constexpr (std::is_same_v<Weight, float>)
-            gather_part<T, count, pairs>(a, weights, head + at, table, first, last, queries, at, at ? nullptr : fetcher);
+            gather_part<Rows, count, pairs>(a, weights, head, table, first, last, queries, at, at ? nullptr : fetcher);
         else
-            gather_products<count, pairs>(a, weights, head + at, table, first, last, queries, at, at ? nullptr : fetcher);
+            gather_products<count, pairs>(a, weights, head, table, first, last, queries, at, at ? nullptr : fetcher);
     };
     int64_t at = 0;
     for (; at + wide * PAIR <= a.value_dim; at += wide * PAIR) part(std::integral_constant<int, wide>{}, at);
@@ -223,10 +176,15 @@ float weigh(const float *scores, typename T::Number *weights, int64_t begin, int
     return sum(total);
 }
 
-template <class T, int count>
-void score_chunk(const PagedDecode &a, const Query *queries, const typename T::Number *keys, const int32_t *table,
-                 int64_t first, int64_t last, float *scores, Fetcher<typename T::Number> *fetcher) {
-    if constexpr (PRODUCTS && std::is_same_v<T, BFloat16>) {
+// Whether bfloat16 numbers are multiplied as they lie.
+template <class T, class Rows>
+constexpr bool AS_THEY_LIE = PRODUCTS && std::is_same_v<T, BFloat16> && std::is_same_v<Rows, PlainRows<T>>;
+
+// Scores of a chunk for `count` queries.
+template <class T, class Rows, int count>
+void score_chunk(const PagedDecode &a, const Query *queries, const typename Rows::Number *keys, const int32_t *table,
+                 int64_t first, int64_t last, float *scores, Fetcher<typename Rows::Number> *fetcher) {
+    if constexpr (AS_THEY_LIE<T, Rows>) {
         switch (a.key_dim / PAIR) {
             case 1: return score_products<count, 1>(a, queries, keys, table, first, last, scores, fetcher);
             case 2: return score_products<count, 2>(a, queries, keys, table, first, last, scores, fetcher);
@@ -235,25 +193,25 @@ void score_chunk(const PagedDecode &a, const Query *queries, const typename T::N
     }
     alignas(64) float wide[count * MOST_DIM];
     for (int g = 0; g < count; g++)
-        for (int64_t i = 0; i < a.key_dim; i += PAIR) {  // in the order of load_pair, as are the parts of the output
+        for (int64_t i = 0; i < a.key_dim; i += PAIR) {
             Floats x, y;
-            T::load_pair((const typename T::Number *)queries[g].q + i, x, y);
+            Rows::take_pair((const typename T::Number *)queries[g].q + i, x, y);
             Float32::store_pair(wide + g * a.key_dim + i, x, y);
         }
-    score<T, count>(a, wide, keys, table, first, last, scores, fetcher);
+    score<Rows, count>(a, wide, keys, table, first, last, scores, fetcher);
 }
 
 // `count` queries of one key head beside a chunk.
-template <class T, int count>
+template <class T, class Rows, int count>
 void attend_chunk(const PagedDecode &a, const Chunk &chunk, int64_t kv_head, const Query *queries,
-                  Fetcher<typename T::Number> *fetcher) {
-    typedef typename T::Number Number;
-    typedef typename std::conditional<PRODUCTS, T, Float32>::type Weight;
+                  Fetcher<typename Rows::Number> *fetcher) {
+    typedef typename Rows::Number Number;
+    typedef typename std::conditional<AS_THEY_LIE<T, Rows>, T, Float32>::type Weight;
     const int32_t *table = a.tables + chunk.sequence * a.table_stride;
     alignas(64) float scores[count * CHUNK];
     alignas(64) typename Weight::Number weights[count * CHUNK];
-    score_chunk<T, count>(a, queries, row_of<const Number>(a.keys, kv_head, 0, 0), table, chunk.first, chunk.last, scores,
-                          fetcher);
+    score_chunk<T, Rows, count>(a, queries, row_of<const Number>(a.keys, kv_head, 0, 0), table, chunk.first, chunk.last,
+                                scores, fetcher);
     int64_t length = chunk.last - chunk.first, end = (length + LANES - 1) / LANES * LANES;
     for (int g = 0; g < count; g++) {
         float *own = scores + g * CHUNK;
@@ -262,17 +220,17 @@ void attend_chunk(const PagedDecode &a, const Chunk &chunk, int64_t kv_head, con
         *queries[g].largest = -INFINITY;
         *queries[g].total = weigh<Weight>(own, weights + g * CHUNK, 0, end, *queries[g].largest);
     }
-    gather<T, count>(a, weights, row_of<const Number>(a.values, kv_head, 0, 0), table, chunk.first, chunk.last, queries,
-                     fetcher);
+    gather<Rows, count>(a, weights, row_of<const Number>(a.values, kv_head, 0, 0), table, chunk.first, chunk.last,
+                        queries, fetcher);
 }
 
 // A chunk's rows for one key head, to be fetched.
-template <class Number>
-void add_rows(Fetcher<Number> &fetcher, const PagedDecode &a, const Chunk &chunk, int64_t kv_head) {
+template <class Rows>
+void add_rows(Fetcher<typename Rows::Number> &fetcher, const PagedDecode &a, const Chunk &chunk, int64_t kv_head) {
     const int32_t *table = a.tables + chunk.sequence * a.table_stride;
     for (auto [pages, dim] : {std::pair(&a.keys, a.key_dim), std::pair(&a.values, a.value_dim)})
-        fetcher.add({row_of<const Number>(*pages, kv_head, 0, 0), *pages, table, a.block_size, chunk.first},
-                    chunk.last - chunk.first, dim);
+        fetcher.add({row_of<const typename Rows::Number>(*pages, kv_head, 0, 0), *pages, table, a.block_size, chunk.first},
+                    chunk.last - chunk.first, Rows::FRONT + dim);
 }
 
 // The results of chunks, one for each place and head.
@@ -284,9 +242,9 @@ struct Results {
 };
 
 // All queries of one key head beside a chunk, some at a time.
-template <class T>
+template <class T, class Rows>
 void attend_all(const PagedDecode &a, const Chunks &chunks, const Chunk &chunk, int64_t kv_head, Results &results,
-                Fetcher<typename T::Number> &fetcher) {
+                Fetcher<typename Rows::Number> &fetcher) {
     int64_t group = a.heads / a.kv_heads, count = (chunk.end - chunk.begin) * group;
     for (int64_t begin = 0; begin < count; begin += TILE) {
         Query queries[TILE];
@@ -298,7 +256,7 @@ void attend_all(const PagedDecode &a, const Chunks &chunks, const Chunk &chunk, 
                           &results.largest[at], &results.total[at], &results.out[at * a.value_dim]};
         }
         auto attend = [&](auto number) {
-            attend_chunk<T, decltype(number)::value>(a, chunk, kv_head, queries, begin ? nullptr : &fetcher);
+            attend_chunk<T, Rows, decltype(number)::value>(a, chunk, kv_head, queries, begin ? nullptr : &fetcher);
         };
         switch (here) {
             case 4: attend(std::integral_constant<int, 4>{}); break;
@@ -310,7 +268,7 @@ void attend_all(const PagedDecode &a, const Chunks &chunks, const Chunk &chunk, 
 }
 
 // One head of a sequence: its chunks' results together.
-template <class T>
+template <class T, class Rows>
 void join_chunks(const PagedDecode &a, const Chunks &chunks, int64_t sequence, int64_t head, Results &results) {
     int64_t begin = chunks.begins[sequence], end = chunks.begins[sequence + 1];
     float top = a.sinks ? a.sinks[head] : -INFINITY;
@@ -329,33 +287,38 @@ void join_chunks(const PagedDecode &a, const Chunks &chunks, int64_t sequence, i
             mixed += results.largest[c * a.heads + head] * Float32::load(part);
             other += results.largest[c * a.heads + head] * Float32::load(part + LANES);
         }
-        T::store_pair(out + d, mixed / share, other / share);
+        Rows::give_pair(out + d, mixed / share, other / share);
     }
 }
 
-template <class T>
-void paged_decode(const PagedDecode &a) {
+template <class T, class Rows>
+void decode(const PagedDecode &a) {
     Chunks chunks(a);
     Results results(int64_t(chunks.places.size()), a.heads, a.value_dim);
     int64_t pieces = int64_t(chunks.list.size()) * a.kv_heads;
     Pieces shared(pieces);
 #pragma omp parallel
     {
-        Fetcher<typename T::Number> fetcher;
+        Fetcher<typename Rows::Number> fetcher;
         bool begun = false;
         auto add = [&](int64_t piece) {
-            if (piece < pieces) add_rows(fetcher, a, chunks.list[piece / a.kv_heads], piece % a.kv_heads);
+            if (piece < pieces) add_rows<Rows>(fetcher, a, chunks.list[piece / a.kv_heads], piece % a.kv_heads);
         };
         shared.each([&](int64_t piece, int64_t next) {
             if (!begun) add(piece);
             add(next);
-            for (int64_t row = 0; !begun && row < AHEAD; row += a.key_dim * sizeof(typename T::Number)) fetcher.step();
+            for (int64_t row = 0; !begun && row < AHEAD; row += a.key_dim * sizeof(typename Rows::Number)) fetcher.step();
             begun = true;
-            attend_all<T>(a, chunks, chunks.list[piece / a.kv_heads], piece % a.kv_heads, results, fetcher);
+            attend_all<T, Rows>(a, chunks, chunks.list[piece / a.kv_heads], piece % a.kv_heads, results, fetcher);
         });
 #pragma omp barrier
 #pragma omp for
         for (int64_t at = 0; at < a.sequences * a.heads; at++)
-            join_chunks<T>(a, chunks, at / a.heads, at % a.heads, results);
+            join_chunks<T, Rows>(a, chunks, at / a.heads, at % a.heads, results);
     }
+}
+
+template <class T>
+void paged_decode(const PagedDecode &a) {
+    a.rounded ? decode<T, RoundedRows<T>>(a) : decode<T, PlainRows<T>>(a);
 }

@@ -3,6 +3,7 @@
 
 #include "pieces.h"
 #include "simd.h"
+#include "rounded.h"
 
 constexpr int64_t SERIAL = 16384;  // numbers below which starting threads costs more than they save
 
@@ -88,26 +89,30 @@ void want(const Number *at, int64_t numbers) {
     for (int64_t i = 0; i < numbers; i += LINE / int64_t(sizeof *at)) __builtin_prefetch(at + i, 1);
 }
 
-// Keys and values (tokens, heads, dim) to their slots = block * block_size + offset in pages.
-template <class T>
-void write_pages(const WritePages &a) {
-    typedef typename T::Number Number;
+// Keys and values (tokens, heads, dim) to their slots = block * block_size + offset in pages of some kind of rows.
+template <class T, class Rows>
+void write_rows(const WritePages &a) {
+    typedef typename Rows::Number Number;
 #pragma omp parallel for if (a.tokens * a.heads * (a.key_dim + a.value_dim) > SERIAL)
     for (int64_t token = 0; token < a.tokens; token++) {
         int64_t block = a.slots[token] / a.block_size, offset = a.slots[token] % a.block_size;
-        const Number *key = (const Number *)a.keys + token * a.key_stride;
-        const Number *value = (const Number *)a.values + token * a.value_stride;
+        const typename T::Number *key = (const typename T::Number *)a.keys + token * a.key_stride;
+        const typename T::Number *value = (const typename T::Number *)a.values + token * a.value_stride;
         for (int64_t head = 0; head < a.heads; head++) {  // all at once, as the writes would wait for each other
-            want(row_of<Number>(a.key_pages, head, block, offset), a.key_dim);
-            if (a.values) want(row_of<Number>(a.value_pages, head, block, offset), a.value_dim);
+            want(row_of<Number>(a.key_pages, head, block, offset), Rows::FRONT + a.key_dim);
+            if (a.values) want(row_of<Number>(a.value_pages, head, block, offset), Rows::FRONT + a.value_dim);
         }
         for (int64_t head = 0; head < a.heads; head++) {
-            std::memcpy(row_of<Number>(a.key_pages, head, block, offset), key + head * a.key_dim, a.key_dim * sizeof *key);
+            Rows::write(key + head * a.key_dim, row_of<Number>(a.key_pages, head, block, offset), a.key_dim);
             if (a.values)
-                std::memcpy(row_of<Number>(a.value_pages, head, block, offset), value + head * a.value_dim,
-                            a.value_dim * sizeof *value);
+                Rows::write(value + head * a.value_dim, row_of<Number>(a.value_pages, head, block, offset), a.value_dim);
         }
     }
+}
+
+template <class T>
+void write_pages(const WritePages &a) {
+    a.rounded ? write_rows<T, RoundedRows<T>>(a) : write_rows<T, PlainRows<T>>(a);
 }
 
 // x + y * scale, where the product is rounded before the sum.
@@ -154,6 +159,7 @@ void act_and_mul(const ActAndMul &a) {
 }
 
 #include "chunks.h"
+#include "walk.h"
 #include "attention.h"
 #include "linear.h"
 #include "prefill.h"

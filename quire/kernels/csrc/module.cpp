@@ -168,11 +168,11 @@ PyObject *turn_heads(PyObject *, PyObject *const *values, Py_ssize_t count) {
 }
 
 PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 19);
+    Arguments in(values, count, 20);
     int narrow;
     WritePages a;
     in >> narrow >> a.key_pages >> a.value_pages >> a.slots >> a.keys >> a.values >> a.tokens >> a.heads >> a.block_size >>
-        a.key_dim >> a.value_dim >> a.key_stride >> a.value_stride;
+        a.key_dim >> a.value_dim >> a.key_stride >> a.value_stride >> a.rounded;
     return run(in, a.tokens * a.heads * (a.key_dim + a.value_dim), [=] { kernels[narrow]->write_pages(a); });
 }
 
@@ -193,22 +193,23 @@ PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
 }
 
 PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 26);
+    Arguments in(values, count, 27);
     int narrow;
     PagedDecode a;
     in >> narrow >> a.q >> a.keys >> a.values >> a.out >> a.tables >> a.lengths >> a.sinks >> a.sequences >> a.heads >>
         a.kv_heads >> a.q_stride >> a.key_dim >> a.value_dim >> a.block_size >> a.table_stride >> a.window >> a.scale >>
-        a.softcap;
+        a.softcap >> a.rounded;
     int64_t positions = 0;
     in >> positions;
     return run(in, positions * a.heads * a.key_dim, [=] { kernels[narrow]->paged_decode(a); });
 }
 
 PyObject *paged_prefill(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 23);
+    Arguments in(values, count, 24);
     PagedPrefill a;
     in >> a.q >> a.keys >> a.values >> a.out >> a.table >> a.sinks >> a.tokens >> a.length >> a.heads >> a.kv_heads >>
-        a.q_stride >> a.key_dim >> a.value_dim >> a.block_size >> a.window >> a.scale >> a.softcap;
+        a.q_stride >> a.key_dim >> a.value_dim >> a.block_size >> a.window >> a.scale >> a.softcap >>
+        a.rounded;
     return run(in, a.tokens * a.length * a.heads, [=] { kernels[1]->paged_prefill(a); });
 }
 

@@ -6,12 +6,27 @@
 // The two inputs of one output as they lie in a panel.
 inline uint32_t both(uint16_t first, uint16_t second) { return uint32_t(first) | uint32_t(second) << 16; }
 
-inline const uint16_t *row_at(const PagedPrefill &a, const Pages &pages, int64_t kv_head, int64_t position) {
-    return row_of<const uint16_t>(pages, kv_head, a.table[position / a.block_size], position % a.block_size);
+// A row's numbers, in `room` if they have to be computed.
+template <class Rows>
+const uint16_t *read_row(const PagedPrefill &a, const Pages &pages, int64_t kv_head, int64_t position, int64_t dim,
+                         uint16_t *room) {
+    typedef const typename Rows::Number Number;
+    Number *row = row_of<Number>(pages, kv_head, a.table[position / a.block_size], position % a.block_size);
+    if constexpr (Rows::FRONT == 0) return row;
+    else {
+        float scale = Rows::scale(row);
+        for (int64_t i = 0; i < dim; i += PAIR) {
+            Floats x, y;
+            Rows::load_pair(row + i, x, y);
+            Rows::give_pair(room + i, x * scale, y * scale);
+        }
+        return room;
+    }
 }
 
 // Keys of 32 positions as a panel of 32 outputs; behind the end they are 0.
-inline void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uint16_t *out) {
+template <class Rows>
+void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uint16_t *out) {
     uint32_t *words = (uint32_t *)(out + panel * PANEL * a.key_dim);
     for (int64_t at = 0; at < PANEL; at++) {
         int64_t position = panel * PANEL + at;
@@ -19,15 +34,19 @@ inline void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uin
             for (int64_t i = 0; i < a.key_dim / 2; i++) words[i * PANEL + at] = 0;
             continue;
         }
-        const uint16_t *key = row_at(a, a.keys, kv_head, position);
+        uint16_t room[MOST_DIM];
+        const uint16_t *key = read_row<Rows>(a, a.keys, kv_head, position, a.key_dim, room);
         for (int64_t i = 0; i < a.key_dim / 2; i++) words[i * PANEL + at] = both(key[2 * i], key[2 * i + 1]);
     }
 }
 
 // Values of 32 positions as that many inputs of all panels of outputs.
-inline void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t positions, uint16_t *out) {
+template <class Rows>
+void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t positions, uint16_t *out) {
+    uint16_t room[2][MOST_DIM];
     auto value = [&](int64_t position) -> const uint16_t * {
-        return position < a.length ? row_at(a, a.values, kv_head, position) : nullptr;
+        if (position >= a.length) return nullptr;
+        return read_row<Rows>(a, a.values, kv_head, position, a.value_dim, room[position % 2]);
     };
     for (int64_t position = panel * PANEL; position < (panel + 1) * PANEL; position += 2) {
         const uint16_t *first = value(position), *second = value(position + 1);
@@ -75,7 +94,8 @@ inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_
     }
 }
 
-inline void paged_prefill(const PagedPrefill &a) {
+template <class Rows>
+void prefill(const PagedPrefill &a) {
     int64_t panels = (a.length + PANEL - 1) / PANEL, positions = panels * PANEL, group = a.heads / a.kv_heads;
     int64_t tiles = (a.tokens + MOST_ROWS - 1) / MOST_ROWS;
     // Nothing is allocated inside the parallel region, out of which no exception may come.
@@ -90,8 +110,8 @@ inline void paged_prefill(const PagedPrefill &a) {
 #pragma omp for
         for (int64_t at = 0; at < a.kv_heads * (panels - hidden); at++) {
             int64_t kv_head = at / (panels - hidden), panel = hidden + at % (panels - hidden);
-            pack_keys(a, kv_head, panel, &keys[kv_head * positions * a.key_dim]);
-            pack_values(a, kv_head, panel, positions, &values[kv_head * positions * a.value_dim]);
+            pack_keys<Rows>(a, kv_head, panel, &keys[kv_head * positions * a.key_dim]);
+            pack_values<Rows>(a, kv_head, panel, positions, &values[kv_head * positions * a.value_dim]);
         }
         float *scores = &all_scores[room * omp_get_thread_num()];
         uint16_t *weights = &all_weights[room * omp_get_thread_num()];
@@ -103,4 +123,8 @@ inline void paged_prefill(const PagedPrefill &a) {
                         scores, weights);
         }
     }
+}
+
+inline void paged_prefill(const PagedPrefill &a) {
+    a.rounded ? prefill<RoundedRows<BFloat16>>(a) : prefill<PlainRows<BFloat16>>(a);
 }

@@ -9,8 +9,6 @@
 constexpr int64_t GROUP = 64;         // inputs that share a scale, of 4-bit weights
 constexpr int64_t MOST_ROWS_INT4 = 6;  // their sums need twice the registers
 
-typedef uint8_t Bytes __attribute__((vector_size(16)));
-
 // Adds four inputs' products to 16 outputs.
 inline Ints add_products(Ints total, Ints weights, int32_t x) {
 #if defined(HAVE_BYTE_PRODUCTS)
@@ -102,26 +100,6 @@ inline MultiplyBytes *multiply_bytes(int bits, int64_t count, std::integer_seque
 inline MultiplyBytes *multiply_bytes(int bits, int64_t count, bool alone) {
     std::make_integer_sequence<int, int(MOST_ROWS)> all_rows;
     return alone ? multiply_bytes<2>(bits, count, all_rows) : multiply_bytes<1>(bits, count, all_rows);
-}
-
-// Rounds a row to 8 bits; gives what one step is worth: no number, if one of the row's is none or infinite.
-template <class T>
-float quantise_row(const typename T::Number *x, uint8_t *out, int64_t size) {
-    Floats most = all(0.0f), odd = all(0.0f);
-    for (int64_t i = 0; i < size; i += LANES) {
-        Floats v = T::load(x + i);
-        most = larger(most, v < 0.0f ? -v : v);
-        odd += v - v;  // 0 unless some number is infinite or none at all
-    }
-    float largest = most[0];
-    for (int i = 1; i < LANES; i++) largest = std::max(largest, most[i]);
-    float step = largest > 0.0f ? largest / 127.0f : 1.0f, steps = 1.0f / step;
-    for (int64_t i = 0; i < size; i += LANES) {
-        Ints whole = __builtin_convertvector(T::load(x + i) * steps + 128.5f, Ints);  // positive, so cut off is rounded
-        Bytes bytes = __builtin_convertvector(whole, Bytes);
-        std::memcpy(out + i, &bytes, sizeof bytes);
-    }
-    return step + sum(odd);
 }
 
 template <class T>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,9 @@ from tests.support.models import make_model, save_model
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="only the compiled kernels can be recorded")
 
 
-def tokens(folder: Path, model: ModelOptions) -> tuple[list[list[int]], Replays]:
+def tokens(folder: Path, model: ModelOptions, **options: Any) -> tuple[list[list[int]], Replays]:
     """Of requests of many lengths, which begin and end at different steps."""
-    engine = Engine(folder, model=model)
+    engine = Engine(folder, model=model, **options)
     names = [str(number) for number in range(6)]
     for number, name in enumerate(names):
         engine.add(name, random_prompt(number, 5 + 9 * number), greedy(12 + 7 * (number % 3)))
@@ -28,15 +29,16 @@ def tokens(folder: Path, model: ModelOptions) -> tuple[list[list[int]], Replays]
 
 @pytest.mark.parametrize("case", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("pages", ["auto", "int8"])
 def test_replayed_steps_give_the_same_tokens(
-    tmp_path: Path, case: str, quantization: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, case: str, quantization: str, pages: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_model(make_model(case, head_dim=32).bfloat16(), tmp_path)
     model = ModelOptions(quantization=quantization, dtype="bfloat16")
-    replayed, replays = tokens(folder, model)
+    replayed, replays = tokens(folder, model, kv_cache_dtype=pages)
     assert len(replays._by_size) > 2
     monkeypatch.setattr(Replays, "run", lambda self, layers, x, step: layers(x, step))
-    assert tokens(folder, model)[0] == replayed
+    assert tokens(folder, model, kv_cache_dtype=pages)[0] == replayed
 
 
 def test_layers_that_compute_with_torch_are_never_replayed(tmp_path: Path) -> None:

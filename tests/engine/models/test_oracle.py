@@ -106,6 +106,25 @@ def test_other_number_formats_stay_close(tmp_path: Path, fields: dict[str, Any])
     assert 0 < sum(errors) / len(errors) < 0.2
 
 
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "gpt2"])
+@pytest.mark.parametrize("tokens", [512, 7])
+def test_rounded_pages_stay_close(tmp_path: Path, case: str, tokens: int) -> None:
+    """Pages of 8 bits give nearly the log-probabilities of plain ones, prompts whole or in pieces, in fewer bytes."""
+    folder = save_model(make_model(case), tmp_path)
+    prompt = random_prompt(4, 60)
+    found, sizes = [], []
+    for pages in ("auto", "int8"):
+        options: dict[str, Any] = {"kv_cache_dtype": pages, "max_num_batched_tokens": tokens, "max_num_seqs": 4}
+        engine = Engine(folder, **options)
+        sizes.append(engine.info.cache_bytes / engine.info.num_blocks)
+        reported = engine.generate(prompt, greedy(1, prompt_logprobs=0)).outputs
+        entries = [entry for output in reported for entry in output.prompt_logprobs or [] if entry]
+        found.append(torch.tensor([entry.logprobs[0] for entry in entries]))
+    assert len(found[0]) == len(found[1]) == len(prompt) - 1
+    assert 0 < (found[0] - found[1]).abs().median() < 0.3  # unrelated ones differ by 3
+    assert sizes[1] < 0.8 * sizes[0]
+
+
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_compiled_kernels_and_torch_agree(tmp_path: Path, case: str, quantization: str) -> None:
