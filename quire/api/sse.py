@@ -21,6 +21,7 @@ from quire.multimodal.errors import PromptError
 logger = logging.getLogger(__name__)
 _COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+DIRECT = "quire.send"  # where a scope keeps the server's own `send`, which takes a stream's pieces without detours
 _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics show it
 
 
@@ -66,12 +67,12 @@ class EventStream(Response):
         """Answer."""
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            body = asyncio.ensure_future(self._send_events(send))
+            body = asyncio.ensure_future(self._send_events(send, scope.get(DIRECT, send)))
             await _first(body, _disconnected(receive))
         finally:
             self._free()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, direct: Send) -> None:
         clock = asyncio.get_running_loop().time
         said = clock()
 
@@ -84,7 +85,7 @@ class EventStream(Response):
         async def say(data: bytes) -> None:
             nonlocal said
             said = clock()
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await direct({"type": "http.response.body", "body": data, "more_body": True})
 
         keeper = asyncio.ensure_future(keep_alive()) if self._keepalive else None
         try:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.api.errors import TooLarge, Unauthorized
 from quire.api.identity import REQUEST_ID, clean_request_id, new_request_id
 from quire.api.served import Services
+from quire.api.sse import DIRECT
 from quire.metrics.prometheus import Metrics
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})  # for probes, which have no key
@@ -48,6 +49,7 @@ def bookkeeping(services: Services, metrics: Metrics) -> Middleware:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
                 await send(message)
 
+            scope[DIRECT] = send
             started = time.monotonic()
             services.in_flight += 1
             try:
