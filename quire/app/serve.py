@@ -18,7 +18,7 @@ from quire.engine.models.blueprint import start_reading
 def run(settings: Serve) -> int:
     """Serve until a signal comes; gives the exit status."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("httpx", "httpx2", "uvicorn.error"):
+    for name in ("httpx", "httpx2", "mcp", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _check(settings)
     with bound(ServerOptions.of(settings)) as sockets:

@@ -13,6 +13,7 @@ from pydantic_settings import NoDecode
 from quire.config.lists import split_always
 
 _TAKES = "URLs or HOST:PORT, each alone or as LABEL=URL, whose labels differ"
+_HOST = re.compile(r"[\w.:-]+")
 _LABELLED = re.compile(r"([\w.-]+)=(.+)")
 
 
@@ -28,10 +29,10 @@ def labelled(servers: Sequence[str]) -> dict[str, str]:
         label, address = match.groups() if match else (None, server)
         url = address if "://" in address else f"http://{address}/mcp"
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.hostname or ""):
             raise ValueError(f"{address!r} is no HTTP address")
         _ = parts.port  # raises if it is none
-        label = label or parts.hostname
+        label = str(label or parts.hostname)
         if label in found:
             raise ValueError(f"two servers are called {label!r}")
         found[label] = url

@@ -229,6 +229,16 @@ async def test_a_server_that_stops_and_comes_back(tmp_path: Path) -> None:
     assert second["output"][1]["output"] == "21 degrees in Rome"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_no_tool_server_is_an_error_at_once(tmp_path: Path, stream: bool) -> None:
+    async with mcp_server() as tools:
+        given: dict[str, Any] = {"tool_server": f"weather={tools.url}/nothing", "tool_call_parser": "hermes"}
+        async with running_server(tmp_path, **given) as server:
+            answer = await server.post(PATH, {"input": "hi", "tools": [WEATHER], "stream": stream})
+            assert server.services.models[0].client.held == 0
+    assert (answer.status_code, answer.json()["error"]["param"]) == (424, "tools")
+
+
 @pytest.mark.parametrize("way", ["leave", "cancel", "timeout"])
 async def test_a_response_that_ends_ends_its_calls(tmp_path: Path, way: str) -> None:
     async with serving(tmp_path, call("wait"), "So.") as (server, _, tools):
@@ -240,26 +250,26 @@ async def test_a_response_that_ends_ends_its_calls(tmp_path: Path, way: str) -> 
             assert (await server.http.get(path)).json()["status"] == "in_progress"
             assert (await server.http.post(f"{path}/cancel")).json()["status"] == "cancelled"
         elif way == "timeout":
-            late = await server.post(PATH, {**given, "timeout": 1})
+            late = await server.post(PATH, {**given, "timeout": 2})
             assert late.status_code == 408
-            assert "after 1 seconds" in late.json()["error"]["message"]
+            assert "after 2 seconds" in late.json()["error"]["message"]
         else:
             asking = asyncio.create_task(server.post(PATH, given))
             await until(lambda: tools.waiting)
             asking.cancel()
         await until(lambda: not tools.waiting)
         await until(lambda: not server.services.models[0].client.held)
-        assert tools.calls == [("wait", {})]
+        await until(lambda: tools.calls == [("wait", {})])
 
 
 async def test_a_call_that_takes_too_long_fails(tmp_path: Path) -> None:
-    async with serving(tmp_path, call("wait"), "Sorry.", tool_timeout=0.5) as (server, _, tools):
+    async with serving(tmp_path, call("wait"), "Sorry.", tool_timeout=2) as (server, _, tools):
         body = await ask(server, "hi", tools=[WEATHER])
         await until(lambda: not tools.waiting)
     assert body["output"][1]["error"] == {
         "type": "http_error",
         "code": 504,
-        "message": "The tool server did not answer within 0.5 seconds.",
+        "message": "The tool server did not answer within 2 seconds.",
     }
     assert said(body) == "Sorry."
 
@@ -358,6 +368,7 @@ async def test_the_older_transport(tmp_path: Path) -> None:
         ({"allowed_tools": {"names": []}}, None),
         ({"connector_id": "connector_gmail"}, "tools.0.connector_id"),
         ({"headers": {"Host": "elsewhere"}}, "tools.0.headers"),
+        ({"headers": {"authorization": "a"}, "authorization": "b"}, "tools.0.authorization"),
         ({"headers": {"x": "a\r\nb: c"}}, None),
         ({"server_label": 1}, "tools.0.server_label"),
     ],
@@ -402,7 +413,7 @@ async def test_calls_of_elsewhere_are_read(tmp_path: Path) -> None:
     ]
     async with serving(tmp_path, "Yes.") as (server, core, _):
         await ask(server, items)
-    for text in ("The call was not made.", "Error: old words", "Error: new words", "Error: [1]"):
+    for text in ("There is no result of this call.", "Error: old words", "Error: new words", "Error: [1]"):
         assert f"[tool:{text}]" in prompts(core)[0]
 
 

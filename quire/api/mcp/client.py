@@ -137,4 +137,7 @@ def _failure(cause: BaseException, patience: float) -> ToolServerFailed:
             return ToolServerFailed(protocol_error(cause.error.code, cause.error.message))
         case TimeoutError() | httpx2.TimeoutException():
             return ToolServerFailed(http_error(504, f"The tool server did not answer within {patience:g} seconds."))
+        case httpx2.HTTPStatusError():  # whose own text tells the URL, which may hold a key
+            code = cause.response.status_code
+            return ToolServerFailed(http_error(code, f"The tool server answered with status {code}."))
     return ToolServerFailed(http_error(424, f"The tool server failed: {cause}"))

@@ -85,7 +85,7 @@ def arguments_of(text: str) -> dict[str, Any] | None:
 def result_text(output: str | None, error: Any) -> str:
     """What the model is told of a call, also of one that a client hands back."""
     if error is None:
-        return "The call was not made." if output is None else output
+        return "There is no result of this call." if output is None else output
     said: Any = error
     if isinstance(error, dict):
         said = error.get("message") or error.get("content")

@@ -15,7 +15,20 @@ from quire.api.protocol.mcp import McpTool, ToolFilter
 _INVALID_PARAMS = -32602  # JSON-RPC's code
 # What the transport itself says, or what would lead a request elsewhere.
 _OURS = frozenset(
-    {"accept", "connection", "content-length", "content-type", "host", "last-event-id", "transfer-encoding"}
+    {
+        "accept",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "last-event-id",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
 )
 
 
@@ -113,6 +126,8 @@ def _check(tool: McpTool, where: str) -> None:
     for name in tool.headers or ():
         if name.lower() in _OURS or name.lower().startswith("mcp-"):
             raise InvalidRequest(f"The header {name!r} cannot be given.", f"{where}.headers")
+        if name.lower() == "authorization" and tool.authorization is not None:
+            raise InvalidRequest("`authorization` is in `headers` as well.", f"{where}.authorization")
 
 
 def _allowed(

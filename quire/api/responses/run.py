@@ -26,7 +26,7 @@ from quire.api.protocol.responses import (
 from quire.api.responses.builtin import BuiltInTools
 from quire.api.responses.turns import Allowance
 from quire.api.responses.writer import Event, ItemWriter
-from quire.engine.wire.errors import EngineError
+from quire.engine.wire.errors import DeadlineExceeded, EngineError
 from quire.engine.wire.protocol import TokenLogprobs
 
 _ENDS: dict[str | None, Status] = {"length": "incomplete", "abort": "failed", "error": "failed"}
@@ -87,9 +87,12 @@ class ResponseRun:
         call: ChatCall | None = self.call
         while call is not None:
             begun = len(self._writer.items)
-            async with aclosing(self._turn(call)) as events:
-                async for event in events:
-                    yield event
+            try:
+                async with aclosing(self._turn(call)) as events:
+                    async for event in events:
+                        yield event
+            except DeadlineExceeded as error:  # which names the seconds that this turn had
+                raise allowance.late() from error
             told, calls = self.tools.refused, self._writer.pending()
             async with aclosing(self._carried_out(calls, allowance)) as events:
                 async for event in events:

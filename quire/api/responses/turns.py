@@ -51,15 +51,16 @@ class Allowance:
             async with asyncio.timeout_at(self._end):
                 yield
         except TimeoutError as error:
-            raise self._late() from error
+            raise self.late() from error
+
+    def late(self) -> DeadlineExceeded:
+        """What to raise when time is up."""
+        return DeadlineExceeded(f"The request was ended after {self._timeout:g} seconds.")
 
     def _seconds_left(self) -> float | None:
         if self._end is None:
             return None
         left = self._end - asyncio.get_running_loop().time()
         if left <= 0:
-            raise self._late()
+            raise self.late()
         return left
-
-    def _late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"The request was ended after {self._timeout:g} seconds.")
