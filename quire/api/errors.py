@@ -6,6 +6,7 @@ ApiError
 ├── NotFound          404
 ├── TimedOut          408
 ├── TooLarge          413
+├── FailedDependency  424
 ├── Overloaded        503 with Retry-After
 ├── Unavailable       503
 └── Internal          500
@@ -102,6 +103,13 @@ class TooLarge(ApiError):
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     kind = "RequestEntityTooLargeError"
+
+
+class FailedDependency(ApiError):
+    """Another server that the answer needs has failed."""
+
+    status = HTTPStatus.FAILED_DEPENDENCY
+    kind = "FailedDependencyError"
 
 
 class Overloaded(ApiError):

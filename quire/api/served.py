@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.api.defaults import GenerationDefaults
 from quire.api.errors import NotFound
+from quire.api.mcp.servers import ToolServers
 from quire.api.reasoning import ReasoningTags
 from quire.api.structured.checker import GrammarChecker
 from quire.api.tools.registry import ToolFormat
@@ -53,6 +54,7 @@ class Services:
     Attributes:
         sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
         in_flight: HTTP requests being answered.
+        tool_servers: whose tools responses may use.
         draining: no new requests should come here.
     """
 
@@ -62,6 +64,7 @@ class Services:
     trust_request_chat_template: bool = False
     stall_timeout: float = 120.0
     sse_keepalive: float = 15.0
+    tool_servers: ToolServers = field(default_factory=lambda: ToolServers({}, 0.0))
     in_flight: int = 0
     draining: bool = False
 

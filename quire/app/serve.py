@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import ssl
 
@@ -17,7 +18,7 @@ from quire.engine.models.blueprint import start_reading
 def run(settings: Serve) -> int:
     """Serve until a signal comes; gives the exit status."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("httpx", "uvicorn.error"):
+    for name in ("httpx", "httpx2", "mcp", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _check(settings)
     with bound(ServerOptions.of(settings)) as sockets:
@@ -33,6 +34,8 @@ def _check(settings: Serve) -> None:
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError("quire serve: --max-num-batched-tokens must be at least --max-num-seqs")
     check_readable(settings, "chat_template", "utf-8")
+    if settings.tool_server and importlib.util.find_spec("mcp") is None:
+        raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
     _check_certificate(settings)
 
 

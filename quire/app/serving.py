@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import uvloop
 
+from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.store import ResponseStore
 from quire.api.served import ServedModel, Services
@@ -20,6 +21,7 @@ from quire.app.models import ModelSource
 from quire.app.server import Server
 from quire.config.commands import Serve
 from quire.config.options import LimitOptions, ServerOptions
+from quire.config.tool_servers import labelled
 from quire.engine.models.blueprint import Blueprint, result_of
 from quire.engine.models.errors import ModelError
 from quire.engine.wire.errors import EngineDead
@@ -62,6 +64,7 @@ async def _serve(
             trust_request_chat_template=settings.trust_request_chat_template,
             stall_timeout=settings.stall_timeout,
             sse_keepalive=settings.sse_keepalive,
+            tool_servers=ToolServers(labelled(settings.tool_server), settings.tool_timeout),
         )
         metrics = Metrics(
             max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names

@@ -23,13 +23,14 @@ def _split_names(value: Any) -> Any:
     return [part for part in _split(value) if part] if isinstance(value, str) else value
 
 
-def _split_origins(value: Any) -> Any:
+def split_always(value: Any) -> Any:
+    """The items of a flag or variable, whose own text never holds a comma."""
     return _split_names(value.replace(_SHIELD, ",")) if isinstance(value, str) else value
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
 # No origin holds a comma, so that the flag may be a list as well.
-Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_origins)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_always)]
 # An empty key is a variable that somebody forgot to fill: without it the server would be open to all.
 Keys = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=r"\S")], ...],

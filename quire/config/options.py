@@ -11,6 +11,7 @@ from pydantic_settings import CliImplicitFlag, NoDecode
 
 from quire.config.lists import Keys, Names, Origins
 from quire.config.parsers import ReasoningParser, ToolCallParser
+from quire.config.tool_servers import ToolServers
 
 Flag = CliImplicitFlag[bool]
 Positive = Annotated[int, Field(ge=1)]
@@ -64,6 +65,10 @@ class ServerOptions(Options):
     response_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         30 * 24 * 3600.0, description="seconds for which a stored response is kept; 0: for ever"
     )
+    tool_server: ToolServers = Field(
+        (), description="MCP servers whose tools requests to /v1/responses may use; needs quire[mcp]"
+    )
+    tool_timeout: Seconds = Field(60.0, description="seconds that a call of a tool server may take")
     drain_timeout: Seconds = Field(30.0, description="seconds that running requests get to finish at SIGTERM")
     stall_timeout: Seconds = Field(120.0, description="seconds without progress after which /health turns red")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe message to log")

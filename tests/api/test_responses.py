@@ -343,6 +343,7 @@ async def test_a_format_is_kept_to(tmp_path: Path) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, 400, "input"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"tools": [{"type": "mcp", "server_label": "x", "require_approval": "never"}]}, 400, "tools.0.server_label"),
         ({"include": ["nothing"]}, 400, None),
         ({"metadata": {"a": "b" * 513}}, 400, None),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),

@@ -57,6 +57,16 @@ def says(text: str) -> Callable[[AddRequest], list[int]]:
     return lambda _: ids
 
 
+def says_in_turn(*texts: str) -> Callable[[AddRequest], list[int]]:
+    """One answer after the other, to requests as they come."""
+    left = iter(texts)
+
+    def answer(message: AddRequest) -> list[int]:
+        return says(next(left))(message)
+
+    return answer
+
+
 @dataclass
 class FakeCore:
     """Generates one token a step for each request, as `answer` says.

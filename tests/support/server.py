@@ -13,12 +13,14 @@ import httpx
 import uvicorn
 
 from quire.api.defaults import read_defaults
+from quire.api.mcp.servers import ToolServers
 from quire.api.parsers import reasoning_tags, tool_format
 from quire.api.responses.store import ResponseStore
 from quire.api.served import ServedModel, Services
 from quire.api.structured.checker import GrammarChecker
 from quire.app.factory import create_app
 from quire.config.commands import Serve
+from quire.config.tool_servers import labelled
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.renderer import Renderer
@@ -82,6 +84,7 @@ async def running_server(
             trust_request_chat_template=options.trust_request_chat_template,
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
+            tool_servers=ToolServers(labelled(options.tool_server), options.tool_timeout),
         )
         store = ResponseStore(options.response_store or f"sqlite:///{folder / 'responses.db'}", options.response_ttl)
         app = create_app(services, metrics, store, options)
@@ -91,10 +94,10 @@ async def running_server(
 
 
 @asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[str]:
-    """Uvicorn around an app, on a free port."""
+async def listening(app: Any, port: int = 0) -> AsyncIterator[str]:
+    """Uvicorn around an app, on a free port if none is given."""
     config = uvicorn.Config(
-        app, port=0, http="httptools", lifespan="off", log_level="error", timeout_graceful_shutdown=1, ws="none"
+        app, port=port, http="httptools", lifespan="off", log_level="error", timeout_graceful_shutdown=1, ws="none"
     )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]

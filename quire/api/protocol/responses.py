@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from quire.api.protocol.common import ListOf, SampledFields
+from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.api.protocol.structured import JsonObjectFormat, JsonSchema, StructuredOutputs, TextFormat
 
 Metadata = Annotated[
@@ -90,7 +91,9 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[McpListTools, Tag("mcp_list_tools")]
+    | Annotated[McpCall, Tag("mcp_call")],
     Discriminator(_kind),
 ]
 
@@ -107,6 +110,16 @@ class ResponseTool(BaseModel):
     strict: bool | None = None
 
 
+def _tool_kind(tool: Any) -> str:
+    return "mcp" if _kind(tool) == "mcp" else "other"
+
+
+AnyTool = Annotated[
+    Annotated[McpTool, Tag("mcp")] | Annotated[ResponseTool, Tag("other")],
+    Discriminator(_tool_kind),
+]
+
+
 class ChosenTool(BaseModel):
     """The function that has to be called."""
 
@@ -117,11 +130,11 @@ class ChosenTool(BaseModel):
 
 
 class AllowedResponseTools(BaseModel):
-    """The functions that may be called, or of which one has to be."""
+    """The tools that may be called, or of which one has to be."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[ListOf[ChosenTool], Field(min_length=1)]
+    tools: Annotated[ListOf[ChosenTool | ChosenMcpTool], Field(min_length=1)]
 
 
 class NamedFormat(BaseModel):
@@ -190,13 +203,13 @@ class ResponsesRequest(SampledFields):
     prompt: None = Field(None, description="not supported: there are no stored prompts")
     include: ListOf[Included] | None = None
     max_output_tokens: _Count | None = None
-    max_tool_calls: _Count | None = Field(None, description="of built-in tools; there are none")
+    max_tool_calls: _Count | None = Field(None, description="of tools of MCP servers, in the whole response")
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = True
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    tools: ListOf[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedResponseTools | None = None
+    tools: ListOf[AnyTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | ChosenMcpTool | AllowedResponseTools | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     truncation: Literal["auto", "disabled"] | None = "disabled"
     user: str | None = None

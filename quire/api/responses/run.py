@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.call import ChatCall
 from quire.api.generation import Tally, run
+from quire.api.protocol.mcp import McpTool
 from quire.api.protocol.responses import (
+    AnyTool,
     Incomplete,
     InputTokensDetails,
     OutputTokensDetails,
@@ -21,8 +23,10 @@ from quire.api.protocol.responses import (
     ResponseUsage,
     Status,
 )
+from quire.api.responses.builtin import BuiltInTools
+from quire.api.responses.turns import Allowance
 from quire.api.responses.writer import Event, ItemWriter
-from quire.engine.wire.errors import EngineError
+from quire.engine.wire.errors import DeadlineExceeded, EngineError
 from quire.engine.wire.protocol import TokenLogprobs
 
 _ENDS: dict[str | None, Status] = {"length": "incomplete", "abort": "failed", "error": "failed"}
@@ -33,7 +37,11 @@ class ResponseRun:
     """A response that is being generated.
 
     Attributes:
+        call: its first turn.
         items: its own input, as it will be stored.
+        tools: that are called here.
+        lists: labels and tools of the servers to tell of, before all else.
+        again: makes the next turn's call, given all output so far; none if there is no room for it.
         events: all that was told so far; an event's number is its place.
         failure: what ended it, if that was an error.
         ended: its last event was made.
@@ -44,20 +52,23 @@ class ResponseRun:
     call: ChatCall
     body: ResponsesRequest
     items: Sequence[dict[str, Any]]
+    tools: BuiltInTools
+    lists: Sequence[tuple[str, list[dict[str, Any]]]]
+    again: Callable[[list[dict[str, Any]]], Awaitable[ChatCall | None]]
     status: Status = "queued"
     events: list[Event] = field(default_factory=list)
     failure: EngineError | None = None
     ended: bool = False
     saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     forgotten: bool = False
+    _came: Status = "completed"  # of the last turn
     _completed: int | None = None
     _writer: ItemWriter = field(init=False)
-    _tally: Tally = field(init=False)
+    _tallies: list[Tally] = field(default_factory=list)  # of the turns
 
     def __post_init__(self) -> None:
         seal = "reasoning.encrypted_content" in (self.body.include or ())
-        self._writer = ItemWriter(reasoning=self.body.include_reasoning, seal=seal)
-        self._tally = self.call.tally()
+        self._writer = ItemWriter(reasoning=self.body.include_reasoning, seal=seal, servers=self.tools.labels)
 
     @property
     def id(self) -> str:
@@ -69,19 +80,63 @@ class ResponseRun:
         self.status = "in_progress"
         for kind in ("created", "in_progress"):
             yield self._event({"type": f"response.{kind}", "response": self.told()})
-        call, parser, counter = self.call, self.call.reading.parser(), self.call.counter()
+        for label, tools in self.lists:
+            for event in self._writer.listed(label, tools):
+                yield self._event(event)
+        allowance = Allowance(self.call.requests[0].timeout, self.body.max_output_tokens)
+        call: ChatCall | None = self.call
+        while call is not None:
+            begun = len(self._writer.items)
+            try:
+                async with aclosing(self._turn(call)) as events:
+                    async for event in events:
+                        yield event
+            except DeadlineExceeded as error:  # which names the seconds that this turn had
+                raise allowance.late() from error
+            told, calls = self.tools.refused, self._writer.pending()
+            async with aclosing(self._carried_out(calls, allowance)) as events:
+                async for event in events:
+                    yield event
+            own = any(item["type"] == "function_call" for item in self._writer.items[begun:])
+            ends = not calls or own or told or self._came != "completed"
+            call = None if ends else await self._next(allowance)
+        self.status = self._came
+
+    async def _turn(self, call: ChatCall) -> AsyncGenerator[Event, None]:
+        """The model's next words, up to a call or the end."""
+        parser, counter, tally = call.reading.parser(), call.counter(), call.tally()
+        self._tallies.append(tally)
         async with aclosing(run(call.model.client, call.requests)) as deltas:
             async for _, delta in deltas:
-                self._tally.add(0, delta)
+                tally.add(0, delta)
                 reasoned = counter.count(delta.token_ids)
-                self._tally.reasoning += reasoned
+                tally.reasoning += reasoned
                 parsed = parser.push(delta.text, last=delta.finish_reason is not None)
                 for event in self._writer.write(parsed, self._logprobs(delta.logprobs[reasoned:])):
                     yield self._event(event)
                 if delta.finish_reason is not None:
-                    self.status = _ENDS.get(delta.finish_reason, "completed")
-        for event in self._writer.end(self.status if self.status == "incomplete" else "completed"):
+                    self._came = _ENDS.get(delta.finish_reason, "completed")
+        for event in self._writer.end("incomplete" if self._came == "incomplete" else "completed"):
             yield self._event(event)
+        if self._came != "completed":
+            for event in self._writer.not_made():
+                yield self._event(event)
+
+    async def _carried_out(self, calls: Sequence[dict[str, Any]], allowance: Allowance) -> AsyncGenerator[Event, None]:
+        """Events of calls of built-in tools."""
+        async with aclosing(self.tools.carry_out(calls, allowance)) as outcomes:
+            async for item, outcome in outcomes:
+                for event in self._writer.made(item, outcome):
+                    yield self._event(event)
+
+    async def _next(self, allowance: Allowance) -> ChatCall | None:
+        """The next turn's call; the response is incomplete if there is nothing left for it."""
+        used = sum(tally.completion for tally in self._tallies)
+        call = await self.again(self._writer.items) if allowance.tokens_left(used) else None
+        if call is None:
+            self._came = "incomplete"
+            return None
+        return allowance.applied(call, used)
 
     def end(self, status: Status | None = None, failure: EngineError | None = None) -> Event:
         """The last event; `status` if the answer did not come to its own end."""
@@ -121,7 +176,7 @@ class ResponseRun:
             temperature=params.temperature,
             text=_text(body),
             tool_choice="auto" if body.tool_choice is None else _plain(body.tool_choice),
-            tools=[_plain(tool) for tool in body.tools or ()],
+            tools=[_told(tool) for tool in body.tools or ()],
             top_logprobs=body.top_logprobs or 0,
             top_p=params.top_p,
             presence_penalty=params.presence_penalty,
@@ -147,15 +202,16 @@ class ResponseRun:
         return self.call.formatter.chat(entries) if entries else []
 
     def _usage(self) -> ResponseUsage:
-        usage = self._tally.usage()
+        usages = [tally.usage() for tally in self._tallies]
+        given, made = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
+        cached = sum(one.prompt_tokens_details.cached_tokens for one in usages)
+        reasoned = sum(one.completion_tokens_details.reasoning_tokens for one in usages)
         return ResponseUsage(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(
-                reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
-            ),
-            total_tokens=usage.total_tokens,
+            input_tokens=given,
+            input_tokens_details=InputTokensDetails(cached_tokens=cached),
+            output_tokens=made,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoned),
+            total_tokens=given + made,
         )
 
 
@@ -198,6 +254,14 @@ def _text(body: ResponsesRequest) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, str) else value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _told(tool: AnyTool) -> dict[str, Any]:
+    """A tool as it is told and stored: without what a client gave to be let in elsewhere."""
+    told: dict[str, Any] = _plain(tool)
+    if isinstance(tool, McpTool):
+        return {name: value for name, value in told.items() if name not in ("headers", "authorization")}
+    return told
 
 
 def numbered(items: Sequence[Any], ids: Iterator[str]) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ from quire.api import fields
 from quire.api.call import ChatCall, prepare_chat
 from quire.api.errors import InvalidRequest
 from quire.api.generation import admit
-from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest, ResponseTool
+from quire.api.protocol.responses import AnyTool, InputMessage, ResponseObject, ResponsesRequest
+from quire.api.responses.builtin import BuiltInTools, later, named_servers
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.run import Following, ResponseRun, numbered
 from quire.api.responses.store import ResponseStore, Stored
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _LEASE = 60.0  # seconds for which one says that one is at work
 _UNFINISHED = ("queued", "in_progress")
 _KINDS = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_KINDS |= {"mcp_list_tools": "mcpl", "mcp_call": "mcp"}
+_SERVED = ("function", "mcp")  # kinds of tools
 _TOO_LONG = ("input_tokens", "input_text", "max_tokens")
 
 
@@ -73,12 +76,24 @@ class ResponseService:
         if body.background and not body.kept:
             raise InvalidRequest("background can only be used when `store` is true", "background")
         own = input_items(body)
-        before = await self._conversation(body.previous_response_id)
+        items = [*await self._conversation(body.previous_response_id), *own]
+        tools = BuiltInTools(await self._services.tool_servers.offered(named_servers(body)), body.max_tool_calls)
+        asked = tools.request(body)
         # Not the request's id: whoever chose that of a stored response would replace it.
-        call = await self._prepared(body, [*before, *own], new_id("resp"))
+        call = await self._prepared(asked, items, new_id("resp"))
         headers = fields.judge(body, strict=self._services.strict_fields, unread=_unread(body, call))
+
+        async def again(output: list[dict[str, Any]]) -> ChatCall | None:
+            try:
+                return await self._prepared(later(asked), [*items, *stored_items(output)], call.head.id)
+            except (InvalidRequest, PromptError) as error:
+                if error.param not in _TOO_LONG:
+                    raise
+            return None
+
         try:
-            run = ResponseRun(call, body, numbered(own, (new_id(_KINDS[item.type]) for item in own)))
+            given = numbered(own, (new_id(_KINDS[item.type]) for item in own))
+            run = ResponseRun(call, body, given, tools, list(tools.lists(items)), again)
             orjson.dumps([run.items, run.told()])
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"The request cannot be written down: {error}", "input") from error
@@ -317,8 +332,8 @@ def _without(items: Sequence[Any], count: int) -> list[Any]:
 def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
     """Names of what was given and has no effect."""
     names = [{"chat_template_kwargs.reasoning_effort": "reasoning.effort"}.get(name, name) for name in call.unread]
-    names += [_tool_name(place, tool) for place, tool in enumerate(body.tools or ()) if tool.type != "function"]
-    names += [f"tools.{at}.{name}" for at, tool in enumerate(body.tools or ()) for name in _extra(tool, "function")]
+    names += [_tool_name(place, tool) for place, tool in enumerate(body.tools or ()) if tool.type not in _SERVED]
+    names += [f"tools.{at}.{name}" for at, tool in enumerate(body.tools or ()) for name in _extra(tool, _SERVED)]
     names += [f"text.{name}" for name in _extra(body.text)] + [f"reasoning.{name}" for name in _extra(body.reasoning)]
     if body.reasoning is not None:
         names += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(body.reasoning, name)]
@@ -327,10 +342,10 @@ def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
     return names
 
 
-def _extra(value: Any, kind: str | None = None) -> Iterable[str]:
-    """Undeclared fields of a part of the request, if it is of a kind."""
-    return () if value is None or (kind is not None and value.type != kind) else value.model_extra or ()
+def _extra(value: Any, kinds: Sequence[str] = ()) -> Iterable[str]:
+    """Undeclared fields of a part of the request, if it is of one of the kinds."""
+    return () if value is None or (kinds and value.type not in kinds) else value.model_extra or ()
 
 
-def _tool_name(place: int, tool: ResponseTool) -> str:
+def _tool_name(place: int, tool: AnyTool) -> str:
     return f"tools.{place} ({tool.type})"

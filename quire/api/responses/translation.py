@@ -16,6 +16,7 @@ from quire.api.protocol.chat import ChatRequest
 from quire.api.protocol.common import SampledFields
 from quire.api.protocol.responses import (
     AllowedResponseTools,
+    AnyTool,
     ChosenTool,
     Content,
     FunctionCall,
@@ -28,6 +29,7 @@ from quire.api.protocol.responses import (
     ResponsesRequest,
     ResponseTool,
 )
+from quire.api.responses.builtin import plain_calls
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _SAME = (*SampledFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
@@ -46,20 +48,20 @@ def stored_items(given: Sequence[dict[str, Any]]) -> list[Any]:
     return _ITEMS.validate_python(given)
 
 
-def function_tools(tools: Iterable[ResponseTool] | None) -> list[ResponseTool]:
+def function_tools(tools: Iterable[AnyTool] | None) -> list[ResponseTool]:
     """Those tools that the client runs."""
-    return [tool for tool in tools or () if tool.type == "function"]
+    return [tool for tool in tools or () if isinstance(tool, ResponseTool) and tool.type == "function"]
 
 
 def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
-    """The request to chat completions that answers these items.
+    """The request to chat completions that answers these items; built-in tools are functions by now.
 
     Raises:
         InvalidRequest: something in it cannot be granted.
     """
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     fields |= {
-        "messages": list(_messages(body.instructions, items)),
+        "messages": list(_messages(body.instructions, plain_calls(items))),
         "max_completion_tokens": body.max_output_tokens,
         "tools": [_function(tool) for tool in function_tools(body.tools)] or None,
         "tool_choice": _choice(body),
@@ -98,7 +100,10 @@ def _choice(body: ResponsesRequest) -> Any:
         case ChosenTool():
             return _named(choice)
         case AllowedResponseTools():
-            allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
+            allowed = {
+                "mode": choice.mode,
+                "tools": [_named(tool) for tool in choice.tools if isinstance(tool, ChosenTool)],
+            }
             return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
 
@@ -115,7 +120,7 @@ def _format(body: ResponsesRequest) -> dict[str, Any] | None:
     return None if form is None else {"type": form.type}
 
 
-def _messages(instructions: str | None, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Turns: what the assistant thought, said and called in a row is one of them, and so are instructions at the start.
 
     Few templates know developers, and many take one system message only, before all else.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from quire.api.mcp.outcome import CallOutcome
 from quire.api.responses.translation import sealed
 from quire.api.tools.calls import CallDelta, Parsed
 
@@ -24,11 +25,18 @@ class ItemWriter:
         items: the items so far; the last one may be unfinished.
     """
 
-    def __init__(self, *, reasoning: bool, seal: bool) -> None:
-        """`reasoning`: show it; `seal`: so that a client which keeps it can hand it back."""
+    def __init__(self, *, reasoning: bool, seal: bool, servers: Mapping[str, str] | None = None) -> None:
+        """What it is told.
+
+        Args:
+            reasoning: show it.
+            seal: show it so that a client which keeps it can hand it back.
+            servers: labels of MCP servers by the names of their tools.
+        """
         self.items: list[dict[str, Any]] = []
         self._reasoning = reasoning
         self._seal = seal
+        self._servers = servers or {}
         self._open: str | None = None  # type of the last item, while it is filled
         self._logprobs: list[Any] = []  # of tokens whose text has not been told yet
 
@@ -51,17 +59,58 @@ class ItemWriter:
         """The last item's end."""
         yield from self._close(status)
 
+    # Tools of MCP servers
+
+    def listed(self, label: str, tools: list[dict[str, Any]]) -> Iterator[Event]:
+        """Events of an item with a server's tools."""
+        item = {"type": "mcp_list_tools", "id": new_id("mcpl"), "server_label": label, "tools": tools, "error": None}
+        self.items.append(item)
+        place = len(self.items) - 1
+        yield {"type": "response.output_item.added", "output_index": place, "item": {**item, "tools": []}}
+        for kind in ("in_progress", "completed"):
+            yield self._about(f"response.mcp_list_tools.{kind}")
+        yield {"type": "response.output_item.done", "output_index": place, "item": item}
+
+    def pending(self) -> list[dict[str, Any]]:
+        """Calls that are still to be made."""
+        return [item for item in self.items if item["type"] == "mcp_call" and item["status"] == "in_progress"]
+
+    def made(self, call: dict[str, Any], outcome: CallOutcome) -> Iterator[Event]:
+        """Events of what came of a call."""
+        call["output"], call["error"] = outcome.output, outcome.error
+        status = "completed" if outcome.error is None else "failed"
+        yield {"type": f"response.mcp_call.{status}", "item_id": call["id"], "output_index": self.items.index(call)}
+        yield from self._left(call, status)
+
+    def not_made(self) -> Iterator[Event]:
+        """Events of calls that nobody will make, as the answer broke off."""
+        for call in self.pending():
+            yield from self._left(call, "incomplete")
+
+    def _left(self, call: dict[str, Any], status: str) -> Iterator[Event]:
+        call["status"] = status
+        yield {"type": "response.output_item.done", "output_index": self.items.index(call), "item": call}
+
+    # What an answer is made of
+
     def _call(self, call: CallDelta) -> Iterator[Event]:
         self._logprobs.clear()  # those of a call's tokens are not told
         if call.name is not None:
             yield from self._close("completed")
-            yield from self._add(
-                "function_call",
-                {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name, "arguments": ""},
-            )
+            yield from self._begin(call)
         if call.arguments:
             self.items[-1]["arguments"] += call.arguments
-            yield self._about("response.function_call_arguments.delta", delta=call.arguments)
+            yield self._about(f"response.{self._open}_arguments.delta", delta=call.arguments)
+
+    def _begin(self, call: CallDelta) -> Iterator[Event]:
+        label = self._servers.get(call.name or "")
+        if label is None:
+            item = {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
+            yield from self._add("function_call", item)
+            return
+        item = {"type": "mcp_call", "id": new_id("mcp"), "server_label": label, "name": call.name, "arguments": ""}
+        yield from self._add("mcp_call", {**item, "output": None, "error": None, "approval_request_id": None})
+        yield self._about("response.mcp_call.in_progress")
 
     def _ensure(self, kind: str) -> Iterator[Event]:
         if self._open == kind:
@@ -105,9 +154,9 @@ class ItemWriter:
         if self._open is None:
             return
         item = self.items[-1]
-        if self._open == "function_call":
-            arguments = item["arguments"]
-            yield self._about("response.function_call_arguments.done", name=item["name"], arguments=arguments)
+        if self._open in ("function_call", "mcp_call"):
+            name = {"name": item["name"]} if self._open == "function_call" else {}
+            yield self._about(f"response.{self._open}_arguments.done", **name, arguments=item["arguments"])
         else:
             part = item["content"][0]
             told = {"text": part["text"]}
@@ -118,8 +167,10 @@ class ItemWriter:
             yield self._about("response.content_part.done", content_index=0, part=part)
         if self._open == "reasoning" and self._seal:
             item["encrypted_content"] = sealed(item["content"][0]["text"])
+        kind, self._open = self._open, None
+        if kind == "mcp_call" and status == "completed":  # it is still to be made
+            return
         item["status"] = status
-        self._open = None
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 
     def _about(self, kind: str, **fields: Any) -> Event:

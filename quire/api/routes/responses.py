@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.api.body import StrictRoute
 from quire.api.errors import ApiError, InvalidRequest
-from quire.api.protocol.common import ERRORS, streamed
+from quire.api.protocol.common import ERRORS, ErrorBody, streamed
 from quire.api.protocol.responses import Deleted, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
@@ -28,13 +28,14 @@ def router(services: Services, store: ResponseStore) -> APIRouter:
     routes = APIRouter(route_class=StrictRoute)
     service = ResponseService(services, store)
     answers = streamed(ResponseObject)
+    made = {**answers, 424: {"model": ErrorBody, "description": "an MCP server did not list its tools"}}
 
     def stream(
         events: AsyncGenerator[Event, None], headers: dict[str, str], free: Callable[[], None] = _nothing
     ) -> EventStream:
         return EventStream(_sse(events), headers, free, keepalive=services.sse_keepalive, error=_error, done=b"")
 
-    @routes.post("/v1/responses", responses=answers, response_model=None)
+    @routes.post("/v1/responses", responses=made, response_model=None)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, now or in the background."""
         admitted = await service.admit(body)

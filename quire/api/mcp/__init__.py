@@ -1,0 +1,1 @@
+"""Tools that other servers offer over the Model Context Protocol, for `/v1/responses`."""

@@ -1,0 +1,143 @@
+"""Talking to MCP servers: the one file that imports their library, which takes half a second.
+
+Each list and each call has a connection of its own, so that it does not matter whether a server was started anew since
+the last one. Whatever goes wrong comes out as `ToolServerFailed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import orjson
+from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
+from mcp import Client, Implementation, MCPError, Tool
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
+
+from quire import __version__
+from quire.api.mcp.errors import ToolServerFailed
+from quire.api.mcp.outcome import CallOutcome, Endpoint, RemoteTool, http_error, protocol_error, tool_error
+
+_CONNECT_TIMEOUT = 10.0  # seconds
+_MOST_PAGES = 100  # of a list that would otherwise never end
+# RuntimeError: a result that is not as the server's own schema says, or a server that keeps asking back.
+_FAILURES = (
+    MCPError, httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, RuntimeError,
+    BrokenResourceError, ClosedResourceError, EndOfStream,
+)  # fmt: skip
+
+
+async def list_tools(server: Endpoint) -> list[RemoteTool]:
+    """All tools of a server.
+
+    Raises:
+        ToolServerFailed: it cannot be reached, takes too long, or does not speak MCP.
+    """
+    tools: list[Tool] = []
+    async with _connected(server) as client:
+        cursor = None
+        for _ in range(_MOST_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+    return [_told(tool) for tool in tools]
+
+
+async def call_tool(server: Endpoint, name: str, arguments: dict[str, Any]) -> CallOutcome:
+    """What comes of a call; the tool's own failure is an outcome too.
+
+    Raises:
+        ToolServerFailed: as above.
+    """
+    async with _connected(server) as client:
+        result = await client.call_tool(name, arguments)
+    if result.is_error:
+        return tool_error(_texts(result))
+    return CallOutcome("\n".join(_texts(result)))
+
+
+@asynccontextmanager
+async def _connected(server: Endpoint) -> AsyncIterator[Client]:
+    """A client; entered and left by one task, as its library wants it."""
+    # The transport before streamable HTTP, which had no way to say which of them it is.
+    old = urlsplit(server.url).path.rstrip("/").endswith("/sse")
+    try:
+        async with asyncio.timeout(server.patience), _http(server) as http:
+            transport = (
+                sse_client(server.url, httpx_client_factory=lambda *_, **__: _http(server))
+                if old
+                else streamable_http_client(server.url, http_client=http)
+            )
+            us = Implementation(name="quire", version=__version__)
+            async with Client(transport, client_info=us, cache=None, mode="legacy" if old else "auto") as client:
+                yield client
+    except (ExceptionGroup, *_FAILURES) as error:  # the library's task groups wrap what happens within them
+        cause = _first(error)
+        if not isinstance(cause, _FAILURES):
+            raise
+        raise _failure(cause, server.patience) from error
+
+
+def _http(server: Endpoint) -> httpx2.AsyncClient:
+    limits = httpx2.Timeout(server.patience, connect=min(server.patience, _CONNECT_TIMEOUT))
+    return httpx2.AsyncClient(headers=dict(server.headers), timeout=limits, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """One for all connections, as reading them takes longer than most calls."""
+    return httpx2.create_ssl_context()
+
+
+def _told(tool: Tool) -> RemoteTool:
+    hints = tool.annotations
+    return RemoteTool(
+        name=tool.name,
+        description=tool.description,
+        schema=tool.input_schema,
+        annotations=None if hints is None else hints.model_dump(mode="json", by_alias=True, exclude_none=True),
+    )
+
+
+def _texts(result: CallToolResult) -> list[str]:
+    """The parts of a result as texts. Models read no others, so of those only the kind is told."""
+    texts = []
+    for part in result.content:
+        match part:
+            case TextContent(text=text) | EmbeddedResource(resource=TextResourceContents(text=text)):
+                texts.append(text)
+            case ResourceLink(uri=uri):
+                texts.append(str(uri))
+            case _:
+                texts.append(f"[content of type {part.type}, which cannot be shown]")
+    if not texts and result.structured_content is not None:
+        texts = [orjson.dumps(result.structured_content).decode()]
+    return texts
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _failure(cause: BaseException, patience: float) -> ToolServerFailed:
+    match cause:
+        case MCPError():
+            return ToolServerFailed(protocol_error(cause.error.code, cause.error.message))
+        case TimeoutError() | httpx2.TimeoutException():
+            return ToolServerFailed(http_error(504, f"The tool server did not answer within {patience:g} seconds."))
+        case httpx2.HTTPStatusError():  # whose own text tells the URL, which may hold a key
+            code = cause.response.status_code
+            return ToolServerFailed(http_error(code, f"The tool server answered with status {code}."))
+    return ToolServerFailed(http_error(424, f"The tool server failed: {cause}"))

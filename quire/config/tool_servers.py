@@ -1,0 +1,53 @@
+"""MCP servers that the operator allows: `URL`, `HOST:PORT`, or either behind `LABEL=`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic_settings import NoDecode
+
+from quire.config.lists import split_always
+
+_TAKES = "URLs or HOST:PORT, each alone or as LABEL=URL, whose labels differ"
+_HOST = re.compile(r"[\w.:-]+")
+_LABELLED = re.compile(r"([\w.-]+)=(.+)")
+
+
+def labelled(servers: Sequence[str]) -> dict[str, str]:
+    """URLs by label, which is the host's name if none is given.
+
+    Raises:
+        ValueError: one is no HTTP address, or two have the same label.
+    """
+    found: dict[str, str] = {}
+    for server in servers:
+        match = _LABELLED.fullmatch(server)
+        label, address = match.groups() if match else (None, server)
+        url = address if "://" in address else f"http://{address}/mcp"
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.hostname or ""):
+            raise ValueError(f"{address!r} is no HTTP address")
+        _ = parts.port  # raises if it is none
+        label = str(label or parts.hostname)
+        if label in found:
+            raise ValueError(f"two servers are called {label!r}")
+        found[label] = url
+    return found
+
+
+def _checked(servers: tuple[str, ...]) -> tuple[str, ...]:
+    labelled(servers)
+    return servers
+
+
+ToolServers = Annotated[
+    tuple[str, ...],
+    NoDecode,
+    BeforeValidator(split_always),
+    AfterValidator(_checked),
+    WithJsonSchema({"takes": _TAKES}),
+]
