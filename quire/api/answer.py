@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.api.reasoning import ReasoningSplitter, ReasoningTags
 from quire.api.structured.constraint import Thought
-from quire.api.tools.calls import Parsed
+from quire.api.tools.calls import Parsed, Piece, TextDelta
 from quire.api.tools.choice import ToolPlan
 from quire.api.tools.registry import ToolFormat
 
@@ -56,7 +56,7 @@ class Reading:
 
 
 class AnswerParser:
-    """Reads one answer. However it is cut, what comes out adds up to the same."""
+    """Reads one answer. However it is cut, what comes out adds up to the same, in the same order."""
 
     def __init__(self, reading: Reading) -> None:
         self._splitter = reading.splitter()
@@ -68,20 +68,25 @@ class AnswerParser:
 
     def push(self, text: str, *, last: bool = False) -> Parsed:
         """What is certain after more text."""
-        reasoning, content = "", text
+        parsed, content = Parsed(), text
         if self._splitter is not None:
             reasoning, content = self._splitter.push(text, last=last)
+            parsed.say(reasoning, reasoning=True)
         if self._tools is None:
-            return Parsed(reasoning, content)
-        parsed = self._tools.push(content, last=last)
-        parsed.reasoning += reasoning
-        if self._plan is None:  # nobody asked for calls: what they say is text
-            parsed.content += "".join(call.arguments for call in parsed.calls)
-            parsed.calls = []
-        elif not self._plan.several:
-            parsed.calls = [call for call in parsed.calls if call.index == 0]
-        self.called = self.called or bool(parsed.calls)
+            parsed.say(content)
+            return parsed
+        for piece in self._tools.push(content, last=last).pieces:
+            self._add(parsed, piece)
         return parsed
+
+    def _add(self, parsed: Parsed, piece: Piece) -> None:
+        if isinstance(piece, TextDelta):
+            parsed.say(piece.text, reasoning=piece.reasoning)
+        elif self._plan is None:  # nobody asked for calls: what they say is text
+            parsed.say(piece.arguments)
+        elif self._plan.several or piece.index == 0:
+            self.called = True
+            parsed.call(piece)
 
     @property
     def in_reasoning(self) -> bool:

@@ -160,7 +160,9 @@ def test_log_probabilities_do_not_depend_on_how_tokens_are_grouped(size: int) ->
     for start in range(0, len(tokens), size):
         group = tokens[start : start + size]
         entries = [{"token": token, "bytes": list(token.encode())} for token, _ in group]
-        list(writer.write(Parsed(content="".join(text for _, text in group)), entries))
+        parsed = Parsed()
+        parsed.say("".join(text for _, text in group))
+        list(writer.write(parsed, entries))
     list(writer.end("completed"))
     (part,) = writer.items[0]["content"]
     assert [one["token"] for one in part["logprobs"]] == ["\n\n", "a", "b", "c"]
@@ -407,7 +409,7 @@ async def test_text_behind_a_call_does_not_cut_it_short(tmp_path: Path) -> None:
         core.allow(1)
         events = await streaming
     for output in (whole["output"], events[-1]["response"]["output"]):
-        call, message = sorted(output, key=lambda item: item["type"])
+        call, message = output
         assert json.loads(call["arguments"]) == {"city": "Rome"}
         assert message["content"][0]["text"] == "Done."
 

@@ -31,28 +31,29 @@ class ItemWriter:
         self._seal = seal
         self._open: str | None = None  # type of the last item, while it is filled
         self._logprobs: list[Any] = []  # of tokens whose text has not been told yet
+        self._called = False  # which of the tokens behind a call are text cannot be told from a delta that has both
 
     def write(self, parsed: Parsed, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
         """Events of what was found; `logprobs` are of tokens that may be a message's."""
-        self._logprobs.extend(logprobs)
-        begun = next((place for place, call in enumerate(parsed.calls) if call.name is not None), len(parsed.calls))
-        for call in parsed.calls[:begun]:  # of a call that was begun before all this
-            yield from self._call(call)
-        if parsed.reasoning and self._reasoning:
-            yield from self._ensure("reasoning")
-            yield from self._grow("reasoning_text", parsed.reasoning)
-        if parsed.content:
-            yield from self._ensure("message")
-            yield from self._grow("output_text", parsed.content)
-        for call in parsed.calls[begun:]:
-            yield from self._call(call)
+        if not self._called:
+            self._logprobs.extend(logprobs)
+        for piece in parsed.pieces:
+            if isinstance(piece, CallDelta):
+                yield from self._call(piece)
+            elif not piece.reasoning:
+                yield from self._ensure("message")
+                yield from self._grow("output_text", piece.text)
+            elif self._reasoning:
+                yield from self._ensure("reasoning")
+                yield from self._grow("reasoning_text", piece.text)
 
     def end(self, status: str) -> Iterator[Event]:
         """The last item's end."""
         yield from self._close(status)
 
     def _call(self, call: CallDelta) -> Iterator[Event]:
-        self._logprobs.clear()  # those of a call's tokens are not told
+        self._called = True
+        self._logprobs.clear()
         if call.name is not None:
             yield from self._close("completed")
             yield from self._add(
