@@ -9,6 +9,7 @@ from quire.api.reasoning import ReasoningSplitter, ReasoningTags
 from quire.api.structured.constraint import Thought
 from quire.api.tools.calls import Parsed, Piece, TextDelta
 from quire.api.tools.choice import ToolPlan
+from quire.api.tools.custom_input import CustomCalls
 from quire.api.tools.registry import ToolFormat
 
 
@@ -63,6 +64,7 @@ class AnswerParser:
         plan = self._plan = reading.plan
         form = reading.whole if plan is None else plan.format
         self._tools = None if form is None else form.parser({} if plan is None else plan.schemas)
+        self._custom = CustomCalls(plan.custom) if plan is not None and plan.custom else None
         self._whole = reading.whole is not None
         self.called = False
 
@@ -75,7 +77,10 @@ class AnswerParser:
         if self._tools is None:
             parsed.say(content)
             return parsed
-        for piece in self._tools.push(content, last=last).pieces:
+        found = self._tools.push(content, last=last)
+        if self._custom is not None:
+            found = self._custom.read(found, last=last)
+        for piece in found.pieces:
             self._add(parsed, piece)
         return parsed
 

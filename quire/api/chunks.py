@@ -130,8 +130,9 @@ class ChatChunkWriter:
 
 
 def _call(call: CallDelta) -> Iterator[dict[str, Any]]:
+    kind, argument = ("custom", "input") if call.custom else ("function", "arguments")
     if call.name is not None:
-        function = {"name": call.name, "arguments": ""}
-        yield {"tool_calls": [{"index": call.index, "id": call.id, "type": "function", "function": function}]}
+        begun = {"id": call.id, "type": kind, kind: {"name": call.name, argument: ""}}
+        yield {"tool_calls": [{"index": call.index, **begun}]}
     if call.arguments:
-        yield {"tool_calls": [{"index": call.index, "function": {"arguments": call.arguments}}]}
+        yield {"tool_calls": [{"index": call.index, kind: {argument: call.arguments}}]}

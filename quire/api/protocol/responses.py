@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from quire.api.protocol.common import ListOf, SampledFields
+from quire.api.protocol.custom import BY_KIND, ResponseCustomTool
 from quire.api.protocol.structured import JsonObjectFormat, JsonSchema, StructuredOutputs, TextFormat
 
 Metadata = Annotated[
@@ -65,6 +66,23 @@ class FunctionCallOutput(Item):
     output: Content
 
 
+class CustomToolCall(Item):
+    """A call of a custom tool that the model made."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
+class CustomToolCallOutput(Item):
+    """What came of a custom tool's call."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: str
+    output: Content
+
+
 class ReasoningText(BaseModel):
     """A piece of reasoning."""
 
@@ -90,6 +108,8 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[CustomToolCall, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutput, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
@@ -107,17 +127,22 @@ class ResponseTool(BaseModel):
     strict: bool | None = None
 
 
+AnyResponseTool = Annotated[
+    Annotated[ResponseTool, Tag("other")] | Annotated[ResponseCustomTool, Tag("custom")], BY_KIND
+]
+
+
 class ChosenTool(BaseModel):
-    """The function that has to be called."""
+    """The function or custom tool that has to be called."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
 class AllowedResponseTools(BaseModel):
-    """The functions that may be called, or of which one has to be."""
+    """The tools that may be called, or of which one has to be."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
@@ -195,7 +220,7 @@ class ResponsesRequest(SampledFields):
     parallel_tool_calls: bool | None = True
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    tools: ListOf[ResponseTool] | None = None
+    tools: ListOf[AnyResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedResponseTools | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     truncation: Literal["auto", "disabled"] | None = "disabled"

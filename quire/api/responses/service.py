@@ -16,7 +16,7 @@ from quire.api import fields
 from quire.api.call import ChatCall, prepare_chat
 from quire.api.errors import InvalidRequest
 from quire.api.generation import admit
-from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest, ResponseTool
+from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.run import Following, ResponseRun, numbered
 from quire.api.responses.store import ResponseStore, Stored
@@ -29,7 +29,16 @@ from quire.multimodal.errors import PromptError
 logger = logging.getLogger(__name__)
 _LEASE = 60.0  # seconds for which one says that one is at work
 _UNFINISHED = ("queued", "in_progress")
-_KINDS = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_KINDS = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _TOO_LONG = ("input_tokens", "input_text", "max_tokens")
 
 
@@ -292,12 +301,12 @@ class ResponseService:
 
 def _droppable(items: Sequence[Any]) -> list[int]:
     """Places of what may be left out: no instructions, nor the last item, nor the call that it is a result of."""
-    needed = items[-1].call_id if items[-1].type == "function_call_output" else None
+    needed = items[-1].call_id if items[-1].type in _OUTPUTS else None
     return [
         place
         for place, item in enumerate(items[:-1])
         if not (isinstance(item, InputMessage) and item.role in ("system", "developer"))
-        and not (item.type == "function_call" and item.call_id == needed)
+        and not (item.type in _CALLS and item.call_id == needed)
     ]
 
 
@@ -306,19 +315,22 @@ def _without(items: Sequence[Any], count: int) -> list[Any]:
     if not count:
         return list(items)
     gone = set(_droppable(items)[:count])
-    calls = {items[place].call_id for place in gone if items[place].type == "function_call"}
+    calls = {items[place].call_id for place in gone if items[place].type in _CALLS}
     return [
         item
         for place, item in enumerate(items)
-        if place not in gone and not (item.type == "function_call_output" and item.call_id in calls)
+        if place not in gone and not (item.type in _OUTPUTS and item.call_id in calls)
     ]
 
 
 def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
     """Names of what was given and has no effect."""
     names = [{"chat_template_kwargs.reasoning_effort": "reasoning.effort"}.get(name, name) for name in call.unread]
-    names += [_tool_name(place, tool) for place, tool in enumerate(body.tools or ()) if tool.type != "function"]
-    names += [f"tools.{at}.{name}" for at, tool in enumerate(body.tools or ()) for name in _extra(tool, "function")]
+    for place, tool in enumerate(body.tools or ()):
+        if tool.type in ("function", "custom"):
+            names += [f"tools.{place}.{name}" for name in _extra(tool)]
+        else:
+            names.append(f"tools.{place} ({tool.type})")
     names += [f"text.{name}" for name in _extra(body.text)] + [f"reasoning.{name}" for name in _extra(body.reasoning)]
     if body.reasoning is not None:
         names += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(body.reasoning, name)]
@@ -327,10 +339,6 @@ def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
     return names
 
 
-def _extra(value: Any, kind: str | None = None) -> Iterable[str]:
-    """Undeclared fields of a part of the request, if it is of a kind."""
-    return () if value is None or (kind is not None and value.type != kind) else value.model_extra or ()
-
-
-def _tool_name(place: int, tool: ResponseTool) -> str:
-    return f"tools.{place} ({tool.type})"
+def _extra(value: Any) -> Iterable[str]:
+    """Undeclared fields of a part of the request."""
+    return () if value is None else value.model_extra or ()

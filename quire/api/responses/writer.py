@@ -10,10 +10,12 @@ from quire.api.responses.translation import sealed
 from quire.api.tools.calls import CallDelta, Parsed
 
 Event = dict[str, Any]
+# Of the items that are calls: what their ids begin with, and the field that grows.
+_CALLS = {"function_call": ("fc", "arguments"), "custom_tool_call": ("ctc", "input")}
 
 
 def new_id(kind: str) -> str:
-    """An id of an item: `msg_`, `fc_`, `rs_` and a random number."""
+    """An id of an item: `msg_`, `fc_`, `ctc_`, `rs_` and a random number."""
     return f"{kind}_{secrets.token_hex(24)}"
 
 
@@ -54,15 +56,15 @@ class ItemWriter:
     def _call(self, call: CallDelta) -> Iterator[Event]:
         self._called = True
         self._logprobs.clear()
+        kind = "custom_tool_call" if call.custom else "function_call"
+        prefix, field = _CALLS[kind]
         if call.name is not None:
             yield from self._close("completed")
-            yield from self._add(
-                "function_call",
-                {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name, "arguments": ""},
-            )
+            item = {"type": kind, "id": new_id(prefix), "call_id": call.id, "name": call.name, field: ""}
+            yield from self._add(kind, item)
         if call.arguments:
-            self.items[-1]["arguments"] += call.arguments
-            yield self._about("response.function_call_arguments.delta", delta=call.arguments)
+            self.items[-1][field] += call.arguments
+            yield self._about(f"response.{kind}_{field}.delta", delta=call.arguments)
 
     def _ensure(self, kind: str) -> Iterator[Event]:
         if self._open == kind:
@@ -106,9 +108,10 @@ class ItemWriter:
         if self._open is None:
             return
         item = self.items[-1]
-        if self._open == "function_call":
-            arguments = item["arguments"]
-            yield self._about("response.function_call_arguments.done", name=item["name"], arguments=arguments)
+        if self._open in _CALLS:
+            field = _CALLS[self._open][1]
+            named = {"name": item["name"]} if self._open == "function_call" else {}
+            yield self._about(f"response.{self._open}_{field}.done", **named, **{field: item[field]})
         else:
             part = item["content"][0]
             told = {"text": part["text"]}

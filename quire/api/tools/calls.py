@@ -23,12 +23,17 @@ class TextDelta:
 
 @dataclass(slots=True)
 class CallDelta:
-    """A piece of a call: the first one has id and name, all have more of the arguments' JSON."""
+    """A piece of a call: the first one has id and name, all have more of the arguments' JSON.
+
+    Attributes:
+        custom: it is of a custom tool, and the arguments are the text that the tool is called with.
+    """
 
     index: int
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    custom: bool = False
 
 
 Piece = TextDelta | CallDelta
@@ -160,6 +165,6 @@ def joined(deltas: Iterable[CallDelta]) -> list[CallDelta]:
     whole: list[CallDelta] = []
     for delta in deltas:
         if delta.index == len(whole):
-            whole.append(CallDelta(delta.index, delta.id, delta.name))
+            whole.append(CallDelta(delta.index, delta.id, delta.name, custom=delta.custom))
         whole[delta.index].arguments += delta.arguments
     return whole
