@@ -285,6 +285,24 @@ async def test_responses_in_the_background_can_be_cancelled(tmp_path: Path) -> N
         assert (await server.http.post(f"{PATH}/{foreground['id']}/cancel")).status_code == 400
 
 
+async def test_what_breaks_off_is_kept_as_far_as_it_went(tmp_path: Path) -> None:
+    core = FakeCore()
+    core.hold.set()
+    async with running_server(tmp_path, core) as server:
+        answer = await server.post(PATH, {"input": "hello", "background": True})
+        path = f"{PATH}/{answer.json()['id']}"
+        await until(lambda: core.active)
+        following = server.http.stream("GET", path, params={"stream": True})
+        async with following as events:
+            core.allow(20)
+            async for line in events.aiter_lines():
+                if line == "event: response.output_text.delta":
+                    break
+        (message,) = (await server.http.post(f"{path}/cancel")).json()["output"]
+    assert message["status"] == "incomplete"
+    assert message["content"][0]["text"]
+
+
 async def test_what_a_dead_server_left_has_failed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'kept.db'}"
     async with running_server(tmp_path, response_store=url) as server:

@@ -88,6 +88,7 @@ class ResponseRun:
         self.status = status or self.status
         self.failure = failure
         self.ended = True
+        self._writer.break_off()
         if self.status == "completed":
             self._completed = int(time.time())
         return self._event({"type": f"response.{_said(self.status)}", "response": self.told()})

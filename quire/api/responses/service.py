@@ -152,6 +152,11 @@ class ResponseService:
         self._jobs[run.id] = _Job(run, following, task)
         return following
 
+    async def drain(self) -> None:
+        """Wait until nothing is made in the background any more."""
+        while self._jobs:
+            await asyncio.wait([job.task for job in self._jobs.values()])
+
     async def stored(self, response_id: str, param: str | None = None) -> Stored:
         """A response, whole or on its way; `param` is the field that names it.
 

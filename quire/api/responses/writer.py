@@ -53,6 +53,12 @@ class ItemWriter:
         """The last item's end."""
         yield from self._close(status)
 
+    def break_off(self) -> None:
+        """There is no more; the last item stays as far as it went, and no event tells of its end."""
+        if self._open is not None:
+            self.items[-1]["status"] = "incomplete"
+        self._open = None
+
     def _call(self, call: CallDelta) -> Iterator[Event]:
         self._called = True
         self._logprobs.clear()
