@@ -15,6 +15,7 @@ import pytest
 from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
 from quire.api.reasoning import ReasoningTags
 from quire.api.structured.constraint import Thought, grammar_of
+from quire.api.structured.writer import as_lark
 from quire.api.tools.calls import joined
 from quire.api.tools.choice import ToolPlan
 from quire.api.tools.registry import FORMATS
@@ -194,6 +195,30 @@ def test_a_call_that_has_to_come_is_one_in_every_format(engine: Engine, name: st
         (call,) = joined(parsed.calls)
         jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])
         assert parsed.content == ""
+
+
+def test_a_grammar_that_was_rendered_holds_to_the_same(engine: Engine) -> None:
+    schemas = {"f": ARGUMENTS, "@g0": {"type": "object", "properties": {}, "additionalProperties": False}}
+    calling = ToolPlan(format=FORMATS["hermes"], schemas=schemas, required=True)
+    tagged = ToolPlan(format=FORMATS["qwen3_coder"], schemas=schemas, strict=frozenset(["f"]))
+    grammars = [
+        form(json={"type": "object", "properties": {'"{}/\n': {"enum": ["@g0", "}", "é"]}}}),
+        form(json=True),
+        form(regex=r"[a-c/]{2,5}@g0\}\d"),
+        form(choice=["@g0", "/@g0/", '"@g0"', "a\nb"]),
+        form(grammar='start: "}" x // a } in a comment\nx: /[}{]/ y\ny: "@g0"'),
+        form(grammar='root ::= "a" [0-9]+'),
+        grammar_of(None, SIGNS, ReasoningTags(), Thought.POSSIBLE, calling),
+        grammar_of(None, SIGNS, ReasoningTags(), Thought.OPEN, tagged),
+    ]
+    for grammar in grammars:
+        again = form(grammar=as_lark(grammar))
+        for seed in range(2):
+            tokens = [
+                engine.generate(random_prompt(seed, 9), held(one, seed, max_tokens=40)).tokens
+                for one in (grammar, again)
+            ]
+            assert tokens[0] == tokens[1]
 
 
 def test_the_same_alone_and_in_any_batch(folder: Path, engine: Engine) -> None:

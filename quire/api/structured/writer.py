@@ -12,6 +12,8 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 _MOST_SPACES = 64  # deep enough an indentation; without a limit models lose themselves in white space
 _ANYTHING = r"ANYTHING: /(.|\n)*/"
+# In the rules that are written here: texts and regular expressions, and what refers to another grammar.
+_REFERENCE = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)*/|@(g\d+)')
 
 
 class GrammarWriter:
@@ -103,6 +105,17 @@ class GrammarWriter:
         name = f"g{len(self._grammars)}"
         self._grammars.append({"name": name, **grammar})
         return f"@{name}"
+
+
+def as_lark(grammar: str) -> str:
+    """A grammar that a writer has finished, as one Lark grammar."""
+    first, *others = json.loads(grammar)["grammars"]
+    rules = [_REFERENCE.sub(lambda found: found[1] or found[0], first["lark_grammar"])]
+    for other in others:
+        schema = other.get("json_schema")
+        inner = f"%lark {{\n{other['lark_grammar']}\n}}" if schema is None else f"%json {json.dumps(schema)}"
+        rules.append(f"{other['name']}: {inner}")
+    return "\n".join(rules)
 
 
 def _quoted(text: str) -> str:
