@@ -39,6 +39,12 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
+def formatted(syntax: str, definition: str) -> dict[str, Any]:
+    """A tool whose texts are of a grammar."""
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {**TOOL, "format": form}}
+
+
 def serving(folder: Path, core: FakeCore) -> Any:
     return running_server(folder, core, tool_call_parser="hermes", chat_template=TEMPLATE)
 
@@ -243,6 +249,27 @@ async def test_a_response_can_be_told_which_custom_tool_to_call(tmp_path: Path) 
         assert "now" not in added.params.grammar
 
 
+async def test_a_format_is_kept_to_wherever_the_tool_is_called(tmp_path: Path) -> None:
+    core = FakeCore(answer=says(CALL))
+    form = {"type": "grammar", "syntax": "regex", "definition": "a+"}
+    async with serving(tmp_path, core) as server:
+        await chat(server, tools=[formatted("regex", "a+")])
+        body = await respond(server, tools=[{**TOOLS[0], "format": form}])
+    assert body["tools"][0]["format"] == form
+    for added in (message for message in core.received if isinstance(message, AddRequest)):
+        assert '"pattern": "^(?:a+)$"' in added.params.grammar
+    assert '"pattern": "^(?:a+)$"' in prompts(core)[0]
+
+
+async def test_a_format_that_cannot_be_kept_to_is_refused(tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [formatted("regex", "a+")], "max_tokens": 5}
+    async with running_server(tmp_path, FakeCore(answer=says("ok")), tool_call_parser="pythonic") as server:
+        refused = await server.post(CHAT, body)
+        assert (await server.post(CHAT, {**body, "tool_choice": "required"})).status_code == 200
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools"
+
+
 async def test_what_a_custom_tool_does_not_have_is_named(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeCore(answer=says("ok"))) as server:
         answer = await server.post(RESPONSES, {"input": "hi", "tools": [{**TOOLS[0], "strict": True}]})
@@ -259,7 +286,15 @@ async def test_what_a_custom_tool_does_not_have_is_named(tmp_path: Path) -> None
         (CHAT, {"tools": [*CHAT_TOOLS, {"type": "function", "function": {"name": "apply_patch"}}]}, "tools"),
         (CHAT, {"tool_choice": {"type": "function", "function": {"name": "apply_patch"}}}, "tool_choice"),
         (CHAT, {"tool_choice": {"type": "custom", "custom": {"name": "now"}}}, "tool_choice"),
+        (CHAT, {"tools": [formatted("lark", 'start: "a"')]}, "tools"),
+        (CHAT, {"tools": [formatted("regex", "(")]}, "tools"),
+        (CHAT, {"tools": [formatted("yacc", "a")]}, "tools.0.custom.format"),
         (RESPONSES, {"tools": [{"type": "custom"}]}, "tools.0.name"),
+        (
+            RESPONSES,
+            {"tools": [{**TOOLS[0], "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}]},
+            "tools",
+        ),
         (RESPONSES, {"tool_choice": {"type": "custom", "name": "other"}}, "tool_choice"),
         (RESPONSES, {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "x"}]}, "input"),
     ],

@@ -71,6 +71,10 @@ class GrammarWriter:
             return self.rule(f"{self.anything()} {self.text(end)}")
         return self.rule(f"{self.anything()} {_quoted(end)}", "[lazy]")
 
+    def matching(self, pattern: str, end: str) -> str:
+        """Text that a regular expression matches as a whole, up to the first `end` that may follow it, and that."""
+        return self.rule(f"{self.regex(pattern)} {self.text(end)}", "" if self._marks.search(end) else "[lazy]")
+
     def spaces(self) -> str:
         """White space, or none; not so much that a model could lose itself in it."""
         blank = self._terminal(r"/[ \t\r\n]{1,4}/")

@@ -8,10 +8,10 @@ from typing import Any
 
 from quire.api.errors import InvalidRequest
 from quire.api.protocol.chat import AllowedTools, ChatRequest, FunctionTool, NamedTool
-from quire.api.protocol.custom import CustomTool, GrammarFormat, NamedCustomTool
+from quire.api.protocol.custom import CustomTool, NamedCustomTool
 from quire.api.structured.writer import GrammarWriter
 from quire.api.tools.calls import Schemas
-from quire.api.tools.custom import schema_of
+from quire.api.tools.custom import is_strict, schema_of
 from quire.api.tools.registry import ToolFormat, Writable
 
 _ANYTHING: dict[str, Any] = {"type": "object"}
@@ -84,7 +84,6 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
     if choice == "none":
         return None
     _check_names(tools)
-    _check_formats(tools)
     named = isinstance(choice, NamedTool | NamedCustomTool)
     required = choice == "required" or named
     if isinstance(choice, NamedTool | NamedCustomTool):
@@ -98,15 +97,21 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
             '`tool_choice`: "none" to have the tools in the prompt and calls left in the text.',
             "tool_choice" if choice is not None else "tools",
         )
-    return ToolPlan(
+    plan = ToolPlan(
         format=known.held if required else known,
         schemas={tool.name: schema_of(tool) for tool in tools},
         required=required,
         named=named,
         several=body.parallel_tool_calls is not False,
-        strict=frozenset(tool.name for tool in tools if isinstance(tool, FunctionTool) and tool.function.strict),
+        strict=frozenset(tool.name for tool in tools if is_strict(tool)),
         custom=frozenset(tool.name for tool in tools if isinstance(tool, CustomTool)),
     )
+    if plan.strict & plan.custom and not plan.holds:
+        raise InvalidRequest(
+            "This model's calls cannot be held to the `format` of a custom tool, unless `tool_choice` demands one.",
+            "tools",
+        )
+    return plan
 
 
 def _check_names(tools: Sequence[_Tool]) -> None:
@@ -114,12 +119,6 @@ def _check_names(tools: Sequence[_Tool]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InvalidRequest(f"Two tools are called {name!r}.", "tools")
-
-
-def _check_formats(tools: Sequence[_Tool]) -> None:
-    for tool in tools:
-        if isinstance(tool, CustomTool) and isinstance(tool.custom.format, GrammarFormat):
-            raise InvalidRequest(f"The `format` of {tool.name!r} is a grammar, which is not supported.", "tools")
 
 
 def _chosen(tools: Sequence[_Tool], wanted: Sequence[NamedTool | NamedCustomTool]) -> list[_Tool]:

@@ -8,20 +8,36 @@ from typing import Any
 
 from quire.api.errors import InvalidRequest
 from quire.api.protocol.chat import FunctionTool
-from quire.api.protocol.custom import CustomTool
+from quire.api.protocol.custom import CustomTool, GrammarFormat
 
 INPUT = "input"  # the argument
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {INPUT: {"type": "string"}},
-    "required": [INPUT],
-    "additionalProperties": False,
-}
 
 
 def schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
-    """Schema of a tool's arguments."""
-    return _SCHEMA if isinstance(tool, CustomTool) else tool.function.parameters or {"type": "object"}
+    """Schema of a tool's arguments.
+
+    Raises:
+        InvalidRequest: they cannot be held to what the tool asks for.
+    """
+    if isinstance(tool, FunctionTool):
+        return tool.function.parameters or {"type": "object"}
+    text = {"type": "string"}
+    if isinstance(tool.custom.format, GrammarFormat):
+        grammar = tool.custom.format.grammar
+        if grammar.syntax != "regex":  # llguidance can write no Lark grammar in JSON's escapes
+            raise InvalidRequest(
+                f"The `format` of the tool {tool.name!r} is a {grammar.syntax} grammar; only a `regex` is supported.",
+                "tools",
+            )
+        text["pattern"] = f"^(?:{grammar.definition})$"
+    return {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+
+
+def is_strict(tool: FunctionTool | CustomTool) -> bool:
+    """Whether its arguments are held to their schema wherever it is called."""
+    if isinstance(tool, FunctionTool):
+        return bool(tool.function.strict)
+    return isinstance(tool.custom.format, GrammarFormat)
 
 
 def as_function(tool: FunctionTool | CustomTool) -> dict[str, Any]:
