@@ -105,6 +105,8 @@ def test_what_is_no_json_is_read_all_the_same(text: str, begun: bool) -> None:
         ('{"patch": "x"}', '{"patch": "x"}'),
         ("*** Begin Patch", "*** Begin Patch"),
         ("{}", ""),
+        ('{ "inp', ""),
+        ('{"input": ', ""),
         ("", ""),
     ],
 )

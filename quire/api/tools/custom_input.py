@@ -12,6 +12,8 @@ from quire.api.tools.scanner import Scanner
 # What of a JSON string can be read: characters, whole escapes, and what begins like an escape but cannot be one.
 _READABLE = re.compile(r'(?:[^"\\]|\\u[\da-fA-F]{4}|\\u(?=[\da-fA-F]{0,3}[^\da-fA-F])|\\[^u])*+', re.DOTALL)
 _ESCAPE = re.compile(r"\\u([\da-fA-F]{4})|\\(.)", re.DOTALL)
+_BEGIN = f'{{"{INPUT}":'
+_EMPTY = ("{}", *(_BEGIN[:size] for size in range(len(_BEGIN) + 1)))  # arguments without any input, or before it
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
 
 
@@ -38,7 +40,7 @@ class InputReader:
         next(self._steps, None)
         if last and not self._inside:
             whole = "".join(self._given)
-            return "" if whole.strip() == "{}" else whole
+            return "" if "".join(whole.split()) in _EMPTY else whole
         return self._whole_characters(last)
 
     def _read(self) -> Steps:
