@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from quire.api.reasoning import ReasoningSplitter, ReasoningTags
 from quire.api.structured.constraint import Thought
-from quire.api.tools.calls import Parsed
+from quire.api.tools.calls import Parsed, Piece, TextDelta
 from quire.api.tools.choice import ToolPlan
+from quire.api.tools.custom_input import CustomCalls
 from quire.api.tools.registry import ToolFormat
 
 
@@ -56,32 +57,41 @@ class Reading:
 
 
 class AnswerParser:
-    """Reads one answer. However it is cut, what comes out adds up to the same."""
+    """Reads one answer. However it is cut, what comes out adds up to the same, in the same order."""
 
     def __init__(self, reading: Reading) -> None:
         self._splitter = reading.splitter()
         plan = self._plan = reading.plan
         form = reading.whole if plan is None else plan.format
         self._tools = None if form is None else form.parser({} if plan is None else plan.schemas)
+        self._custom = CustomCalls(plan.custom) if plan is not None and plan.custom else None
         self._whole = reading.whole is not None
         self.called = False
 
     def push(self, text: str, *, last: bool = False) -> Parsed:
         """What is certain after more text."""
-        reasoning, content = "", text
+        parsed, content = Parsed(), text
         if self._splitter is not None:
             reasoning, content = self._splitter.push(text, last=last)
+            parsed.say(reasoning, reasoning=True)
         if self._tools is None:
-            return Parsed(reasoning, content)
-        parsed = self._tools.push(content, last=last)
-        parsed.reasoning += reasoning
-        if self._plan is None:  # nobody asked for calls: what they say is text
-            parsed.content += "".join(call.arguments for call in parsed.calls)
-            parsed.calls = []
-        elif not self._plan.several:
-            parsed.calls = [call for call in parsed.calls if call.index == 0]
-        self.called = self.called or bool(parsed.calls)
+            parsed.say(content)
+            return parsed
+        found = self._tools.push(content, last=last)
+        if self._custom is not None:
+            found = self._custom.read(found, last=last)
+        for piece in found.pieces:
+            self._add(parsed, piece)
         return parsed
+
+    def _add(self, parsed: Parsed, piece: Piece) -> None:
+        if isinstance(piece, TextDelta):
+            parsed.say(piece.text, reasoning=piece.reasoning)
+        elif self._plan is None:  # nobody asked for calls: what they say is text
+            parsed.say(piece.arguments)
+        elif self._plan.several or piece.index == 0:
+            self.called = True
+            parsed.call(piece)
 
     @property
     def in_reasoning(self) -> bool:

@@ -12,7 +12,7 @@ from quire.api.answer import AnswerParser
 from quire.api.identity import fingerprint
 from quire.api.logprobs import LogprobFormatter
 from quire.api.sse import event
-from quire.api.tools.calls import Parsed
+from quire.api.tools.calls import CallDelta, Parsed, TextDelta
 from quire.engine.wire.stream import Delta
 
 _EMPTY = {"content": ""}
@@ -75,24 +75,22 @@ class ChatChunkWriter:
         parsed = self._parser.push(delta.text, last=delta.finish_reason is not None)
         if not self._plain or usage is not None or delta.finish_reason is not None:
             yield from self._write_whole(delta, list(self._pieces(parsed)), usage)
-        elif parsed.calls or parsed.reasoning:
-            for piece in self._pieces(parsed):
+            return
+        for piece in self._pieces(parsed):
+            if "content" in piece:  # nearly all chunks are this
+                yield self._before + orjson.dumps(piece["content"]) + self._after
+            else:
                 yield self._chunk(piece, None)
-        elif parsed.content:  # nearly all chunks are this
-            yield self._before + orjson.dumps(parsed.content) + self._after
 
     def _pieces(self, parsed: Parsed) -> Iterator[dict[str, Any]]:
-        """Deltas of the message, in the order of the text."""
-        if parsed.reasoning and self._include_reasoning:
-            yield {"reasoning": parsed.reasoning, "reasoning_content": parsed.reasoning}
-        if parsed.content:
-            yield {"content": parsed.content}
-        for call in parsed.calls:
-            if call.name is not None:
-                function = {"name": call.name, "arguments": ""}
-                yield {"tool_calls": [{"index": call.index, "id": call.id, "type": "function", "function": function}]}
-            if call.arguments:
-                yield {"tool_calls": [{"index": call.index, "function": {"arguments": call.arguments}}]}
+        """Deltas of the message."""
+        for piece in parsed.pieces:
+            if not isinstance(piece, TextDelta):
+                yield from _call(piece)
+            elif not piece.reasoning:
+                yield {"content": piece.text}
+            elif self._include_reasoning:
+                yield {"reasoning": piece.text, "reasoning_content": piece.text}
 
     def _write_whole(
         self, delta: Delta, pieces: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None
@@ -129,3 +127,12 @@ class ChatChunkWriter:
             fields["token_ids"] = tokens.token_ids
         body = {**self._head.fields(), "choices": [{**fields, **(end or {})}], **(top or {})}
         return event(body if usage is None else {**body, "usage": usage})
+
+
+def _call(call: CallDelta) -> Iterator[dict[str, Any]]:
+    kind, argument = ("custom", "input") if call.custom else ("function", "arguments")
+    if call.name is not None:
+        begun = {"id": call.id, "type": kind, kind: {"name": call.name, argument: ""}}
+        yield {"tool_calls": [{"index": call.index, **begun}]}
+    if call.arguments:
+        yield {"tool_calls": [{"index": call.index, kind: {argument: call.arguments}}]}

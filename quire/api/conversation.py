@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quire.api.errors import InvalidRequest
-from quire.api.protocol.chat import ChatRequest
+from quire.api.protocol.chat import ChatRequest, Message
 from quire.api.protocol.models import TokenizeRequest
+from quire.api.tools.custom import as_function, as_function_call
 from quire.multimodal import renderer
 
 
@@ -30,7 +31,7 @@ def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> re
     """What the template is given.
 
     Raises:
-        InvalidRequest: the request brings a template, and the server does not trust those.
+        InvalidRequest: the request brings a template, and the server does not trust those; or a call that is none.
     """
     if body.chat_template is not None and not trusted:
         raise InvalidRequest("`chat_template` needs a server with --trust-request-chat-template.", "chat_template")
@@ -41,8 +42,8 @@ def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> re
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
     return renderer.ChatRequest(
-        messages=[message.model_dump(exclude_unset=True) for message in body.messages or ()],
-        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
+        messages=[_turn(message, place) for place, message in enumerate(body.messages or ())],
+        tools=[as_function(tool) for tool in body.tools or ()] or None,
         documents=documents,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -50,3 +51,13 @@ def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> re
         template=body.chat_template,
         variables=variables,
     )
+
+
+def _turn(message: Message, place: int) -> dict[str, Any]:
+    turn = message.model_dump(exclude_unset=True)
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            as_function_call(call, f"messages[{place}].tool_calls[{number}]")
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return turn

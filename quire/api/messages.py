@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -26,7 +26,7 @@ from quire.api.protocol.messages import (
     ToolUseBlock,
 )
 from quire.api.sse import typed_event
-from quire.api.tools.calls import CallDelta, Parsed
+from quire.api.tools.calls import CallDelta, Parsed, Piece
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -167,17 +167,23 @@ def usage_of(tally: Tally) -> MessagesUsage:
     )
 
 
-def blocks_of(parsed: Parsed, calls: Iterable[CallDelta], *, thinking: bool) -> list[dict[str, Any]]:
+def blocks_of(parsed: Parsed, *, thinking: bool) -> list[dict[str, Any]]:
     """The content of a whole answer."""
-    blocks: list[dict[str, Any]] = []
-    if parsed.reasoning and thinking:
-        blocks.append({"type": "thinking", "thinking": parsed.reasoning, "signature": ""})
-    if parsed.content:
-        blocks.append({"type": "text", "text": parsed.content})
-    blocks.extend(
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in calls
-    )
-    return blocks
+    shown = Parsed()
+    for piece in parsed.pieces:
+        if isinstance(piece, CallDelta):
+            shown.call(piece)
+        elif thinking or not piece.reasoning:
+            shown.say(piece.text, reasoning=piece.reasoning)
+    return [_block(piece) for piece in shown.pieces]
+
+
+def _block(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, CallDelta):
+        return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _input(piece.arguments)}
+    if piece.reasoning:
+        return {"type": "thinking", "thinking": piece.text, "signature": ""}
+    return {"type": "text", "text": piece.text}
 
 
 def _input(arguments: str) -> Any:
@@ -215,19 +221,15 @@ class BlockWriter:
 
     def write(self, parsed: Parsed) -> Iterator[bytes]:
         """Events of what was found."""
-        if parsed.reasoning and self._thinking:
-            yield from self._ensure("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": parsed.reasoning})
-        if parsed.content:
-            yield from self._ensure("text", {"type": "text", "text": ""})
-            yield self._delta({"type": "text_delta", "text": parsed.content})
-        for call in parsed.calls:
-            if call.name is not None:
-                yield from self._close()
-                block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-                yield from self._ensure("tool_use", block)
-            if call.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        for piece in parsed.pieces:
+            if isinstance(piece, CallDelta):
+                yield from self._call(piece)
+            elif not piece.reasoning:
+                yield from self._ensure("text", {"type": "text", "text": ""})
+                yield self._delta({"type": "text_delta", "text": piece.text})
+            elif self._thinking:
+                yield from self._ensure("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                yield self._delta({"type": "thinking_delta", "thinking": piece.text})
 
     def end(self, stop_reason: str | None, stop_sequence: str | None, usage: MessagesUsage) -> Iterator[bytes]:
         """The last events."""
@@ -235,6 +237,14 @@ class BlockWriter:
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
         yield sse("message_delta", {"delta": delta, "usage": usage.model_dump()})
         yield sse("message_stop", {})
+
+    def _call(self, call: CallDelta) -> Iterator[bytes]:
+        if call.name is not None:
+            yield from self._close()
+            block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            yield from self._ensure("tool_use", block)
+        if call.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
     def _ensure(self, kind: str, block: Mapping[str, Any]) -> Iterator[bytes]:
         if self._open == kind:

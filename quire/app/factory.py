@@ -13,7 +13,7 @@ from quire import __version__
 from quire.api import errors
 from quire.api.fields import HEADER as IGNORED_FIELDS
 from quire.api.identity import REQUEST_ID
-from quire.api.responses.store import ResponseStore
+from quire.api.responses.service import ResponseService
 from quire.api.routes import chat, completions, generate, health, messages, models, responses
 from quire.api.served import Services
 from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
@@ -23,13 +23,13 @@ from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, "retry-after")  # of our own headers, what scripts of other origins may read
 
 
-def create_app(services: Services, metrics: Metrics, store: ResponseStore, server: ServerOptions) -> ASGIApp:
+def create_app(services: Services, metrics: Metrics, service: ResponseService, server: ServerOptions) -> ASGIApp:
     """The whole HTTP side as one ASGI callable."""
     app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
     errors.install(app)
     for module in (completions, chat, messages, generate, models, health):
         app.include_router(module.router(services))
-    app.include_router(responses.router(services, store))
+    app.include_router(responses.router(services, service))
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from quire import __version__
+from quire.api.responses.service import ResponseService
 from quire.api.served import ServedModel, Services
 from quire.app.sockets import cannot_listen
 from quire.config.options import ServerOptions
@@ -22,10 +23,12 @@ _LAST_WORDS = 2.0  # seconds that clients get to read the error that ends their 
 class Server(uvicorn.Server):
     """Uvicorn, with our start-up line, and readiness that falls as soon as a signal comes."""
 
-    def __init__(self, app: ASGIApp, services: Services, settings: ServerOptions) -> None:
+    def __init__(self, app: ASGIApp, services: Services, responses: ResponseService, settings: ServerOptions) -> None:
         """Made on the event loop that will serve."""
         self._services = services
+        self._responses = responses
         self._settings = settings
+        self._hung_up = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         super().__init__(
             uvicorn.Config(
@@ -53,6 +56,14 @@ class Server(uvicorn.Server):
         for model in self._services.models:
             logger.info(_start_line(model, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"))
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain: first what clients wait for, then what is made in the background, which ends stored."""
+        await super().shutdown(sockets)
+        waits = [asyncio.ensure_future(self._responses.drain()), asyncio.ensure_future(self._hung_up.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take no new requests; a second signal does not wait for the running ones.
 
@@ -73,10 +84,11 @@ class Server(uvicorn.Server):
         self._loop.call_later(_LAST_WORDS, self._hang_up)
 
     def _hang_up(self) -> None:
-        """Leave clients that do not read what they are sent, or do not send what they announced."""
+        """Leave clients that do not read what they are sent, or do not send what they announced; and a slow store."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         self.force_exit = True
+        self._hung_up.set()
 
 
 def _start_line(model: ServedModel, address: str) -> str:

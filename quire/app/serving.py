@@ -13,6 +13,7 @@ import uvloop
 
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
+from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.served import ServedModel, Services
 from quire.app.engines import RunningEngine, memory_share
@@ -72,7 +73,8 @@ async def _serve(
         for index, model in enumerate(models):
             model.client.observer = ModelMetrics(metrics, model.names[0], index)
         options = ServerOptions.of(settings)
-        server = Server(create_app(services, metrics, store, options), services, options)
+        responses = ResponseService(services, store)
+        server = Server(create_app(services, metrics, responses, options), services, responses, options)
         await server.serve(sockets)
         return 0 if server.started else 1
 

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.engine.wire.protocol import AddRequest
-from tests.support.fake_core import FakeCore
+from tests.support.fake_core import FakeCore, says
 from tests.support.server import running_server
 from tests.support.tokenizer import EOS, byte_tokenizer
 
@@ -82,6 +83,26 @@ async def test_what_is_rendered_generates_the_same(tmp_path: Path) -> None:
     assert listed[0]["sampling_params"]["seed"] == 5
 
 
+async def test_what_holds_an_answer_is_rendered_with_it(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    core = FakeCore(answer=says('{"n": 1}'))
+    async with running_server(tmp_path, core, tool_call_parser="hermes") as server:
+        for path, body in (
+            ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 9}),
+            ("/v1/chat/completions", {**CHAT, "tools": tools, "tool_choice": "required", "max_tokens": 9}),
+            ("/v1/completions", {"prompt": "abc", "structured_outputs": {"regex": "a|b"}, "max_tokens": 9}),
+        ):
+            assert (await server.post(path, body)).status_code == 200
+            rendered = (await server.post(f"{path}/render", body)).json()
+            rendered = rendered[0] if isinstance(rendered, list) else rendered
+            answer = await server.post(PATH, rendered)
+            assert answer.status_code == 200, answer.text
+            asked, sent = [message for message in core.received if isinstance(message, AddRequest)][-2:]
+            assert rendered["sampling_params"]["structured_outputs"]["grammar"].startswith("start: ")
+            assert sent.params.grammar
+            assert msgspec.structs.replace(sent.params, grammar="") == msgspec.structs.replace(asked.params, grammar="")
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -93,7 +114,7 @@ async def test_what_is_rendered_generates_the_same(tmp_path: Path) -> None:
         (PATH, request(stop=["a"], detokenize=False)),
         (PATH, {**request(), "features": "x", "kv_transfer_params": {"do_remote_decode": True}}),
         ("/v1/chat/completions/render", {"messages": []}),
-        ("/v1/chat/completions/render", {**CHAT, "response_format": {"type": "json_object"}}),
+        ("/v1/chat/completions/render", {**CHAT, "response_format": {"type": "structural_tag"}}),
         ("/v1/completions/render", {"prompt": []}),
     ],
 )  # fmt: skip

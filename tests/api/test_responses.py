@@ -160,7 +160,9 @@ def test_log_probabilities_do_not_depend_on_how_tokens_are_grouped(size: int) ->
     for start in range(0, len(tokens), size):
         group = tokens[start : start + size]
         entries = [{"token": token, "bytes": list(token.encode())} for token, _ in group]
-        list(writer.write(Parsed(content="".join(text for _, text in group)), entries))
+        parsed = Parsed()
+        parsed.say("".join(text for _, text in group))
+        list(writer.write(parsed, entries))
     list(writer.end("completed"))
     (part,) = writer.items[0]["content"]
     assert [one["token"] for one in part["logprobs"]] == ["\n\n", "a", "b", "c"]
@@ -281,6 +283,24 @@ async def test_responses_in_the_background_can_be_cancelled(tmp_path: Path) -> N
         core.allow(1)
         foreground = await ask(server)
         assert (await server.http.post(f"{PATH}/{foreground['id']}/cancel")).status_code == 400
+
+
+async def test_what_breaks_off_is_kept_as_far_as_it_went(tmp_path: Path) -> None:
+    core = FakeCore()
+    core.hold.set()
+    async with running_server(tmp_path, core) as server:
+        answer = await server.post(PATH, {"input": "hello", "background": True})
+        path = f"{PATH}/{answer.json()['id']}"
+        await until(lambda: core.active)
+        following = server.http.stream("GET", path, params={"stream": True})
+        async with following as events:
+            core.allow(20)
+            async for line in events.aiter_lines():
+                if line == "event: response.output_text.delta":
+                    break
+        (message,) = (await server.http.post(f"{path}/cancel")).json()["output"]
+    assert message["status"] == "incomplete"
+    assert message["content"][0]["text"]
 
 
 async def test_what_a_dead_server_left_has_failed(tmp_path: Path) -> None:
@@ -408,7 +428,7 @@ async def test_text_behind_a_call_does_not_cut_it_short(tmp_path: Path) -> None:
         core.allow(1)
         events = await streaming
     for output in (whole["output"], events[-1]["response"]["output"]):
-        call, message = sorted(output, key=lambda item: item["type"])
+        call, message = output
         assert json.loads(call["arguments"]) == {"city": "Rome"}
         assert message["content"][0]["text"] == "Done."
 

@@ -168,7 +168,7 @@ async def test_a_strict_tool_is_held_to_its_schema_if_it_is_called(tmp_path: Pat
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
+        ({"tools": [{"type": "other", "other": {"name": "x"}}]}, "tools"),
         (
             {
                 "tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "what"}}}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from quire.api.responses.store import ResponseStore
 from tests.support.process import ServerProcess, eventually, serving, tiny_model
 
 PROMPT = {"prompt": "abc", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
@@ -98,3 +100,39 @@ def test_a_client_that_never_sends_its_body_does_not_hold_the_server(folder: Pat
             eventually(lambda: in_flight(server) == 1)
             server.process.send_signal(signal.SIGTERM)
             assert_it_ended_well(server)
+
+
+def store_of(folder: Path) -> str:
+    return f"sqlite:///{folder.parent / 'responses.db'}"
+
+
+def begin(server: ServerProcess, count: int) -> list[str]:
+    """Ids of responses in the background, which are made one after the other."""
+    body = {"input": "abc", "temperature": 0, "ignore_eos": True, "max_output_tokens": 200, "background": True}
+    with server.http as client:
+        return [str(client.post("/v1/responses", json=body).json()["id"]) for _ in range(count)]
+
+
+def test_responses_in_the_background_are_drained(folder: Path, where: list[str]) -> None:
+    with serving(str(folder), "--max-num-seqs", "1", "--response-store", store_of(folder), *where) as server:
+        ids = begin(server, 4)
+        server.process.send_signal(signal.SIGTERM)
+        assert_it_ended_well(server)
+    for response_id in ids:
+        stored = asyncio.run(ResponseStore(store_of(folder), 0).load(response_id))
+        assert stored is not None
+        assert stored.response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_responses_that_would_take_too_long_are_kept_as_failed(folder: Path) -> None:
+    arguments = [str(folder), "--max-num-seqs", "1", "--response-store", store_of(folder)]
+    with serving(*arguments, "--drain-timeout", "1000") as server:
+        last = begin(server, 40)[-1]
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "draining" in server.log)
+        server.process.send_signal(signal.SIGTERM)
+        assert_it_ended_well(server)
+    with serving(*arguments) as server:
+        response = httpx.get(f"{server.url}/v1/responses/{last}").json()
+    assert response["status"] == "failed"
+    assert "shutting down" in response["error"]["message"]

@@ -94,3 +94,30 @@ def test_a_conversation_outlives_the_server(tmp_path: Path) -> None:
         second = ask(client, "What is my favourite number?", previous_response_id=first.id)
         assert "4711" in second.output_text
         assert len(list(client.responses.input_items.list(second.id))) >= 3
+
+
+def test_a_custom_tool_is_called_with_a_text(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "custom", "name": "note", "description": "Write a note."}
+    options: dict[str, Any] = {"tools": [tool], "tool_choice": {"type": "custom", "name": "note"}}
+    with client.responses.stream(
+        model="quire-nano", input="Note that it rains.", temperature=0, max_output_tokens=200, **options
+    ) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    call = final.output[-1]
+    assert call.type == "custom_tool_call"
+    assert call.name == "note"
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == call.input
+    given: Any = [{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "noted"}]
+    assert ask(client, given, previous_response_id=final.id, max_output_tokens=20).output
+    chat = client.chat.completions.create(
+        model="quire-nano",
+        messages=[{"role": "user", "content": "Note that it rains."}],
+        temperature=0,
+        max_tokens=200,
+        tools=[{"type": "custom", "custom": {"name": "note", "description": "Write a note."}}],
+        tool_choice={"type": "custom", "custom": {"name": "note"}},
+    )
+    calls = chat.choices[0].message.tool_calls or []
+    assert [one.custom.input for one in calls if one.type == "custom"] == [call.input]

@@ -12,11 +12,15 @@ from typing import Any
 import jsonschema
 import pytest
 
+from quire.api.answer import Reading
+from quire.api.protocol.custom import CustomDefinition, CustomTool, GrammarFormat
 from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
 from quire.api.reasoning import ReasoningTags
 from quire.api.structured.constraint import Thought, grammar_of
+from quire.api.structured.writer import as_lark
 from quire.api.tools.calls import joined
 from quire.api.tools.choice import ToolPlan
+from quire.api.tools.custom import schema_of
 from quire.api.tools.registry import FORMATS
 from quire.engine.wire.protocol import SamplingParams
 from tests.support.engine import Engine, random_prompt
@@ -194,6 +198,49 @@ def test_a_call_that_has_to_come_is_one_in_every_format(engine: Engine, name: st
         (call,) = joined(parsed.calls)
         jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])
         assert parsed.content == ""
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_the_text_of_a_custom_tool_has_its_format(engine: Engine, name: str) -> None:
+    pattern = r'[ab"\\][ab"\n\\]{0,4}x'
+    grammar = GrammarFormat.model_validate({"type": "grammar", "grammar": {"syntax": "regex", "definition": pattern}})
+    tool = CustomTool(type="custom", custom=CustomDefinition(name="f", format=grammar))
+    plan = ToolPlan(
+        format=FORMATS[name].held,
+        schemas={"f": schema_of(tool)},
+        required=True,
+        several=False,
+        custom=frozenset(["f"]),
+    )
+    read = Reading(tags=None, prompt=None, plan=plan)
+    for seed in range(3):
+        said = say(engine, grammar_of(None, SIGNS, plan=plan), seed)
+        (call,) = joined(read.parser().push(said, last=True).calls)
+        assert re.fullmatch(pattern, call.arguments), said
+
+
+def test_a_grammar_that_was_rendered_holds_to_the_same(engine: Engine) -> None:
+    schemas = {"f": ARGUMENTS, "@g0": {"type": "object", "properties": {}, "additionalProperties": False}}
+    calling = ToolPlan(format=FORMATS["hermes"], schemas=schemas, required=True)
+    tagged = ToolPlan(format=FORMATS["qwen3_coder"], schemas=schemas, strict=frozenset(["f"]))
+    grammars = [
+        form(json={"type": "object", "properties": {'"{}/\n': {"enum": ["@g0", "}", "é"]}}}),
+        form(json=True),
+        form(regex=r"[a-c/]{2,5}@g0\}\d"),
+        form(choice=["@g0", "/@g0/", '"@g0"', "a\nb"]),
+        form(grammar='start: "}" x // a } in a comment\nx: /[}{]/ y\ny: "@g0"'),
+        form(grammar='root ::= "a" [0-9]+'),
+        grammar_of(None, SIGNS, ReasoningTags(), Thought.POSSIBLE, calling),
+        grammar_of(None, SIGNS, ReasoningTags(), Thought.OPEN, tagged),
+    ]
+    for grammar in grammars:
+        again = form(grammar=as_lark(grammar))
+        for seed in range(2):
+            tokens = [
+                engine.generate(random_prompt(seed, 9), held(one, seed, max_tokens=40)).tokens
+                for one in (grammar, again)
+            ]
+            assert tokens[0] == tokens[1]
 
 
 def test_the_same_alone_and_in_any_batch(folder: Path, engine: Engine) -> None:

@@ -15,6 +15,7 @@ import uvicorn
 from quire.api.defaults import read_defaults
 from quire.api.mcp.servers import ToolServers
 from quire.api.parsers import reasoning_tags, tool_format
+from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.served import ServedModel, Services
 from quire.api.structured.checker import GrammarChecker
@@ -87,7 +88,7 @@ async def running_server(
             tool_servers=ToolServers(labelled(options.tool_server), options.tool_timeout),
         )
         store = ResponseStore(options.response_store or f"sqlite:///{folder / 'responses.db'}", options.response_ttl)
-        app = create_app(services, metrics, store, options)
+        app = create_app(services, metrics, ResponseService(services, store), options)
         url = await stack.enter_async_context(listening(app))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
         yield Server(url, http, services)

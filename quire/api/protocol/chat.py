@@ -9,6 +9,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    Tag,
     model_serializer,
     model_validator,
 )
@@ -22,6 +23,7 @@ from quire.api.protocol.common import (
     Usage,
     unfit,
 )
+from quire.api.protocol.custom import BY_KIND, CustomTool, CustomToolCall, NamedCustomTool
 from quire.api.protocol.structured import StructuredFields
 
 
@@ -50,13 +52,21 @@ class FunctionDefinition(BaseModel):
     strict: bool | None = Field(None, description="hold the arguments to their schema wherever this is called")
 
 
-class Tool(BaseModel):
-    """A tool that the model may use."""
+class FunctionTool(BaseModel):
+    """The same among other tools."""
 
     model_config = ConfigDict(extra="allow")
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return self.function.name
+
+
+Tool = Annotated[Annotated[FunctionTool, Tag("other")] | Annotated[CustomTool, Tag("custom")], BY_KIND]
 
 
 class FunctionName(BaseModel):
@@ -66,17 +76,25 @@ class FunctionName(BaseModel):
 
 
 class NamedTool(BaseModel):
-    """The tool that has to be called."""
+    """The function that has to be called."""
 
     type: Literal["function"] = "function"
     function: FunctionName
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return self.function.name
+
+
+NamedAnyTool = Annotated[Annotated[NamedTool, Tag("other")] | Annotated[NamedCustomTool, Tag("custom")], BY_KIND]
 
 
 class AllowedToolSet(BaseModel):
     """Some of the tools."""
 
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[ListOf[NamedTool], Field(min_length=1)]
+    tools: Annotated[ListOf[NamedAnyTool], Field(min_length=1)]
 
 
 class AllowedTools(BaseModel):
@@ -86,7 +104,7 @@ class AllowedTools(BaseModel):
     allowed_tools: AllowedToolSet
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
 
 
 class ChatRequest(GenerationFields, StructuredFields):
@@ -165,7 +183,7 @@ class CalledFunction(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A call that the model wants to be made."""
+    """A call of a function that the model wants to be made."""
 
     id: str
     type: Literal["function"] = "function"
@@ -182,7 +200,7 @@ class AnswerMessage(BaseModel):
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall | CustomToolCall] | None = None
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_absent(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:

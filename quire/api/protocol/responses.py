@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from quire.api.protocol.common import ListOf, SampledFields
+from quire.api.protocol.custom import ResponseCustomTool
 from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.api.protocol.structured import JsonObjectFormat, JsonSchema, StructuredOutputs, TextFormat
 
@@ -66,6 +67,23 @@ class FunctionCallOutput(Item):
     output: Content
 
 
+class CustomToolCall(Item):
+    """A call of a custom tool that the model made."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
+class CustomToolCallOutput(Item):
+    """What came of a custom tool's call."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: str
+    output: Content
+
+
 class ReasoningText(BaseModel):
     """A piece of reasoning."""
 
@@ -91,6 +109,8 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[CustomToolCall, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutput, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[McpListTools, Tag("mcp_list_tools")]
     | Annotated[McpCall, Tag("mcp_call")],
@@ -111,21 +131,24 @@ class ResponseTool(BaseModel):
 
 
 def _tool_kind(tool: Any) -> str:
-    return "mcp" if _kind(tool) == "mcp" else "other"
+    kind = _kind(tool)
+    return kind if kind in ("mcp", "custom") else "other"
 
 
 AnyTool = Annotated[
-    Annotated[McpTool, Tag("mcp")] | Annotated[ResponseTool, Tag("other")],
+    Annotated[McpTool, Tag("mcp")]
+    | Annotated[ResponseCustomTool, Tag("custom")]
+    | Annotated[ResponseTool, Tag("other")],
     Discriminator(_tool_kind),
 ]
 
 
 class ChosenTool(BaseModel):
-    """The function that has to be called."""
+    """The function or custom tool that has to be called."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 

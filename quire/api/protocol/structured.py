@@ -10,7 +10,8 @@ from quire.api.protocol.common import ListOf, unfit
 
 JsonSchema = dict[str, Any] | bool
 # Beyond these no grammar is built; llguidance's own limits are met long before.
-Grammar = Annotated[str, Field(min_length=1, max_length=1 << 18)]
+MOST_GRAMMAR = 1 << 18
+Grammar = Annotated[str, Field(min_length=1, max_length=MOST_GRAMMAR)]
 Choices = Annotated[ListOf[Annotated[str, Field(max_length=1 << 14)]], Field(min_length=1, max_length=1 << 12)]
 
 

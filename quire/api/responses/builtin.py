@@ -14,6 +14,7 @@ from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.api.protocol.responses import (
     AllowedResponseTools,
     ChosenTool,
+    CustomToolCall,
     FunctionCall,
     FunctionCallOutput,
     ResponsesRequest,
@@ -66,7 +67,7 @@ class BuiltInTools:
         if not self.offered:
             return body
         self._check_names(body)
-        tools = [tool for tool in body.tools or () if isinstance(tool, ResponseTool)]
+        tools = [tool for tool in body.tools or () if not isinstance(tool, McpTool)]
         tools += [
             ResponseTool(type="function", name=tool.name, description=tool.description, parameters=tool.schema)
             for server in self.offered
@@ -75,7 +76,8 @@ class BuiltInTools:
         return body.model_copy(update={"tools": tools, "tool_choice": self._choice(body.tool_choice)})
 
     def _check_names(self, body: ResponsesRequest) -> None:
-        owners = {tool.name: "a tool of the request" for tool in body.tools or () if isinstance(tool, ResponseTool)}
+        own = (tool for tool in body.tools or () if not isinstance(tool, McpTool))
+        owners = {tool.name: "a tool of the request" for tool in own}
         for server in self.offered:
             for tool in server.tools:
                 if tool.name in owners:
@@ -169,7 +171,7 @@ def plain_calls(items: Iterable[Any]) -> Iterator[Any]:
             output = result_text(item.output, item.error)
             waiting.append(FunctionCallOutput(type="function_call_output", call_id=call_id, output=output))
         else:
-            among_others = isinstance(item, FunctionCall)
+            among_others = isinstance(item, FunctionCall | CustomToolCall)
         if not among_others:
             yield from waiting
             waiting.clear()

@@ -97,7 +97,7 @@ class ResponseRun:
             async with aclosing(self._carried_out(calls, allowance)) as events:
                 async for event in events:
                     yield event
-            own = any(item["type"] == "function_call" for item in self._writer.items[begun:])
+            own = any(item["type"] in ("function_call", "custom_tool_call") for item in self._writer.items[begun:])
             ends = not calls or own or told or self._came != "completed"
             call = None if ends else await self._next(allowance)
         self.status = self._came
@@ -143,6 +143,7 @@ class ResponseRun:
         self.status = status or self.status
         self.failure = failure
         self.ended = True
+        self._writer.break_off()
         if self.status == "completed":
             self._completed = int(time.time())
         return self._event({"type": f"response.{_said(self.status)}", "response": self.told()})

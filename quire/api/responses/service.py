@@ -16,7 +16,7 @@ from quire.api import fields
 from quire.api.call import ChatCall, prepare_chat
 from quire.api.errors import InvalidRequest
 from quire.api.generation import admit
-from quire.api.protocol.responses import AnyTool, InputMessage, ResponseObject, ResponsesRequest
+from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest
 from quire.api.responses.builtin import BuiltInTools, later, named_servers
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.run import Following, ResponseRun, numbered
@@ -30,9 +30,19 @@ from quire.multimodal.errors import PromptError
 logger = logging.getLogger(__name__)
 _LEASE = 60.0  # seconds for which one says that one is at work
 _UNFINISHED = ("queued", "in_progress")
-_KINDS = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_KINDS |= {"mcp_list_tools": "mcpl", "mcp_call": "mcp"}
-_SERVED = ("function", "mcp")  # kinds of tools
+_KINDS = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+}
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_SERVED = ("function", "custom", "mcp")  # kinds of tools
 _TOO_LONG = ("input_tokens", "input_text", "max_tokens")
 
 
@@ -157,6 +167,11 @@ class ResponseService:
         task.add_done_callback(done)
         self._jobs[run.id] = _Job(run, following, task)
         return following
+
+    async def drain(self) -> None:
+        """Wait until nothing is made in the background any more."""
+        while self._jobs:
+            await asyncio.wait([job.task for job in self._jobs.values()])
 
     async def stored(self, response_id: str, param: str | None = None) -> Stored:
         """A response, whole or on its way; `param` is the field that names it.
@@ -307,12 +322,12 @@ class ResponseService:
 
 def _droppable(items: Sequence[Any]) -> list[int]:
     """Places of what may be left out: no instructions, nor the last item, nor the call that it is a result of."""
-    needed = items[-1].call_id if items[-1].type == "function_call_output" else None
+    needed = items[-1].call_id if items[-1].type in _OUTPUTS else None
     return [
         place
         for place, item in enumerate(items[:-1])
         if not (isinstance(item, InputMessage) and item.role in ("system", "developer"))
-        and not (item.type == "function_call" and item.call_id == needed)
+        and not (item.type in _CALLS and item.call_id == needed)
     ]
 
 
@@ -321,19 +336,22 @@ def _without(items: Sequence[Any], count: int) -> list[Any]:
     if not count:
         return list(items)
     gone = set(_droppable(items)[:count])
-    calls = {items[place].call_id for place in gone if items[place].type == "function_call"}
+    calls = {items[place].call_id for place in gone if items[place].type in _CALLS}
     return [
         item
         for place, item in enumerate(items)
-        if place not in gone and not (item.type == "function_call_output" and item.call_id in calls)
+        if place not in gone and not (item.type in _OUTPUTS and item.call_id in calls)
     ]
 
 
 def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
     """Names of what was given and has no effect."""
     names = [{"chat_template_kwargs.reasoning_effort": "reasoning.effort"}.get(name, name) for name in call.unread]
-    names += [_tool_name(place, tool) for place, tool in enumerate(body.tools or ()) if tool.type not in _SERVED]
-    names += [f"tools.{at}.{name}" for at, tool in enumerate(body.tools or ()) for name in _extra(tool, _SERVED)]
+    for place, tool in enumerate(body.tools or ()):
+        if tool.type in _SERVED:
+            names += [f"tools.{place}.{name}" for name in _extra(tool)]
+        else:
+            names.append(f"tools.{place} ({tool.type})")
     names += [f"text.{name}" for name in _extra(body.text)] + [f"reasoning.{name}" for name in _extra(body.reasoning)]
     if body.reasoning is not None:
         names += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(body.reasoning, name)]
@@ -342,10 +360,6 @@ def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
     return names
 
 
-def _extra(value: Any, kinds: Sequence[str] = ()) -> Iterable[str]:
-    """Undeclared fields of a part of the request, if it is of one of the kinds."""
-    return () if value is None or (kinds and value.type not in kinds) else value.model_extra or ()
-
-
-def _tool_name(place: int, tool: AnyTool) -> str:
-    return f"tools.{place} ({tool.type})"
+def _extra(value: Any) -> Iterable[str]:
+    """Undeclared fields of a part of the request."""
+    return () if value is None else value.model_extra or ()

@@ -14,11 +14,14 @@ from quire.api.body import request_of
 from quire.api.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest
 from quire.api.protocol.common import SampledFields
+from quire.api.protocol.custom import FlatGrammarFormat, ResponseCustomTool
 from quire.api.protocol.responses import (
     AllowedResponseTools,
     AnyTool,
     ChosenTool,
     Content,
+    CustomToolCall,
+    CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     InputItem,
@@ -48,9 +51,13 @@ def stored_items(given: Sequence[dict[str, Any]]) -> list[Any]:
     return _ITEMS.validate_python(given)
 
 
-def function_tools(tools: Iterable[AnyTool] | None) -> list[ResponseTool]:
-    """Those tools that the client runs."""
-    return [tool for tool in tools or () if isinstance(tool, ResponseTool) and tool.type == "function"]
+def offered(tools: Iterable[AnyTool] | None) -> list[ResponseTool | ResponseCustomTool]:
+    """Those tools that the client runs, and the model is told of."""
+    return [
+        tool
+        for tool in tools or ()
+        if isinstance(tool, ResponseTool | ResponseCustomTool) and tool.type in ("function", "custom")
+    ]
 
 
 def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
@@ -63,7 +70,7 @@ def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
     fields |= {
         "messages": list(_messages(body.instructions, plain_calls(items))),
         "max_completion_tokens": body.max_output_tokens,
-        "tools": [_function(tool) for tool in function_tools(body.tools)] or None,
+        "tools": [_tool(tool) for tool in offered(body.tools)] or None,
         "tool_choice": _choice(body),
         "response_format": _format(body),
     }
@@ -81,7 +88,13 @@ def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
     return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None})
 
 
-def _function(tool: ResponseTool) -> dict[str, Any]:
+def _tool(tool: ResponseTool | ResponseCustomTool) -> dict[str, Any]:
+    if isinstance(tool, ResponseCustomTool):
+        custom: dict[str, Any] = {"name": tool.name, "description": tool.description}
+        if isinstance(tool.format, FlatGrammarFormat):
+            grammar = {"syntax": tool.format.syntax, "definition": tool.format.definition}
+            custom["format"] = {"type": "grammar", "grammar": grammar}
+        return {"type": "custom", "custom": custom}
     if not tool.name:
         raise InvalidRequest("A tool of type function needs a `name`.", "tools")
     function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
@@ -92,10 +105,10 @@ def _function(tool: ResponseTool) -> dict[str, Any]:
 
 def _choice(body: ResponsesRequest) -> Any:
     choice = body.tool_choice
-    if not function_tools(body.tools):
+    if not offered(body.tools):
         if choice in (None, "none", "auto"):
             return None
-        raise InvalidRequest("When using `tool_choice`, `tools` must hold functions.", "tool_choice")
+        raise InvalidRequest("When using `tool_choice`, `tools` must hold functions or custom tools.", "tool_choice")
     match choice:
         case ChosenTool():
             return _named(choice)
@@ -109,7 +122,7 @@ def _choice(body: ResponsesRequest) -> Any:
 
 
 def _named(tool: ChosenTool) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool.name}}
+    return {"type": tool.type, tool.type: {"name": tool.name}}
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any] | None:
@@ -141,10 +154,9 @@ def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[s
                     turn = {}
                 turn = {"role": "assistant", "content": None, **turn}
                 turn["reasoning"] = turn.get("reasoning", "") + _thought(item, unsealer)
-            case FunctionCall():
+            case FunctionCall() | CustomToolCall():
                 turn = {"role": "assistant", "content": None, **turn}
-                function = {"name": item.name, "arguments": item.arguments}
-                turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+                turn.setdefault("tool_calls", []).append(_call(item))
             case InputMessage(role="assistant"):
                 if turn.get("content") or turn.get("tool_calls"):
                     yield turn
@@ -159,8 +171,15 @@ def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[s
         yield turn
 
 
-def _said(item: InputMessage | FunctionCallOutput) -> dict[str, Any]:
-    if isinstance(item, FunctionCallOutput):
+def _call(item: FunctionCall | CustomToolCall) -> dict[str, Any]:
+    if isinstance(item, CustomToolCall):
+        return {"id": item.call_id, "type": "custom", "custom": {"name": item.name, "input": item.input}}
+    function = {"name": item.name, "arguments": item.arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _said(item: InputMessage | FunctionCallOutput | CustomToolCallOutput) -> dict[str, Any]:
+    if not isinstance(item, InputMessage):
         return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
     role = "system" if item.role == "developer" else item.role
     return {"role": role, "content": _content(item.content)}

@@ -11,10 +11,12 @@ from quire.api.responses.translation import sealed
 from quire.api.tools.calls import CallDelta, Parsed
 
 Event = dict[str, Any]
+# Of the items that are calls: what their ids begin with, and the field that grows.
+_CALLS = {"function_call": ("fc", "arguments"), "custom_tool_call": ("ctc", "input"), "mcp_call": ("mcp", "arguments")}
 
 
 def new_id(kind: str) -> str:
-    """An id of an item: `msg_`, `fc_`, `rs_` and a random number."""
+    """An id of an item: `msg_`, `fc_`, `ctc_`, `rs_` and a random number."""
     return f"{kind}_{secrets.token_hex(24)}"
 
 
@@ -39,25 +41,34 @@ class ItemWriter:
         self._servers = servers or {}
         self._open: str | None = None  # type of the last item, while it is filled
         self._logprobs: list[Any] = []  # of tokens whose text has not been told yet
+        self._called = False  # which of the tokens behind a call are text cannot be told from a delta that has both
 
     def write(self, parsed: Parsed, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
         """Events of what was found; `logprobs` are of tokens that may be a message's."""
-        self._logprobs.extend(logprobs)
-        begun = next((place for place, call in enumerate(parsed.calls) if call.name is not None), len(parsed.calls))
-        for call in parsed.calls[:begun]:  # of a call that was begun before all this
-            yield from self._call(call)
-        if parsed.reasoning and self._reasoning:
-            yield from self._ensure("reasoning")
-            yield from self._grow("reasoning_text", parsed.reasoning)
-        if parsed.content:
-            yield from self._ensure("message")
-            yield from self._grow("output_text", parsed.content)
-        for call in parsed.calls[begun:]:
-            yield from self._call(call)
+        if not self._called:
+            self._logprobs.extend(logprobs)
+        for piece in parsed.pieces:
+            if isinstance(piece, CallDelta):
+                yield from self._call(piece)
+            elif not piece.reasoning:
+                yield from self._ensure("message")
+                yield from self._grow("output_text", piece.text)
+            elif self._reasoning:
+                yield from self._ensure("reasoning")
+                yield from self._grow("reasoning_text", piece.text)
 
     def end(self, status: str) -> Iterator[Event]:
-        """The last item's end."""
+        """The last item's end, and that of a turn."""
         yield from self._close(status)
+        self._called = False
+
+    def break_off(self) -> None:
+        """There is no more; what is unfinished stays as far as it went, and no event tells of its end."""
+        if self._open is not None:
+            self.items[-1]["status"] = "incomplete"
+        for call in self.pending():
+            call["status"] = "incomplete"
+        self._open = None
 
     # Tools of MCP servers
 
@@ -94,22 +105,27 @@ class ItemWriter:
     # What an answer is made of
 
     def _call(self, call: CallDelta) -> Iterator[Event]:
-        self._logprobs.clear()  # those of a call's tokens are not told
+        self._called = True
+        self._logprobs.clear()
         if call.name is not None:
             yield from self._close("completed")
             yield from self._begin(call)
         if call.arguments:
-            self.items[-1]["arguments"] += call.arguments
-            yield self._about(f"response.{self._open}_arguments.delta", delta=call.arguments)
+            field = _CALLS[self._open or ""][1]
+            self.items[-1][field] += call.arguments
+            yield self._about(f"response.{self._open}_{field}.delta", delta=call.arguments)
 
     def _begin(self, call: CallDelta) -> Iterator[Event]:
         label = self._servers.get(call.name or "")
+        kind = "mcp_call" if label is not None else "custom_tool_call" if call.custom else "function_call"
+        prefix, field = _CALLS[kind]
+        item: dict[str, Any] = {"type": kind, "id": new_id(prefix), "name": call.name, field: ""}
         if label is None:
-            item = {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
-            yield from self._add("function_call", item)
+            yield from self._add(kind, {**item, "call_id": call.id})
             return
-        item = {"type": "mcp_call", "id": new_id("mcp"), "server_label": label, "name": call.name, "arguments": ""}
-        yield from self._add("mcp_call", {**item, "output": None, "error": None, "approval_request_id": None})
+        yield from self._add(
+            kind, {**item, "server_label": label, "output": None, "error": None, "approval_request_id": None}
+        )
         yield self._about("response.mcp_call.in_progress")
 
     def _ensure(self, kind: str) -> Iterator[Event]:
@@ -154,9 +170,10 @@ class ItemWriter:
         if self._open is None:
             return
         item = self.items[-1]
-        if self._open in ("function_call", "mcp_call"):
-            name = {"name": item["name"]} if self._open == "function_call" else {}
-            yield self._about(f"response.{self._open}_arguments.done", **name, arguments=item["arguments"])
+        if self._open in _CALLS:
+            field = _CALLS[self._open][1]
+            named = {"name": item["name"]} if self._open == "function_call" else {}
+            yield self._about(f"response.{self._open}_{field}.done", **named, **{field: item[field]})
         else:
             part = item["content"][0]
             told = {"text": part["text"]}

@@ -25,6 +25,7 @@ from quire.api.protocol.chat import (
     ToolCall,
 )
 from quire.api.protocol.common import streamed
+from quire.api.protocol.custom import CalledCustom, CustomToolCall
 from quire.api.served import Services
 from quire.api.sse import EventStream, answer, event
 from quire.api.tools.calls import CallDelta, joined
@@ -91,8 +92,11 @@ def _choice(call: ChatCall, index: int, one: Collected, tally: Tally) -> ChatCho
     )
 
 
-def _tool_call(call: CallDelta) -> ToolCall:
-    return ToolCall(id=call.id or "", function=CalledFunction(name=call.name or "", arguments=call.arguments))
+def _tool_call(call: CallDelta) -> ToolCall | CustomToolCall:
+    call_id, name = call.id or "", call.name or ""
+    if call.custom:
+        return CustomToolCall(id=call_id, custom=CalledCustom(name=name, input=call.arguments))
+    return ToolCall(id=call_id, function=CalledFunction(name=name, arguments=call.arguments))
 
 
 async def _chunks(call: ChatCall) -> AsyncGenerator[bytes, None]:

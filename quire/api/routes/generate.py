@@ -20,8 +20,10 @@ from quire.api.protocol.chat import ChatLogprobs, ChatRequest
 from quire.api.protocol.common import ERRORS, streamed
 from quire.api.protocol.completions import CompletionRequest
 from quire.api.protocol.generate import Rendered, TokensAnswer, TokensChoice, TokensRequest
+from quire.api.protocol.structured import MOST_GRAMMAR
 from quire.api.served import Services
 from quire.api.sse import EventStream, answer, event
+from quire.api.structured.writer import as_lark
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.multimodal.renderer import Prompt
 
@@ -133,8 +135,6 @@ def _rendered(
     request_id: str, model: str, body: ChatRequest | CompletionRequest, prompt: Prompt, request: GenerateRequest
 ) -> Rendered:
     params = request.params
-    if params.grammar:
-        raise InvalidRequest("Prompts of answers that are held to a form or to a call cannot be rendered.")
     sampling: dict[str, Any] = {
         "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "temperature": params.temperature,
         "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p, "seed": params.seed,
@@ -144,6 +144,7 @@ def _rendered(
         "prompt_logprobs": params.prompt_logprobs, "skip_special_tokens": request.text.skip_special_tokens,
         "include_stop_str_in_output": request.text.include_stop, "ignore_eos": body.ignore_eos, "n": body.n,
         "logit_bias": body.logit_bias, "allowed_token_ids": body.allowed_token_ids, "bad_words": body.bad_words,
+        "structured_outputs": _structure(params.grammar),
     }  # fmt: skip
     return Rendered(
         request_id=request_id,
@@ -155,3 +156,13 @@ def _rendered(
         cache_salt=request.cache_salt,
         priority=request.priority,
     )
+
+
+def _structure(grammar: str) -> dict[str, str] | None:
+    """What the answer is held to, its reasoning and calls included, in one grammar."""
+    if not grammar:
+        return None
+    text = as_lark(grammar)
+    if len(text) > MOST_GRAMMAR:
+        raise InvalidRequest(f"The grammar of the answer has {len(text)} characters, more than a request may have.")
+    return {"grammar": text}

@@ -27,7 +27,6 @@ from quire.api.protocol.messages import (
 )
 from quire.api.served import Services
 from quire.api.sse import EventStream, answer
-from quire.api.tools.calls import joined
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": AnthropicError, "description": about["description"]} for status, about in ERRORS.items()
@@ -77,7 +76,7 @@ async def _message(call: ChatCall) -> AnsweredMessage:
     return AnsweredMessage(
         id=call.head.id,
         model=call.head.model,
-        content=blocks_of(parsed, joined(parsed.calls), thinking=call.body.include_reasoning),
+        content=blocks_of(parsed, thinking=call.body.include_reasoning),
         stop_reason=stop_reason,
         stop_sequence=stop_sequence,
         usage=usage_of(tally),

@@ -15,7 +15,6 @@ from quire.api.errors import ApiError, InvalidRequest
 from quire.api.protocol.common import ERRORS, ErrorBody, streamed
 from quire.api.protocol.responses import Deleted, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.service import ResponseService
-from quire.api.responses.store import ResponseStore
 from quire.api.responses.writer import Event
 from quire.api.served import Services
 from quire.api.sse import EventStream, answer, typed_event
@@ -23,10 +22,9 @@ from quire.api.sse import EventStream, answer, typed_event
 _Place = Annotated[int | None, Query(ge=0, lt=1 << 31)]
 
 
-def router(services: Services, store: ResponseStore) -> APIRouter:
+def router(services: Services, service: ResponseService) -> APIRouter:
     """The endpoints."""
     routes = APIRouter(route_class=StrictRoute)
-    service = ResponseService(services, store)
     answers = streamed(ResponseObject)
     made = {**answers, 424: {"model": ErrorBody, "description": "an MCP server did not list its tools"}}
 

@@ -12,6 +12,8 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 _MOST_SPACES = 64  # deep enough an indentation; without a limit models lose themselves in white space
 _ANYTHING = r"ANYTHING: /(.|\n)*/"
+# In the rules that are written here: texts and regular expressions, and what refers to another grammar.
+_REFERENCE = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)*/|@(g\d+)')
 
 
 class GrammarWriter:
@@ -69,6 +71,10 @@ class GrammarWriter:
             return self.rule(f"{self.anything()} {self.text(end)}")
         return self.rule(f"{self.anything()} {_quoted(end)}", "[lazy]")
 
+    def matching(self, pattern: str, end: str) -> str:
+        """Text that a regular expression matches as a whole, up to the first `end` that may follow it, and that."""
+        return self.rule(f"{self.regex(pattern)} {self.text(end)}", "" if self._marks.search(end) else "[lazy]")
+
     def spaces(self) -> str:
         """White space, or none; not so much that a model could lose itself in it."""
         blank = self._terminal(r"/[ \t\r\n]{1,4}/")
@@ -103,6 +109,17 @@ class GrammarWriter:
         name = f"g{len(self._grammars)}"
         self._grammars.append({"name": name, **grammar})
         return f"@{name}"
+
+
+def as_lark(grammar: str) -> str:
+    """A grammar that a writer has finished, as one Lark grammar."""
+    first, *others = json.loads(grammar)["grammars"]
+    rules = [_REFERENCE.sub(lambda found: found[1] or found[0], first["lark_grammar"])]
+    for other in others:
+        schema = other.get("json_schema")
+        inner = f"%lark {{\n{other['lark_grammar']}\n}}" if schema is None else f"%json {json.dumps(schema)}"
+        rules.append(f"{other['name']}: {inner}")
+    return "\n".join(rules)
 
 
 def _quoted(text: str) -> str:

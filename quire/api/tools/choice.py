@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.api.errors import InvalidRequest
-from quire.api.protocol.chat import AllowedTools, ChatRequest, NamedTool, Tool
+from quire.api.protocol.chat import AllowedTools, ChatRequest, FunctionTool, NamedTool
+from quire.api.protocol.custom import CustomTool, NamedCustomTool
 from quire.api.structured.writer import GrammarWriter
 from quire.api.tools.calls import Schemas
+from quire.api.tools.custom import is_strict, schema_of
 from quire.api.tools.registry import ToolFormat, Writable
 
 _ANYTHING: dict[str, Any] = {"type": "object"}
+_Tool = FunctionTool | CustomTool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,7 @@ class ToolPlan:
         named: of one function, which the request names.
         several: there may be more than one.
         strict: names of the functions whose arguments are held to their schemas even where no call has to be.
+        custom: names of those that are custom tools.
     """
 
     format: ToolFormat
@@ -34,6 +38,7 @@ class ToolPlan:
     named: bool = False
     several: bool = True
     strict: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
 
     @property
     def holds(self) -> bool:
@@ -79,37 +84,48 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
     if choice == "none":
         return None
     _check_names(tools)
-    required = choice == "required" or isinstance(choice, NamedTool)
-    if isinstance(choice, NamedTool):
-        tools = _chosen(tools, [choice.function.name])
+    named = isinstance(choice, NamedTool | NamedCustomTool)
+    required = choice == "required" or named
+    if isinstance(choice, NamedTool | NamedCustomTool):
+        tools = _chosen(tools, [choice])
     if isinstance(choice, AllowedTools):
         required = choice.allowed_tools.mode == "required"
-        tools = _chosen(tools, [one.function.name for one in choice.allowed_tools.tools])
+        tools = _chosen(tools, choice.allowed_tools.tools)
     if known is None:
         raise InvalidRequest(
             "How this model writes calls is not known: start the server with --tool-call-parser, or send "
             '`tool_choice`: "none" to have the tools in the prompt and calls left in the text.',
             "tool_choice" if choice is not None else "tools",
         )
-    return ToolPlan(
+    plan = ToolPlan(
         format=known.held if required else known,
-        schemas={tool.function.name: tool.function.parameters or _ANYTHING for tool in tools},
+        schemas={tool.name: schema_of(tool) for tool in tools},
         required=required,
-        named=isinstance(choice, NamedTool),
+        named=named,
         several=body.parallel_tool_calls is not False,
-        strict=frozenset(tool.function.name for tool in tools if tool.function.strict),
+        strict=frozenset(tool.name for tool in tools if is_strict(tool)),
+        custom=frozenset(tool.name for tool in tools if isinstance(tool, CustomTool)),
     )
+    if plan.strict & plan.custom and not plan.holds:
+        raise InvalidRequest(
+            "This model's calls cannot be held to the `format` of a custom tool, unless `tool_choice` demands one.",
+            "tools",
+        )
+    return plan
 
 
-def _check_names(tools: Sequence[Tool]) -> None:
-    names = [tool.function.name for tool in tools]
+def _check_names(tools: Sequence[_Tool]) -> None:
+    names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
             raise InvalidRequest(f"Two tools are called {name!r}.", "tools")
 
 
-def _chosen(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
-    unknown = [name for name in names if name not in {tool.function.name for tool in tools}]
+def _chosen(tools: Sequence[_Tool], wanted: Sequence[NamedTool | NamedCustomTool]) -> list[_Tool]:
+    names = {(one.type, one.name) for one in wanted}
+    chosen = [tool for tool in tools if (tool.type, tool.name) in names]
+    unknown = names - {(tool.type, tool.name) for tool in chosen}
     if unknown:
-        raise InvalidRequest(f"`tool_choice` names {unknown[0]!r}, which is none of the `tools`.", "tool_choice")
-    return [tool for tool in tools if tool.function.name in names]
+        kind, name = min(unknown)
+        raise InvalidRequest(f"`tool_choice` names the {kind} {name!r}, which is none of the `tools`.", "tool_choice")
+    return chosen

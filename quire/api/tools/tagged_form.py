@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,8 @@ class TaggedForm:
         if "enum" in schema and _is_text(schema):
             value = f"{writer.choice(schema['enum'])} {writer.text(close)}"
         elif _is_text(schema):
-            value = writer.until(close)
+            pattern = _whole_pattern(schema)
+            value = writer.until(close) if pattern is None else writer.matching(pattern, close)
         else:
             value = f"{writer.json(schema, spaces=2)} {writer.text(close)}"
         rule = writer.sequence(writer.text(head), value, writer.text("\n"))
@@ -142,6 +144,18 @@ def _properties(schemas: Schemas, name: str) -> Mapping[str, Any]:
 
 def _is_text(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") == "string" or ("enum" in schema and all(isinstance(one, str) for one in schema["enum"]))
+
+
+def _whole_pattern(schema: Mapping[str, Any]) -> str | None:
+    """A regular expression of the whole text, if the schema has one that says so."""
+    found = re.fullmatch(r"\^\(\?:(.*)\)\$", str(schema.get("pattern", "")), re.DOTALL)
+    if found is None:
+        return None
+    try:
+        re.compile(found[1])
+    except re.error:  # the brackets are no pair
+        return None
+    return found[1]
 
 
 def _as_json(text: str) -> str:
