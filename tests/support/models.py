@@ -96,6 +96,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
     ),
     "deepseek_v3": ("deepseek_v3", _MLA),
+    "deepseek_v3-wide": ("deepseek_v3", {**_MLA, "kv_lora_rank": 32, "qk_rope_head_dim": 32}),
     "deepseek_v3-yarn": (
         "deepseek_v3",
         {**_MLA, "q_lora_rank": None, "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},

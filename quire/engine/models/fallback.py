@@ -134,13 +134,17 @@ class _Probe:
     """Stands in for attention in a dry run and notes what each layer wants to cache."""
 
     stays = False
+    ends = None
 
     def __init__(self) -> None:
         self.shapes: dict[int, CacheShape] = {}
         self.windows: dict[int, int | None] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath, *, ends: bool = False
+    ) -> Tensor:
         assert v is not None
+        assert not ends
         self.shapes[layer] = CacheShape(k.shape[1], k.shape[2], v.shape[2])
         self.windows[layer] = math.window
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])

@@ -35,6 +35,14 @@ class _Prefill:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """Some rows (ends,) of the batch, and how they attend as single tokens."""
+
+    rows: Tensor
+    group: _Group
+
+
 class PagedAttention:
     """Attention over pages of `cache`, found by the block tables of `table`."""
 
@@ -54,7 +62,7 @@ class PagedAttention:
             return self._decode(inputs)
         groups = [self._group(list(spans)) for _, spans in groupby(single, self._kind)]
         prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
-        return StepAttention(self._cache.layers, inputs.slots, groups, prefills)
+        return StepAttention(self._cache.layers, inputs.slots, groups, prefills, last=self._last(inputs.spans))
 
     def _decode(self, inputs: StepInputs) -> StepAttention:
         """All tokens attend together, and find what they need where they always do."""
@@ -65,6 +73,16 @@ class PagedAttention:
         tables[:, :width] = group.tables
         lengths.copy_(group.lengths)
         return StepAttention(self._cache.layers, slots, [_Group(0, count, tables, lengths)], [], stays=True)
+
+    def _last(self, spans: Sequence[Span]) -> _Last | None:
+        """The last tokens of all spans that give some, as if they were single ones."""
+        sampling = [span for span in spans if span.samples]
+        if not self._in_place or any(span.draft for span in sampling):
+            return None
+        rows = torch.tensor([span.offset + span.count - 1 for span in sampling], dtype=torch.int64)
+        if not sampling:
+            return _Last(rows, _Group(0, 0, self._tables[:0], self._lengths[:0]))
+        return _Last(rows, self._group(sampling))
 
     def _kind(self, span: Span) -> int:
         """Spans of one kind attend together. Where pages are gathered, all pay for the longest: at most twice."""
@@ -94,11 +112,22 @@ class StepAttention:
     groups: Sequence[_Group]
     prefills: Sequence[_Prefill]
     stays: bool = False
+    last: _Last | None = None
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
+    @property
+    def ends(self) -> Tensor | None:
+        """See `Attend`."""
+        return None if self.last is None else self.last.rows
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath, *, ends: bool = False
+    ) -> Tensor:
         """Write the step's keys and values, then attend."""
         cache = self.caches[layer]
         write_pages(cache.keys, cache.values, self.slots, k, v)
+        if ends and self.last is not None:
+            group = self.last.group
+            return paged_decode(q[self.last.rows], cache.keys, cache.values, group.tables, group.lengths, math)
         out = [
             paged_decode(q[group.begin : group.end], cache.keys, cache.values, group.tables, group.lengths, math)
             for group in self.groups

@@ -19,7 +19,13 @@ class Attend(Protocol):
     def stays(self) -> bool:
         """Whether what it reads lies where it lay in any other step of as many tokens for which this is true."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath) -> Tensor:
+    @property
+    def ends(self) -> Tensor | None:
+        """Rows of the last tokens of the sequences that get a next one, if they can attend alone in a last layer."""
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath, *, ends: bool = False
+    ) -> Tensor:
         """Attend.
 
         Args:
@@ -28,15 +34,21 @@ class Attend(Protocol):
             k: (tokens, kv_heads, dim).
             v: (tokens, kv_heads, value_dim); none where values are the first numbers of the keys.
             math: what happens to the scores.
+            ends: of the queries, only those of `ends` are wanted.
 
         Returns:
-            (tokens, heads, value_dim)
+            (tokens, heads, value_dim), or (ends, heads, value_dim)
         """
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Rope angles of the step's tokens, by rope, and its attention."""
+    """Rope angles of the step's tokens, by rope, and its attention.
+
+    Attributes:
+        ends: nothing but the rows `attend.ends` is wanted of the last layer.
+    """
 
     ropes: dict[Rope, Angles]
     attend: Attend
+    ends: bool = False
