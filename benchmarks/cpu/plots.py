@@ -19,13 +19,14 @@ def draw(reports: Sequence[dict[str, Any]], out: Path) -> None:
     mpl.use("agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 after the choice of backend
 
-    figure, (speed, share) = plt.subplots(1, 2, figsize=(11, 4.2))
+    figure, (speed, share) = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
     for report in reports:
         for context in sorted({row["context"] for row in report["steps"]}):
             rows = [row for row in report["steps"] if row["context"] == context]
             batches = [row["batch"] for row in rows]
             form = "bfloat16" if report["quantization"] == "none" else report["quantization"]
-            label = f"{report['model']}, {form}, context {context:,}"
+            pages = ", int8 pages" if report.get("kv_cache_dtype") == "int8" else ""
+            label = f"{report['model']}, {form}{pages}, context {context:,}"
             speed.plot(batches, [row["tokens_per_s"] for row in rows], marker="o", label=label)
             share.plot(batches, [row["floor_share"] for row in rows], marker="o", label=label)
     for axes, title in ((speed, "decoded tokens per second"), (share, "share of the time that reading must take")):
@@ -36,8 +37,7 @@ def draw(reports: Sequence[dict[str, Any]], out: Path) -> None:
         axes.grid(alpha=0.3)
     speed.set_yscale("log")
     share.set_ylim(0, 1)
-    speed.legend(fontsize=7)
-    figure.tight_layout()
+    figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncol=3, fontsize=7)
     figure.savefig(out, dpi=110)
 
 
