@@ -79,7 +79,7 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     model = Instant()
     blocks = batch * _CONTEXT // _BLOCK
     table = RequestTable(batch, _CONTEXT, _BLOCK)
-    attention = PagedAttention(KVCache(model.caches, blocks, _BLOCK, torch.bfloat16), table)
+    attention = PagedAttention(KVCache(model.caches, blocks, _BLOCK, torch.bfloat16), table, torch.bfloat16)
     runner = ModelRunner(model, attention, table, Sampler(table, _VOCAB))
     limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))

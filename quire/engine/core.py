@@ -252,7 +252,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     cache = KVCache(loaded.model.caches, num_blocks, options.block_size, cache_dtype, reserve)
     grammars = Grammars(config.folder, loaded.vocab_size)
     sampler = Sampler(table, loaded.vocab_size, grammars.walk)
-    runner = ModelRunner(loaded.model, PagedAttention(cache, table), table, sampler)
+    runner = ModelRunner(loaded.model, PagedAttention(cache, table, loaded.dtype), table, sampler)
     scheduler = _scheduler(options, context_len, num_blocks)
 
     def check() -> None:

@@ -168,6 +168,21 @@ def test_log_probabilities_do_not_depend_on_how_tokens_are_grouped(size: int) ->
     assert [one["token"] for one in part["logprobs"]] == ["\n\n", "a", "b", "c"]
 
 
+async def test_nothing_of_an_event_comes_before_it(tmp_path: Path) -> None:
+    """A stream that is told again has the same events, though what they told of has grown since."""
+    async with thinking(tmp_path, calling()) as server:
+        fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+        live = await stream(server, **fields)
+        again = await server.http.get(f"{PATH}/{live[0]['response']['id']}?stream=true")
+    assert events_in(again.text) == live
+
+
+async def test_nothing_can_be_left_out_of_no_input(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.post(PATH, {"input": [], "instructions": "x" * 5000, "truncation": "auto"})
+    assert answer.status_code == 400
+
+
 async def test_stored_responses_can_be_had_again(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         body = await ask(server)

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from tests.support.server import listening
@@ -46,6 +47,10 @@ def _server(seen: Tools) -> MCPServer:
     def fail() -> str:
         seen.calls.append(("fail", {}))
         raise ToolError("no such luck")
+
+    @server.tool(description="Has a schema with a number that not every JSON writer takes.")
+    def far(number: Annotated[int, Field(le=2**64)]) -> str:
+        return str(number)
 
     @server.tool(description="Waits until it is released.")
     async def wait() -> str:

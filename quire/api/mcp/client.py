@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-import orjson
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from mcp import Client, Implementation, MCPError, Tool
 from mcp.client.sse import sse_client
@@ -121,7 +121,7 @@ def _texts(result: CallToolResult) -> list[str]:
             case _:
                 texts.append(f"[content of type {part.type}, which cannot be shown]")
     if not texts and result.structured_content is not None:
-        texts = [orjson.dumps(result.structured_content).decode()]
+        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return texts
 
 

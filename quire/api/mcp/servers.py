@@ -7,12 +7,14 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import orjson
+
 from quire.api.errors import InvalidRequest
 from quire.api.mcp.errors import ToolServerFailed
 from quire.api.mcp.outcome import CallOutcome, Endpoint, RemoteTool, arguments_of, protocol_error
 from quire.api.protocol.mcp import McpTool, ToolFilter
 
-_INVALID_PARAMS = -32602  # JSON-RPC's code
+_INVALID_PARAMS, _INTERNAL_ERROR = -32602, -32603  # JSON-RPC's codes
 # What the transport itself says, or what would lead a request elsewhere.
 _OURS = frozenset(
     {
@@ -108,11 +110,21 @@ class ToolServers:
         server = Endpoint(url, headers, self._patience)
         try:
             known = await list_tools(server)
+            tools = list(_allowed(tool.allowed_tools, known, tool.server_label, f"tools.{place}.allowed_tools"))
+            for one in tools:
+                _check_writable(one)
         except ToolServerFailed as error:
             text = f"The tools of MCP server {tool.server_label!r} cannot be listed: {error}"
             raise ToolServerFailed(error.detail, text) from error
-        tools = list(_allowed(tool.allowed_tools, known, tool.server_label, f"tools.{place}.allowed_tools"))
         return OfferedTools(tool.server_label, server, tools)
+
+
+def _check_writable(tool: RemoteTool) -> None:
+    try:
+        orjson.dumps(tool.told())
+    except TypeError as error:  # numbers of more than 64 bits, or too deep
+        message = f"the tool {tool.name!r} cannot be written down: {error}"
+        raise ToolServerFailed(protocol_error(_INTERNAL_ERROR, message)) from error
 
 
 def _check(tool: McpTool, where: str) -> None:

@@ -21,6 +21,7 @@ from quire.api.protocol.responses import (
     ResponseTool,
 )
 from quire.api.responses.turns import Allowance
+from quire.engine.wire.client import EngineClient
 
 _REFUSED = -32000  # JSON-RPC leaves such codes to whoever answers
 _ID_LENGTH = 9  # Mistral's templates take no other
@@ -39,11 +40,13 @@ class BuiltInTools:
         offered: servers and their tools.
         left: how many calls may still be made, if there is a limit.
         refused: a call came when none was left.
+        allowed: names of the tools that `tool_choice` leaves to the model; none if it leaves all.
     """
 
     offered: Sequence[OfferedTools]
     left: int | None = None
     refused: bool = False
+    allowed: frozenset[str] | None = None
 
     @property
     def labels(self) -> dict[str, str]:
@@ -64,8 +67,13 @@ class BuiltInTools:
         Raises:
             InvalidRequest: names are not clear, or a chosen tool is not offered.
         """
+        choice = self._choice(body.tool_choice)
         if not self.offered:
-            return body
+            return body.model_copy(update={"tool_choice": choice})
+        if body.tool_choice == "none":
+            self.allowed = frozenset()
+        elif isinstance(body.tool_choice, AllowedResponseTools):
+            self.allowed = frozenset(tool.name for tool in choice.tools)
         self._check_names(body)
         tools = [tool for tool in body.tools or () if not isinstance(tool, McpTool)]
         tools += [
@@ -73,7 +81,7 @@ class BuiltInTools:
             for server in self.offered
             for tool in server.tools
         ]
-        return body.model_copy(update={"tools": tools, "tool_choice": self._choice(body.tool_choice)})
+        return body.model_copy(update={"tools": tools, "tool_choice": choice})
 
     def _check_names(self, body: ResponsesRequest) -> None:
         own = (tool for tool in body.tools or () if not isinstance(tool, McpTool))
@@ -115,33 +123,39 @@ class BuiltInTools:
             yield ChosenTool(type="function", name=name)
 
     async def carry_out(
-        self, calls: Sequence[dict[str, Any]], allowance: Allowance
+        self, calls: Sequence[dict[str, Any]], allowance: Allowance, engine: EngineClient
     ) -> AsyncGenerator[tuple[dict[str, Any], CallOutcome], None]:
         """Make calls side by side; gives them with what came of them, in their order. Closing it early ends them.
 
         Raises:
             DeadlineExceeded: the response's time is up.
+            EngineDead: nobody could go on after the calls.
         """
-        most = len(calls) if self.left is None else min(self.left, len(calls))
-        if self.left is not None:
-            self.left -= most
-        self.refused = self.refused or most < len(calls)
-        servers = {server.label: server for server in self.offered}
-        tasks = [
-            asyncio.create_task(servers[call["server_label"]].call(call["name"], call["arguments"]))
-            for call in calls[:most]
-        ]
+        tasks = [asyncio.create_task(self._made(call)) for call in calls]
+        died = asyncio.create_task(engine.died())
         try:
-            for call, task in zip(calls, tasks, strict=False):
+            for call, task in zip(calls, tasks, strict=True):
                 async with allowance.in_time():
-                    outcome = await task
-                yield call, outcome
-            for call in calls[most:]:
-                yield call, CallOutcome(error=protocol_error(_REFUSED, "Not called: `max_tool_calls` is reached."))
+                    await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    await died
+                yield call, task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for waiting in (*tasks, died):
+                waiting.cancel()
+            await asyncio.gather(*tasks, died, return_exceptions=True)
+
+    async def _made(self, call: dict[str, Any]) -> CallOutcome:
+        """What comes of a call, or of none, if it may not be made."""
+        if self.allowed is not None and call["name"] not in self.allowed:
+            return CallOutcome(error=protocol_error(_REFUSED, "Not called: `tool_choice` does not allow it."))
+        if self.left == 0:
+            self.refused = True
+            return CallOutcome(error=protocol_error(_REFUSED, "Not called: `max_tool_calls` is reached."))
+        if self.left is not None:
+            self.left -= 1
+        server = next(server for server in self.offered if server.label == call["server_label"])
+        return await server.call(call["name"], call["arguments"])
 
 
 def later(body: ResponsesRequest) -> ResponsesRequest:
@@ -165,11 +179,9 @@ def plain_calls(items: Iterable[Any]) -> Iterator[Any]:
         if isinstance(item, McpListTools):
             continue
         if isinstance(item, McpCall):
-            call_id = item.id[-_ID_LENGTH:]
-            arguments = "{}" if arguments_of(item.arguments) is None else item.arguments
-            yield FunctionCall(type="function_call", call_id=call_id, name=item.name, arguments=arguments)
-            output = result_text(item.output, item.error)
-            waiting.append(FunctionCallOutput(type="function_call_output", call_id=call_id, output=output))
+            call, output = _plain(item)
+            yield call
+            waiting.append(output)
         else:
             among_others = isinstance(item, FunctionCall | CustomToolCall)
         if not among_others:
@@ -178,3 +190,26 @@ def plain_calls(items: Iterable[Any]) -> Iterator[Any]:
         if not isinstance(item, McpCall):
             yield item
     yield from waiting
+
+
+def plain_turn(items: Iterable[Any]) -> Iterator[Any]:
+    """The same for one turn of the model: results come behind all that it said, as it did not know them yet."""
+    outputs = []
+    for item in items:
+        if isinstance(item, McpCall):
+            call, output = _plain(item)
+            yield call
+            outputs.append(output)
+        else:
+            yield item
+    yield from outputs
+
+
+def _plain(item: McpCall) -> tuple[FunctionCall, FunctionCallOutput]:
+    call_id = item.id[-_ID_LENGTH:]
+    arguments = "{}" if arguments_of(item.arguments) is None else item.arguments
+    output = result_text(item.output, item.error)
+    return (
+        FunctionCall(type="function_call", call_id=call_id, name=item.name, arguments=arguments),
+        FunctionCallOutput(type="function_call_output", call_id=call_id, output=output),
+    )

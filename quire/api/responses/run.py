@@ -41,7 +41,8 @@ class ResponseRun:
         items: its own input, as it will be stored.
         tools: that are called here.
         lists: labels and tools of the servers to tell of, before all else.
-        again: makes the next turn's call, given all output so far; none if there is no room for it.
+        again: makes the next turn's call, given all output so far and where in it the last turn begins; none if there
+            is no room for it.
         events: all that was told so far; an event's number is its place.
         failure: what ended it, if that was an error.
         ended: its last event was made.
@@ -54,7 +55,7 @@ class ResponseRun:
     items: Sequence[dict[str, Any]]
     tools: BuiltInTools
     lists: Sequence[tuple[str, list[dict[str, Any]]]]
-    again: Callable[[list[dict[str, Any]]], Awaitable[ChatCall | None]]
+    again: Callable[[list[dict[str, Any]], int], Awaitable[ChatCall | None]]
     status: Status = "queued"
     events: list[Event] = field(default_factory=list)
     failure: EngineError | None = None
@@ -99,7 +100,7 @@ class ResponseRun:
                     yield event
             own = any(item["type"] in ("function_call", "custom_tool_call") for item in self._writer.items[begun:])
             ends = not calls or own or told or self._came != "completed"
-            call = None if ends else await self._next(allowance)
+            call = None if ends else await self._next(allowance, begun)
         self.status = self._came
 
     async def _turn(self, call: ChatCall) -> AsyncGenerator[Event, None]:
@@ -124,15 +125,15 @@ class ResponseRun:
 
     async def _carried_out(self, calls: Sequence[dict[str, Any]], allowance: Allowance) -> AsyncGenerator[Event, None]:
         """Events of calls of built-in tools."""
-        async with aclosing(self.tools.carry_out(calls, allowance)) as outcomes:
+        async with aclosing(self.tools.carry_out(calls, allowance, self.call.model.client)) as outcomes:
             async for item, outcome in outcomes:
                 for event in self._writer.made(item, outcome):
                     yield self._event(event)
 
-    async def _next(self, allowance: Allowance) -> ChatCall | None:
+    async def _next(self, allowance: Allowance, begun: int) -> ChatCall | None:
         """The next turn's call; the response is incomplete if there is nothing left for it."""
         used = sum(tally.completion for tally in self._tallies)
-        call = await self.again(self._writer.items) if allowance.tokens_left(used) else None
+        call = await self.again(self._writer.items, begun) if allowance.tokens_left(used) else None
         if call is None:
             self._came = "incomplete"
             return None

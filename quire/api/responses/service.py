@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from quire.api.call import ChatCall, prepare_chat
 from quire.api.errors import InvalidRequest
 from quire.api.generation import admit
 from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest
-from quire.api.responses.builtin import BuiltInTools, later, named_servers
+from quire.api.responses.builtin import BuiltInTools, later, named_servers, plain_turn
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.run import Following, ResponseRun, numbered
 from quire.api.responses.store import ResponseStore, Stored
@@ -86,6 +86,9 @@ class ResponseService:
         if body.background and not body.kept:
             raise InvalidRequest("background can only be used when `store` is true", "background")
         own = input_items(body)
+        with _written_down():
+            given = numbered(own, (new_id(_KINDS[item.type]) for item in own))
+            orjson.dumps(given)
         items = [*await self._conversation(body.previous_response_id), *own]
         tools = BuiltInTools(await self._services.tool_servers.offered(named_servers(body)), body.max_tool_calls)
         asked = tools.request(body)
@@ -93,20 +96,18 @@ class ResponseService:
         call = await self._prepared(asked, items, new_id("resp"))
         headers = fields.judge(body, strict=self._services.strict_fields, unread=_unread(body, call))
 
-        async def again(output: list[dict[str, Any]]) -> ChatCall | None:
+        async def again(output: list[dict[str, Any]], begun: int) -> ChatCall | None:
+            last = plain_turn(stored_items(output[begun:]))
             try:
-                return await self._prepared(later(asked), [*items, *stored_items(output)], call.head.id)
+                return await self._prepared(later(asked), [*items, *stored_items(output[:begun]), *last], call.head.id)
             except (InvalidRequest, PromptError) as error:
                 if error.param not in _TOO_LONG:
                     raise
             return None
 
-        try:
-            given = numbered(own, (new_id(_KINDS[item.type]) for item in own))
-            run = ResponseRun(call, body, given, tools, list(tools.lists(items)), again)
-            orjson.dumps([run.items, run.told()])
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"The request cannot be written down: {error}", "input") from error
+        run = ResponseRun(call, body, given, tools, list(tools.lists(items)), again)
+        with _written_down():
+            orjson.dumps(run.told())
         return Admitted(run, headers, admit(call.model.client, 1, "input"))
 
     async def events(self, run: ResponseRun) -> AsyncGenerator[Event, None]:
@@ -320,8 +321,19 @@ class ResponseService:
         return found
 
 
+@contextmanager
+def _written_down() -> Iterator[None]:
+    """What a client gave, it may have given deeper than can be written."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"The request cannot be written down: {error}", "input") from error
+
+
 def _droppable(items: Sequence[Any]) -> list[int]:
     """Places of what may be left out: no instructions, nor the last item, nor the call that it is a result of."""
+    if not items:
+        return []
     needed = items[-1].call_id if items[-1].type in _OUTPUTS else None
     return [
         place

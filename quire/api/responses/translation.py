@@ -158,10 +158,11 @@ def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[s
                 turn = {"role": "assistant", "content": None, **turn}
                 turn.setdefault("tool_calls", []).append(_call(item))
             case InputMessage(role="assistant"):
-                if turn.get("content") or turn.get("tool_calls"):
+                said = [turn["content"]] if turn.get("content") else []
+                if said and not turn.get("tool_calls"):
                     yield turn
-                    turn = {}
-                turn = {"role": "assistant", **turn, "content": _text(item.content)}
+                    turn, said = {}, []
+                turn = {"role": "assistant", **turn, "content": "\n".join([*said, _text(item.content)])}
             case _:
                 if turn:
                     yield turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -139,7 +140,7 @@ class ItemWriter:
             item = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield from self._add(kind, item)
-        yield self._about("response.content_part.added", content_index=0, part=dict(part))
+        yield self._about("response.content_part.added", content_index=0, part=copy.deepcopy(part))
         self.items[-1]["content"].append(part)
 
     def _add(self, kind: str, item: dict[str, Any]) -> Iterator[Event]:

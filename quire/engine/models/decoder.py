@@ -82,10 +82,10 @@ class DecoderLayer(nn.Module):
         self.attn_norm, self.ffn_norm = norm(spec.pre_norm), norm(spec.pre_norm)
         self.attn_post_norm, self.ffn_post_norm = norm(spec.post_norm), norm(spec.post_norm)
 
-    def forward(self, x: Tensor, step: StepContext, *, ends: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden), or, of the ends alone, to (ends, hidden)."""
-        attended = self.attn_post_norm(self.attn(self.attn_norm(x), step, ends=ends))
-        x = add_scaled(x[step.attend.ends] if ends else x, attended, self.scale)
+    def forward(self, x: Tensor, step: StepContext, *, last: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden); if the step's last layer is cut, to (ends, hidden) there."""
+        attended = self.attn_post_norm(self.attn(self.attn_norm(x), step, last=last))
+        x = add_scaled(x[step.attend.ends] if last and step.cut else x, attended, self.scale)
         return add_scaled(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))), self.scale)
 
 
@@ -107,18 +107,18 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
         """Last hidden states (rows, hidden) of some rows of the tokens at positions, both (tokens,)."""
-        ends = attend.ends is not None and torch.equal(attend.ends, rows)
-        step = StepContext({rope: angles(rope, positions, self.context_len) for rope in self._ropes}, attend, ends)
+        cut = attend.ends is not None and torch.equal(attend.ends, rows)
+        step = StepContext({rope: angles(rope, positions, self.context_len) for rope in self._ropes}, attend, cut)
         x: Tensor = self.embed(tokens)
         if self.spec.embed_scale != 1.0:
             x = x * torch.tensor(self.spec.embed_scale, dtype=x.dtype)
         last = self._replays.run(self._run_layers, x, step)
-        out: Tensor = self.norm(last if ends else last[rows])
+        out: Tensor = self.norm(last if cut else last[rows])
         return out
 
     def _run_layers(self, x: Tensor, step: StepContext) -> Tensor:
         for layer in self.layers:
-            x = layer(x, step, ends=step.ends and layer is self.layers[-1])
+            x = layer(x, step, last=layer is self.layers[-1])
         return x
 
     def set_context(self, context_len: int) -> None:

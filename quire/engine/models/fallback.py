@@ -141,10 +141,19 @@ class _Probe:
         self.windows: dict[int, int | None] = {}
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath, *, ends: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        math: ScoreMath,
+        *,
+        last: bool = False,
+        cut: bool = False,
     ) -> Tensor:
         assert v is not None
-        assert not ends
+        assert not last
+        assert not cut
         self.shapes[layer] = CacheShape(k.shape[1], k.shape[2], v.shape[2])
         self.windows[layer] = math.window
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])

@@ -47,6 +47,7 @@ class EngineClient:
         self._streams: dict[str, SequenceStream] = {}
         self._stats = StepStats()
         self._dead: EngineDead | None = None
+        self._ended = asyncio.Event()
         self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         self._serials = itertools.count()
         self._last_seen = time.monotonic()
@@ -78,6 +79,16 @@ class EngineClient:
     def dead(self) -> EngineDead | None:
         """Why the engine ended, if it has."""
         return self._dead
+
+    async def died(self) -> None:
+        """Wait for the engine's end.
+
+        Raises:
+            EngineDead: it has come.
+        """
+        await self._ended.wait()
+        assert self._dead is not None
+        raise self._dead
 
     def stalled_for(self) -> float:
         """Seconds for which the core has owed a sign of life; 0 if it owes none."""
@@ -166,6 +177,7 @@ class EngineClient:
 
     def _end(self, reason: str) -> None:
         self._dead = self._dead or EngineDead(f"The engine has ended: {reason}")
+        self._ended.set()
         if not self._ready.done():
             self._ready.set_exception(self._dead)
             self._ready.exception()  # seen: whoever awaits `ready` still gets it

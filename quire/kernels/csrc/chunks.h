@@ -2,7 +2,7 @@
 #pragma once
 
 constexpr int64_t CHUNK = 256;  // positions
-constexpr int64_t MOST_QUERIES = 32;  // of a key head beside one chunk: so many are one piece of work
+constexpr int64_t MOST_QUERIES = 32;  // of a key head that are one piece of work, if they are of several sequences
 
 // A chunk's positions, of all the sequences that begin with the same blocks: read once for them.
 struct Chunk {
@@ -32,18 +32,21 @@ class Chunks {
             }
             begins[s + 1] = int64_t(parts.size());
         }
-        // A block lies at one position in all sequences that have it, so those that share a chunk come together.
-        std::sort(parts.begin(), parts.end(), [](const Part &x, const Part &y) {
-            return std::pair(*x.blocks, x.place) < std::pair(*y.blocks, y.place);
+        auto blocks_of = [&](const Part &part) { return (part.last - 1) / a.block_size - part.first / a.block_size + 1; };
+        auto difference = [&](const Part &x, const Part &y) -> int64_t {
+            if (*x.blocks != *y.blocks) return int64_t(*x.blocks) - *y.blocks;
+            if (x.first != y.first) return x.first - y.first;
+            if (x.last != y.last) return x.last - y.last;
+            return std::memcmp(x.blocks, y.blocks, blocks_of(x) * sizeof *x.blocks);
+        };
+        std::sort(parts.begin(), parts.end(), [&](const Part &x, const Part &y) {
+            int64_t differs = difference(x, y);
+            return differs ? differs < 0 : x.place < y.place;
         });
         int64_t most = std::max<int64_t>(1, MOST_QUERIES * a.kv_heads / a.heads);
         for (const Part &part : parts) {
-            auto same = [&](const Part &other) {
-                int64_t blocks = (part.last - 1) / a.block_size - part.first / a.block_size + 1;
-                return part.first == other.first && part.last == other.last &&
-                       std::memcmp(part.blocks, other.blocks, blocks * sizeof *part.blocks) == 0;
-            };
-            if (list.empty() || list.back().end - list.back().begin == most || !same(parts[list.back().begin]))
+            if (list.empty() || list.back().end - list.back().begin == most ||
+                difference(part, parts[list.back().begin]) != 0)
                 list.push_back({part.sequence, part.first, part.last, int64_t(places.size()), int64_t(places.size())});
             list.back().end++;
             sequences.push_back(part.sequence), places.push_back(part.place);

@@ -15,7 +15,8 @@ float quantise_row(const typename T::Number *x, uint8_t *out, int64_t size) {
     }
     float largest = most[0];
     for (int i = 1; i < LANES; i++) largest = std::max(largest, most[i]);
-    float step = largest > 0.0f ? largest / 127.0f : 1.0f, steps = 1.0f / step;
+    // Not below where 1 / step is infinite; what is so small becomes 0.
+    float step = largest > 1e-36f ? largest / 127.0f : 1.0f, steps = 1.0f / step;
     for (int64_t i = 0; i < size; i += LANES) {
         Ints whole = __builtin_convertvector(T::load(x + i) * steps + 128.5f, Ints);  // positive, so cut off is rounded
         Bytes bytes = __builtin_convertvector(whole, Bytes) ^ flip;

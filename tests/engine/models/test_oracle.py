@@ -125,6 +125,35 @@ def test_rounded_pages_stay_close(tmp_path: Path, case: str, tokens: int) -> Non
     assert sizes[1] < 0.8 * sizes[0]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_rounded_pages_of_prompts_in_pieces(tmp_path: Path, dtype: Any) -> None:
+    """In whatever the model computes, steps that give no token among them."""
+    folder = save_model(make_model("qwen3").to(getattr(torch, dtype)), tmp_path)
+    options: dict[str, Any] = {"kv_cache_dtype": "int8", "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    engine = Engine(folder, model=ModelOptions(dtype=dtype), **options)
+    assert len(engine.generate(random_prompt(4, 60), greedy(5)).tokens) == 5
+
+
+@pytest.mark.parametrize("wish", ["prompt_logprobs", "speculation"])
+def test_what_a_neighbour_wants_changes_nothing(tmp_path: Path, wish: str) -> None:
+    """Of a step's last layer, where a neighbour wants more than its last token."""
+    folder = save_model(make_model("qwen3").bfloat16(), tmp_path)
+    options: dict[str, Any] = {"kv_cache_dtype": "int8"}
+    found = []
+    for wanted in (False, True):
+        extra: dict[str, Any] = {"prompt_logprobs": 0} if wanted and wish == "prompt_logprobs" else {}
+        guessing = {"speculation": "ngram"} if wanted and wish == "speculation" else {}
+        engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), **options, **guessing)
+        engine.add("neighbour", [5, 6, 7] * 8, greedy(20, **extra))
+        if wish == "speculation":
+            for _ in range(4):
+                engine.step()
+        engine.add("own", random_prompt(4, 40), greedy(1, logprobs=3))
+        engine.run()
+        found.append(engine.results["own"].outputs[0].logprobs)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_compiled_kernels_and_torch_agree(tmp_path: Path, case: str, quantization: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.engine.execution.batch import Span, StepInputs
 from quire.engine.execution.cache import KVCache, LayerCache
 from quire.engine.execution.table import RequestTable
+from quire.kernels import native
 from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, reads_in_place, write_pages
 
 
@@ -46,10 +47,12 @@ class _Last:
 class PagedAttention:
     """Attention over pages of `cache`, found by the block tables of `table`."""
 
-    def __init__(self, cache: KVCache, table: RequestTable) -> None:
+    def __init__(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> None:
+        """`dtype`: of queries, keys and values."""
         self._cache = cache
         self._table = table
-        self._in_place = all(reads_in_place(layer.keys, layer.values) for layer in cache.layers)
+        readable = (reads_in_place(layer.keys, layer.values) for layer in cache.layers)
+        self._in_place = dtype in native.CODES and all(readable)
         rows, blocks = table.blocks.shape
         self._slots, self._lengths = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
         self._tables = torch.zeros((rows, blocks), dtype=torch.int32)
@@ -75,9 +78,9 @@ class PagedAttention:
         return StepAttention(self._cache.layers, slots, [_Group(0, count, tables, lengths)], [], stays=True)
 
     def _last(self, spans: Sequence[Span]) -> _Last | None:
-        """The last tokens of all spans that give some, as if they were single ones."""
-        sampling = [span for span in spans if span.samples]
-        if not self._in_place or any(span.draft for span in sampling):
+        """The last tokens of spans that give some, as if they were single ones; those with a draft need more."""
+        sampling = [span for span in spans if span.samples and not span.draft]
+        if not self._in_place:
             return None
         rows = torch.tensor([span.offset + span.count - 1 for span in sampling], dtype=torch.int64)
         if not sampling:
@@ -120,14 +123,29 @@ class StepAttention:
         return None if self.last is None else self.last.rows
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath, *, ends: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        math: ScoreMath,
+        *,
+        last: bool = False,
+        cut: bool = False,
     ) -> Tensor:
-        """Write the step's keys and values, then attend."""
+        """Write the step's keys and values, then attend.
+
+        A sequence's last token attends as a single one in the last layer, cut or not, so that its numbers do not depend
+        on what other sequences want of the step.
+        """
         cache = self.caches[layer]
         write_pages(cache.keys, cache.values, self.slots, k, v)
-        if ends and self.last is not None:
+        ends = None
+        if last and self.last is not None:
             group = self.last.group
-            return paged_decode(q[self.last.rows], cache.keys, cache.values, group.tables, group.lengths, math)
+            ends = paged_decode(q[self.last.rows], cache.keys, cache.values, group.tables, group.lengths, math)
+            if cut:
+                return ends
         out = [
             paged_decode(q[group.begin : group.end], cache.keys, cache.values, group.tables, group.lengths, math)
             for group in self.groups
@@ -136,4 +154,7 @@ class StepAttention:
             paged_prefill(q[item.begin : item.end], cache.keys, cache.values, item.table, item.length, math)
             for item in self.prefills
         ]
-        return out[0] if len(out) == 1 else torch.cat(out)
+        whole = out[0] if len(out) == 1 else torch.cat(out)
+        if ends is not None and self.last is not None:
+            whole[self.last.rows] = ends
+        return whole

@@ -26,8 +26,8 @@ class GroupedAttentionLayer(nn.Module):
         self.q_norm, self.k_norm = (self._norm(size, decoder) for size in (queries, keys))
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
 
-    def forward(self, x: Tensor, step: StepContext, *, ends: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden), or, of the ends alone, to (ends, hidden)."""
+    def forward(self, x: Tensor, step: StepContext, *, last: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden); if the step's last layer is cut, to (ends, hidden) there."""
         spec = self.spec
         qkv = self.qkv(x)
         norms = None
@@ -40,7 +40,7 @@ class GroupedAttentionLayer(nn.Module):
         angles = None if spec.rope is None else step.ropes[spec.rope]
         q, k, v = turn_heads(qkv, spec.heads, spec.kv_heads, norms, angles)
         math = ScoreMath(spec.scale, spec.window, spec.softcap, self.sinks)
-        out: Tensor = self.out(step.attend(self.index, q, k, v, math, ends=ends).flatten(1))
+        out: Tensor = self.out(step.attend(self.index, q, k, v, math, last=last, cut=last and step.cut).flatten(1))
         return out
 
     def _norm(self, size: int, decoder: DecoderSpec) -> RMSNorm | None:

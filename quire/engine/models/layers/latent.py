@@ -36,8 +36,8 @@ class LatentAttentionLayer(nn.Module):
         self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim), plain=True)
         self.out = Linear(spec.heads * spec.value_dim, decoder.hidden, bias=spec.bias)
 
-    def forward(self, x: Tensor, step: StepContext, *, ends: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden), or, of the ends alone, to (ends, hidden)."""
+    def forward(self, x: Tensor, step: StepContext, *, last: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden); if the step's last layer is cut, to (ends, hidden) there."""
         spec = self.spec
         angles = step.ropes[spec.rope]
         q = self.q_b(self.q_a_norm(self.q_a(x)) if spec.q_rank is not None else x)
@@ -52,6 +52,6 @@ class LatentAttentionLayer(nn.Module):
         key_up, value_up = up.split([spec.nope_dim, spec.value_dim], 1)
         query = torch.cat((torch.einsum("thn,hnr->thr", q_nope, key_up), q_rope), -1)
         key = torch.cat((self.kv_a_norm(latent)[:, None], k_rope), -1)
-        seen = step.attend(self.index, query, key, None, ScoreMath(spec.scale), ends=ends)
+        seen = step.attend(self.index, query, key, None, ScoreMath(spec.scale), last=last, cut=last and step.cut)
         out: Tensor = self.out(torch.einsum("thr,hvr->thv", seen, value_up).flatten(1))
         return out

@@ -21,10 +21,18 @@ class Attend(Protocol):
 
     @property
     def ends(self) -> Tensor | None:
-        """Rows of the last tokens of the sequences that get a next one, if they can attend alone in a last layer."""
+        """Rows of the last tokens of sequences that get a next one, which attend as single tokens in the last layer."""
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, math: ScoreMath, *, ends: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        math: ScoreMath,
+        *,
+        last: bool = False,
+        cut: bool = False,
     ) -> Tensor:
         """Attend.
 
@@ -34,7 +42,8 @@ class Attend(Protocol):
             k: (tokens, kv_heads, dim).
             v: (tokens, kv_heads, value_dim); none where values are the first numbers of the keys.
             math: what happens to the scores.
-            ends: of the queries, only those of `ends` are wanted.
+            last: it is the last layer.
+            cut: of its queries, only those of `ends` are wanted.
 
         Returns:
             (tokens, heads, value_dim), or (ends, heads, value_dim)
@@ -46,9 +55,9 @@ class StepContext:
     """Rope angles of the step's tokens, by rope, and its attention.
 
     Attributes:
-        ends: nothing but the rows `attend.ends` is wanted of the last layer.
+        cut: nothing but the rows `attend.ends` is wanted of the last layer.
     """
 
     ropes: dict[Rope, Angles]
     attend: Attend
-    ends: bool = False
+    cut: bool = False
