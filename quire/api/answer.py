@@ -57,7 +57,12 @@ class Reading:
 
 
 class AnswerParser:
-    """Reads one answer. However it is cut, what comes out adds up to the same, in the same order."""
+    """Reads one answer. However it is cut, what comes out adds up to the same, in the same order.
+
+    Attributes:
+        plain: there is nothing but text in it, which need not be read.
+        called: a call was found.
+    """
 
     def __init__(self, reading: Reading) -> None:
         self._splitter = reading.splitter()
@@ -66,6 +71,7 @@ class AnswerParser:
         self._tools = None if form is None else form.parser({} if plan is None else plan.schemas)
         self._custom = CustomCalls(plan.custom) if plan is not None and plan.custom else None
         self._whole = reading.whole is not None
+        self.plain = self._splitter is None and self._tools is None
         self.called = False
 
     def push(self, text: str, *, last: bool = False) -> Parsed:

@@ -64,6 +64,7 @@ class ChatChunkWriter:
         self._prompt_token_ids = prompt_token_ids
         self._begun = False
         self._plain = formatter is None and prompt_token_ids is None
+        self._verbatim = self._plain and parser.plain
         whole = self._chunk({"content": _MARK}, None)
         self._before, self._after = whole.split(f'"{_MARK}"'.encode())
 
@@ -72,6 +73,10 @@ class ChatChunkWriter:
         if not self._begun:
             self._begun = True
             yield from self._begin(usage)
+        if self._verbatim and usage is None and delta.finish_reason is None:
+            if delta.text:
+                yield self._before + orjson.dumps(delta.text) + self._after
+            return
         parsed = self._parser.push(delta.text, last=delta.finish_reason is not None)
         if not self._plain or usage is not None or delta.finish_reason is not None:
             yield from self._write_whole(delta, list(self._pieces(parsed)), usage)

@@ -21,7 +21,7 @@ from quire.multimodal.errors import PromptError
 logger = logging.getLogger(__name__)
 _COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-DIRECT = "quire.send"  # where a scope keeps the server's own `send`, which takes a stream's pieces without detours
+DIRECT = "quire.send"  # where a scope keeps the server's own `send`, for pieces of a stream, which no layer may change
 _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics show it
 
 
