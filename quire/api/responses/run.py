@@ -29,6 +29,7 @@ from quire.api.responses.writer import Event, ItemWriter
 from quire.engine.wire.errors import DeadlineExceeded, EngineError
 from quire.engine.wire.protocol import TokenLogprobs
 
+CLIENT_CALLS = ("function_call", "custom_tool_call")  # items, after which it is the client's turn
 _ENDS: dict[str | None, Status] = {"length": "incomplete", "abort": "failed", "error": "failed"}
 
 
@@ -98,7 +99,7 @@ class ResponseRun:
             async with aclosing(self._carried_out(calls, allowance)) as events:
                 async for event in events:
                     yield event
-            own = any(item["type"] in ("function_call", "custom_tool_call") for item in self._writer.items[begun:])
+            own = any(item["type"] in CLIENT_CALLS for item in self._writer.items[begun:])
             ends = not calls or own or told or self._came != "completed"
             call = None if ends else await self._next(allowance, begun)
         self.status = self._came

@@ -19,7 +19,7 @@ from quire.api.generation import admit
 from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest
 from quire.api.responses.builtin import BuiltInTools, later, named_servers, plain_turn
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
-from quire.api.responses.run import Following, ResponseRun, numbered
+from quire.api.responses.run import CLIENT_CALLS, Following, ResponseRun, numbered
 from quire.api.responses.store import ResponseStore, Stored
 from quire.api.responses.translation import as_chat, input_items, stored_items
 from quire.api.responses.writer import Event, new_id
@@ -40,7 +40,6 @@ _KINDS = {
     "mcp_list_tools": "mcpl",
     "mcp_call": "mcp",
 }
-_CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _SERVED = ("function", "custom", "mcp")  # kinds of tools
 _TOO_LONG = ("input_tokens", "input_text", "max_tokens")
@@ -339,7 +338,7 @@ def _droppable(items: Sequence[Any]) -> list[int]:
         place
         for place, item in enumerate(items[:-1])
         if not (isinstance(item, InputMessage) and item.role in ("system", "developer"))
-        and not (item.type in _CALLS and item.call_id == needed)
+        and not (item.type in CLIENT_CALLS and item.call_id == needed)
     ]
 
 
@@ -348,7 +347,7 @@ def _without(items: Sequence[Any], count: int) -> list[Any]:
     if not count:
         return list(items)
     gone = set(_droppable(items)[:count])
-    calls = {items[place].call_id for place in gone if items[place].type in _CALLS}
+    calls = {items[place].call_id for place in gone if items[place].type in CLIENT_CALLS}
     return [
         item
         for place, item in enumerate(items)

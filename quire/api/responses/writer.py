@@ -92,16 +92,12 @@ class ItemWriter:
         call["output"], call["error"] = outcome.output, outcome.error
         status = "completed" if outcome.error is None else "failed"
         yield {"type": f"response.mcp_call.{status}", "item_id": call["id"], "output_index": self.items.index(call)}
-        yield from self._left(call, status)
+        yield from self._leave(call, status)
 
     def not_made(self) -> Iterator[Event]:
         """Events of calls that nobody will make, as the answer broke off."""
         for call in self.pending():
-            yield from self._left(call, "incomplete")
-
-    def _left(self, call: dict[str, Any], status: str) -> Iterator[Event]:
-        call["status"] = status
-        yield {"type": "response.output_item.done", "output_index": self.items.index(call), "item": call}
+            yield from self._leave(call, "incomplete")
 
     # What an answer is made of
 
@@ -188,8 +184,12 @@ class ItemWriter:
         kind, self._open = self._open, None
         if kind == "mcp_call" and status == "completed":  # it is still to be made
             return
+        yield from self._leave(item, status)
+
+    def _leave(self, item: dict[str, Any], status: str) -> Iterator[Event]:
+        """An item is as it will stay."""
         item["status"] = status
-        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+        yield {"type": "response.output_item.done", "output_index": self.items.index(item), "item": item}
 
     def _about(self, kind: str, **fields: Any) -> Event:
         """An event of the last item."""

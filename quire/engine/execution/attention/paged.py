@@ -79,9 +79,9 @@ class PagedAttention:
 
     def _last(self, spans: Sequence[Span]) -> _Last | None:
         """The last tokens of spans that give some, as if they were single ones; those with a draft need more."""
-        sampling = [span for span in spans if span.samples and not span.draft]
         if not self._in_place:
             return None
+        sampling = [span for span in spans if span.samples and not span.draft]
         rows = torch.tensor([span.offset + span.count - 1 for span in sampling], dtype=torch.int64)
         if not sampling:
             return _Last(rows, _Group(0, 0, self._tables[:0], self._lengths[:0]))
