@@ -92,6 +92,27 @@ struct QuantisedLinear {
     int bits, wide;
 };
 
+struct Hold {
+    float *logits;         // (.., vocab)
+    const uint32_t *masks;  // (.., words); bit i % 32 of word i / 32 says whether token i may come
+    const int64_t *pairs;  // (count, 2) a row of logits, and one of masks
+    int64_t count, vocab, words;
+};
+
+struct Likeliest {
+    const float *logits;  // (rows, vocab)
+    int64_t *tokens;
+    int64_t rows, vocab;
+};
+
+struct Draw {
+    const float *logits;  // (rows, vocab)
+    const float *temperatures;
+    const double *randoms;  // in [0, 1)
+    int64_t *tokens;
+    int64_t rows, vocab;
+};
+
 struct Kernels {
     void (*rms_norm)(const RmsNorm &);
     void (*turn_heads)(const TurnHeads &);
@@ -102,4 +123,7 @@ struct Kernels {
     void (*paged_prefill)(const PagedPrefill &);
     void (*linear)(const Linear &);
     void (*quantised_linear)(const QuantisedLinear &);
+    void (*hold)(const Hold &);
+    void (*likeliest)(const Likeliest &);
+    void (*draw)(const Draw &);
 };

@@ -164,8 +164,9 @@ void act_and_mul(const ActAndMul &a) {
 #include "linear.h"
 #include "prefill.h"
 #include "quantised.h"
+#include "sampling.h"
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill, linear, quantised_linear<T>};
+    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill, linear, quantised_linear<T>, hold, likeliest, draw};
 }

@@ -229,6 +229,27 @@ PyObject *quantised_linear(PyObject *, PyObject *const *values, Py_ssize_t count
     return run(in, a.size_in * a.size_out, [=] { kernels[narrow]->quantised_linear(a); });
 }
 
+PyObject *hold(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 6);
+    Hold a;
+    in >> a.logits >> a.masks >> a.pairs >> a.count >> a.vocab >> a.words;
+    return run(in, a.count * a.vocab, [=] { kernels[0]->hold(a); });
+}
+
+PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 4);
+    Likeliest a;
+    in >> a.logits >> a.tokens >> a.rows >> a.vocab;
+    return run(in, a.rows * a.vocab, [=] { kernels[0]->likeliest(a); });
+}
+
+PyObject *draw(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 6);
+    Draw a;
+    in >> a.logits >> a.temperatures >> a.randoms >> a.tokens >> a.rows >> a.vocab;
+    return run(in, a.rows * a.vocab, [=] { kernels[0]->draw(a); });
+}
+
 PyMethodDef methods[] = {
     {"rms_norm", _PyCFunction_CAST(rms_norm), METH_FASTCALL, nullptr},
     {"turn_heads", _PyCFunction_CAST(turn_heads), METH_FASTCALL, nullptr},
@@ -239,6 +260,9 @@ PyMethodDef methods[] = {
     {"paged_prefill", _PyCFunction_CAST(paged_prefill), METH_FASTCALL, nullptr},
     {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
     {"quantised_linear", _PyCFunction_CAST(quantised_linear), METH_FASTCALL, nullptr},
+    {"hold", _PyCFunction_CAST(hold), METH_FASTCALL, nullptr},
+    {"likeliest", _PyCFunction_CAST(likeliest), METH_FASTCALL, nullptr},
+    {"draw", _PyCFunction_CAST(draw), METH_FASTCALL, nullptr},
     {"begin_recording", begin_recording, METH_NOARGS, nullptr},
     {"end_recording", end_recording, METH_NOARGS, nullptr},
     {"replay", replay, METH_O, nullptr},

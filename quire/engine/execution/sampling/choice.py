@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from quire.engine.wire.protocol import SamplingParams
+from quire.kernels.sampling import draw, invert, likeliest
 
+_Way = Callable[[Tensor, Sequence[SamplingParams], Sequence[float]], list[int]]
 _NUCLEUS = (256, 4096)  # likeliest tokens looked at before a whole vocabulary is sorted for top-p
 _MASK64 = (1 << 64) - 1
 
@@ -24,43 +26,53 @@ def uniform(seed: int, position: int) -> float:
 
 
 def choose(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
-    """One token for each row of logits (rows, vocab), which may be changed. `randoms` are in [0, 1)."""
-    chosen = logits.argmax(-1).tolist()
-    drawn = [i for i, one in enumerate(params) if one.temperature > 0]
-    if drawn:
-        rows = logits[drawn] if len(drawn) < len(params) else logits
-        tokens = _draw(rows, [params[i] for i in drawn], torch.tensor([randoms[i] for i in drawn], dtype=torch.float64))
-        for i, token in zip(drawn, tokens, strict=True):
+    """One token for each row of logits (rows, vocab). `randoms` are in [0, 1)."""
+    chosen = [0] * len(params)
+    groups: dict[_Way, list[int]] = {}
+    for i, one in enumerate(params):
+        groups.setdefault(_way(one), []).append(i)
+    for way, rows in groups.items():
+        own = logits if len(rows) == len(logits) else logits[rows]
+        tokens = way(own, [params[i] for i in rows], [randoms[i] for i in rows])
+        for i, token in zip(rows, tokens, strict=True):
             chosen[i] = token
     return chosen
 
 
-def _draw(logits: Tensor, params: Sequence[SamplingParams], randoms: Tensor) -> list[int]:
+def _way(one: SamplingParams) -> _Way:
+    """How a row is chosen from. It depends on nothing but its own params, or neighbours would change its roundings."""
+    if one.temperature == 0:
+        return _greedy
+    if one.top_k or one.top_p < 1:
+        return _narrow
+    return _floored if one.min_p else _plain
+
+
+def _greedy(logits: Tensor, *_: object) -> list[int]:
+    return likeliest(logits)
+
+
+def _plain(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
+    return draw(logits, [one.temperature for one in params], randoms)
+
+
+def _floored(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
+    return draw(_tempered(logits, params), [1.0] * len(params), randoms)
+
+
+def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Logits by temperature, without what min-p takes away."""
     logits = logits / torch.tensor([[one.temperature] for one in params], dtype=torch.float32)
     if any(one.min_p for one in params):
         floors = [[math.log(one.min_p) if one.min_p else -math.inf] for one in params]
         floor = torch.tensor(floors, dtype=torch.float32)
         logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + floor, -torch.inf)
-    narrow = [i for i, one in enumerate(params) if one.top_k or one.top_p < 1]
-    if not narrow:
-        return _invert(logits.softmax(-1), randoms)
-    tokens = [0] * len(params)
-    wide = [i for i in range(len(params)) if i not in set(narrow)]
-    for rows, pick in ((wide, _draw_wide), (narrow, _draw_narrow)):
-        if rows:
-            picked = pick(logits[rows], [params[i] for i in rows], randoms[rows])
-            for i, token in zip(rows, picked, strict=True):
-                tokens[i] = token
-    return tokens
+    return logits
 
 
-def _draw_wide(logits: Tensor, _: Sequence[SamplingParams], randoms: Tensor) -> list[int]:
-    return _invert(logits.softmax(-1), randoms)
-
-
-def _draw_narrow(logits: Tensor, params: Sequence[SamplingParams], randoms: Tensor) -> list[int]:
+def _narrow(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
     """Top-k, then top-p among these; rows have at least one of them."""
-    vocab = logits.shape[-1]
+    logits, vocab = _tempered(logits, params), logits.shape[-1]
     top_k = torch.tensor([[one.top_k if 0 < one.top_k < vocab else vocab] for one in params])
     top_p = torch.tensor([[one.top_p] for one in params], dtype=torch.float32)
     limited = top_k < vocab
@@ -72,7 +84,7 @@ def _draw_narrow(logits: Tensor, params: Sequence[SamplingParams], randoms: Tens
     probs = (values - whole).exp()
     dropped = probs.cumsum(-1) - probs >= top_p
     dropped[:, 0] = False  # the likeliest token always stays
-    picked = _invert(probs.masked_fill_(dropped, 0.0), randoms)
+    picked = invert(probs.masked_fill_(dropped, 0.0), torch.tensor(randoms, dtype=torch.float64))
     return ids.gather(-1, torch.tensor(picked)[:, None])[:, 0].tolist()
 
 
@@ -103,13 +115,6 @@ def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     ids, order = ids.sort(-1)
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, order)
-
-
-def _invert(probs: Tensor, randoms: Tensor) -> list[int]:
-    """The tokens at which the running sums of unnormalised probabilities pass the random shares of their totals."""
-    sums = probs.cumsum(-1, dtype=torch.float64)
-    tokens = torch.searchsorted(sums, randoms[:, None] * sums[:, -1:], right=True)[:, 0]
-    return tokens.clamp_(max=probs.shape[-1] - 1).tolist()
 
 
 def _mix(state: int) -> int:

@@ -33,7 +33,7 @@ class Sampler:
     ) -> None:
         """`walk` begins the walk along the grammar of a request that has one."""
         self._table = table
-        self._structure = Structure(walk)
+        self._structure = Structure(walk, vocab_size)
         self._stages: list[Stage] = [
             AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), self._structure,
         ]  # fmt: skip
@@ -45,6 +45,7 @@ class Sampler:
                 stage.remove(row)
             for row in filled:
                 stage.add(row, self._table[row].params, self._table)
+        self._structure.look_ahead()
 
     def sample(self, logits: Tensor, rows: Sequence[int]) -> list[Choice]:
         """The next tokens of `rows` from their logits (rows, vocab) float32, which are changed."""
@@ -69,6 +70,7 @@ class Sampler:
             table.append(row, token)
             for stage in self._stages:
                 stage.observe(row, token)
+        self._structure.look_ahead()
         return [Choice(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
 

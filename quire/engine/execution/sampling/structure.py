@@ -8,19 +8,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import torch
 from llguidance import LLMatcher
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.engine.execution.table import RequestTable
 from quire.engine.wire.grammar import GrammarTokens
 from quire.engine.wire.protocol import SamplingParams
+from quire.kernels.sampling import Masks, hold, mask_words
 
 _MOST_GRAMMARS = 256  # kept compiled
 _Key = tuple[str, tuple[int, ...]]
-# What eight bits of a mask allow, as bounds of logits: torch applies these many times faster than a mask.
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_BOUNDS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
+_EVERY = 0xFFFFFFFF  # a word of a mask that forbids nothing
 
 
 class Grammars:
@@ -31,9 +30,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._tokens: dict[tuple[int, ...], GrammarTokens] = {}
         self._compiled: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
-        # One for what may take long, one for the masks that steps wait for.
         self._compiler = ThreadPoolExecutor(1, "quire-grammar")
-        self._masks = ThreadPoolExecutor(1, "quire-mask")
 
     def prepare(self, params: SamplingParams) -> Future[LLMatcher] | None:
         """Compiles the grammar of a request; none if it has none. It raises GrammarError when it fails."""
@@ -51,7 +48,7 @@ class Grammars:
     def walk(self, params: SamplingParams) -> Walk | None:
         """A walk along the grammar of a request, whose grammar was prepared; none if it has none."""
         compiled = self.prepare(params)
-        return None if compiled is None else Walk(compiled, self._vocab_size, self._masks)
+        return None if compiled is None else Walk(compiled)
 
     def _compile(self, grammar: str, ends: tuple[int, ...]) -> LLMatcher:
         if ends not in self._tokens:
@@ -62,59 +59,48 @@ class Grammars:
 class Walk:
     """Where one sequence stands in its grammar."""
 
-    def __init__(self, compiled: Future[LLMatcher], vocab_size: int, workers: ThreadPoolExecutor) -> None:
+    def __init__(self, compiled: Future[LLMatcher]) -> None:
         self._compiled = compiled
-        self._vocab_size = vocab_size
-        self._workers = workers
         self._matcher: LLMatcher | None = None
-        self._bounds: Future[Tensor] | None = None
 
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Go on behind more tokens and begin to look what may follow."""
-        self._bounds = self._workers.submit(self._look, tokens)
-
-    @property
-    def bounds(self) -> Tensor:
-        """Of the next token's logits: (vocab,) float32, infinite if it may come, minus infinite if not.
-
-        It waits for the look that was begun.
-        """
-        assert self._bounds is not None
-        return self._bounds.result()
-
-    @property
-    def error(self) -> str | None:
-        """Why there was no going on at the last look, if there was none."""
-        assert self._matcher is not None
-        return self._matcher.get_error() if self._matcher.is_error() else None
-
-    def _look(self, tokens: Sequence[int]) -> Tensor:
+    def advance(self, tokens: Sequence[int], mask: NDArray[np.uint32]) -> None:
+        """Go on behind more tokens, and write which may follow into their mask."""
         if self._matcher is None:
             self._matcher = self._compiled.result().deep_copy()
         if tokens:
             self._matcher.consume_tokens(list(tokens))
-        allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            return torch.full((self._vocab_size,), torch.inf)
-        bounds = _BOUNDS[allowed].reshape(-1)[: self._vocab_size]
-        missing = self._vocab_size - len(bounds)
-        return torch.from_numpy(np.pad(bounds, (0, missing), constant_values=-np.inf) if missing else bounds)
+            mask[:] = _EVERY
+
+    @property
+    def error(self) -> str | None:
+        """Why there is no going on, if there is none."""
+        assert self._matcher is not None
+        return self._matcher.get_error() if self._matcher.is_error() else None
 
 
 class Structure:
     """grammar: tokens that it does not allow are impossible, whatever other stages say."""
 
-    def __init__(self, walk: Callable[[SamplingParams], Walk | None]) -> None:
+    def __init__(self, walk: Callable[[SamplingParams], Walk | None], vocab_size: int) -> None:
         """`walk` begins the one of a request, if it has a grammar."""
         self._walk = walk
         self._walks: dict[int, Walk] = {}
+        self._masks: Masks = np.empty((0, mask_words(vocab_size)), np.uint32)  # by row
+        self._worker = ThreadPoolExecutor(1, "quire-mask")
+        self._behind: list[tuple[int, Sequence[int]]] = []  # rows with tokens that their walks have not seen
+        self._looking: Future[None] | None = None
 
     def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
         """See `Stage`."""
         walk = self._walk(params)
         if walk is not None:
-            walk.advance(table.known_tokens(row)[table[row].prompt_len :].tolist())
+            if row >= len(self._masks):
+                self._wait()
+                self._masks = np.resize(self._masks, (2 * row + 1, self._masks.shape[1]))
             self._walks[row] = walk
+            self._behind.append((row, table.known_tokens(row)[table[row].prompt_len :].tolist()))
 
     def remove(self, row: int) -> None:
         """See `Stage`."""
@@ -122,23 +108,32 @@ class Structure:
 
     def observe(self, row: int, token: int) -> None:
         """See `Stage`."""
-        if (walk := self._walks.get(row)) is not None:
-            walk.advance([token])
+        if row in self._walks:
+            self._behind.append((row, [token]))
+
+    def look_ahead(self) -> None:
+        """Begin to find out what may follow the tokens that came since the last time, on a thread of its own."""
+        if self._behind:
+            steps = [(self._walks[row], tokens, self._masks[row]) for row, tokens in self._behind]
+            self._behind = []
+            self._looking = self._worker.submit(_advance, steps)
 
     def apply(self, logits: Tensor, rows: Sequence[int], table: RequestTable) -> None:
         """See `Stage`."""
         if self._walks:
-            for index, row in enumerate(rows):
-                if (walk := self._walks.get(row)) is not None:
-                    _hold(logits[index], walk.bounds)
+            self._wait()
+            hold(logits, self._masks, [(index, row) for index, row in enumerate(rows) if row in self._walks])
 
     def errors(self, rows: Sequence[int]) -> dict[int, str]:
         """Why sequences cannot go on, by index in `rows`, after their masks were applied."""
         walks = enumerate(map(self._walks.get, rows)) if self._walks else ()
         return {index: walk.error for index, walk in walks if walk is not None and walk.error is not None}
 
+    def _wait(self) -> None:
+        if self._looking is not None:
+            self._looking.result()
 
-def _hold(logits: Tensor, bounds: Tensor) -> None:
-    torch.minimum(logits, bounds, out=logits)
-    if not logits.amax().item() > -torch.inf:  # nothing is left of what the grammar allows, or no number: it wins
-        torch.clamp(bounds, max=0.0, out=logits)
+
+def _advance(steps: Sequence[tuple[Walk, Sequence[int], NDArray[np.uint32]]]) -> None:
+    for walk, tokens, mask in steps:
+        walk.advance(tokens, mask)

@@ -1,0 +1,101 @@
+"""Kernels over rows of logits against their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from quire.kernels import native
+from quire.kernels.sampling import Masks, draw, hold, likeliest, mask_words
+
+both = pytest.mark.parametrize("compiled", [True, False])
+
+
+def _run(compiled: bool, call: Callable[[], list[int] | None]) -> list[int] | None:
+    if compiled:
+        return call()
+    with native.disabled():
+        return call()
+
+
+def _mask(allowed: torch.Tensor) -> Masks:
+    bits = np.zeros((len(allowed), mask_words(allowed.shape[1]) * 32), bool)
+    bits[:, : allowed.shape[1]] = allowed.numpy()
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+
+
+@both
+@pytest.mark.parametrize("vocab", [5, 32, 50, 1000, 4099])
+def test_what_a_mask_forbids_becomes_impossible(compiled: bool, vocab: int) -> None:
+    logits, allowed = torch.randn(4, vocab), torch.rand(2, vocab) < 0.3
+    allowed[:, vocab - 1] = True
+    expected = logits.clone()
+    expected[3] = expected[3].where(allowed[0], -torch.inf)
+    expected[1] = expected[1].where(allowed[1], -torch.inf)
+    _run(compiled, lambda: hold(logits, _mask(allowed), [(3, 0), (1, 1)]))
+    assert torch.equal(logits, expected)
+
+
+@both
+@pytest.mark.parametrize("poison", [-torch.inf, torch.nan])
+@pytest.mark.parametrize("at", [3, 40])
+def test_a_mask_wins_where_nothing_else_is_left(compiled: bool, poison: float, at: int) -> None:
+    logits, allowed = torch.randn(1, 41), torch.zeros(1, 41, dtype=torch.bool)
+    allowed[0, at], logits[0, at] = True, poison
+    _run(compiled, lambda: hold(logits, _mask(allowed), [(0, 0)]))
+    assert logits[0].isfinite().nonzero()[:, 0].tolist() == [at]
+
+
+@both
+@pytest.mark.parametrize("vocab", [1, 15, 4096, 10_001])
+def test_the_likeliest_is_the_first_of_equals(compiled: bool, vocab: int) -> None:
+    logits = torch.randn(4, vocab)
+    logits[1, vocab // 2 :] = 9.0
+    logits[2] = -torch.inf
+    logits[3, vocab - 1] = torch.inf
+    expected = [int(logits[0].argmax()), vocab // 2, 0, vocab - 1]
+    assert _run(compiled, lambda: likeliest(logits)) == expected
+
+
+@both
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("vocab", [5, 4096, 10_001])
+def test_tokens_come_as_often_as_their_weights_say(compiled: bool, vocab: int, temperature: float) -> None:
+    logits = torch.randn(vocab, dtype=torch.float64) * 3
+    sums = (logits / temperature).softmax(-1).cumsum(-1)
+    randoms = torch.rand(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drawn = _run(
+        compiled, lambda: draw(logits.float().expand(400, -1).contiguous(), [temperature] * 400, randoms.tolist())
+    )
+    assert drawn is not None
+    tokens = torch.tensor(drawn)
+    upper, lower = sums[tokens], sums[tokens] - (logits / temperature).softmax(-1)[tokens]
+    assert ((lower - 1e-5 <= randoms) & (randoms <= upper + 1e-5)).all()
+
+
+@both
+@pytest.mark.parametrize("random", [0.0, 0.5, 1 - 2**-53])
+def test_the_impossible_is_never_drawn(compiled: bool, random: float) -> None:
+    logits = torch.full((3, 9000), -torch.inf)
+    logits[0, 8191], logits[1, 0], logits[2, 4095:4097] = -50.0, 3.0, 1.0
+    drawn = _run(compiled, lambda: draw(logits, [1.0] * 3, [random] * 3))
+    assert drawn == [8191, 0, 4095 if random < 0.5 else 4096]
+
+
+@both
+def test_rows_of_no_numbers_still_give_tokens(compiled: bool) -> None:
+    logits = torch.tensor([[torch.nan] * 40, [torch.inf] * 40, [0.0] * 40])
+    drawn = _run(compiled, lambda: draw(logits, [1.0] * 3, [0.5] * 3))
+    assert drawn is not None
+    assert all(0 <= token < 40 for token in drawn)
+    assert drawn[2] == 20
+
+
+def test_a_row_is_drawn_from_alike_in_any_company() -> None:
+    logits = torch.randn(64, 5000)
+    randoms = torch.rand(64).tolist()
+    together = draw(logits, [1.0] * 64, randoms)
+    assert [draw(logits[i : i + 1], [1.0], randoms[i : i + 1])[0] for i in range(64)] == together
