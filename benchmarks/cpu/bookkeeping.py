@@ -56,6 +56,10 @@ class Instant:
         """They are there."""
         return features
 
+    def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The same."""
+        return self._logits[: len(tokens)]
+
     def set_context(self, context_len: int) -> None:
         """It has no ropes."""
 

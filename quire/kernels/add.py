@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 from quire.kernels import native
 from quire.kernels.recording import empty
+
+
+def scaled(x: Tensor, scale: float) -> Tensor:
+    """x * scale, where the scale is rounded to x's type first, as transformers has it."""
+    if scale == 1.0:
+        return x
+    factor = _rounded(scale, x.dtype)
+    if not (native.take(x) and x.is_contiguous()):
+        return x * factor
+    out = empty(x.shape, x.dtype)
+    native.kernels.add_scaled(native.CODES[x.dtype], 0, x.data_ptr(), out.data_ptr(), x.numel(), factor)
+    return out
+
+
+@lru_cache
+def _rounded(scale: float, dtype: torch.dtype) -> float:
+    return torch.tensor(scale, dtype=dtype).item()
 
 
 def add_scaled(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.panels import in_panels, row_words
+from quire.kernels.panels import in_panels, take_panel_rows
 from quire.kernels.quantised import IntegerPanels, bits_for
 from quire.kernels.recording import empty
 
@@ -20,13 +20,14 @@ class Panels(Protocol):
 
     nbytes: int
 
-    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
         """x W^T + b.
 
         Args:
             x: (rows, size_in).
             bias: (size_out,) float32.
             wide: give float32 instead of x's type.
+            out: (rows, size_out) of that type, where it is to be written.
 
         Returns:
             (rows, size_out)
@@ -41,11 +42,12 @@ class BFloat16Panels:
         self._data = in_panels(weight.view(torch.int32))
         self.nbytes = self._data.nbytes
 
-    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
         """See `Panels`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, size_in = x.shape
-        out = empty((rows, self.size_out), torch.float32 if wide else torch.bfloat16)
+        if out is None:
+            out = empty((rows, self.size_out), torch.float32 if wide else torch.bfloat16)
         native.kernels.linear(
             x.data_ptr(), self._data.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             rows, size_in, self.size_out, x.stride(0), int(wide),
@@ -54,7 +56,7 @@ class BFloat16Panels:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Some rows of the weight: (n, size_in)."""
-        return row_words(self._data, indices).view(torch.bfloat16)
+        return take_panel_rows(self._data, indices, torch.bfloat16)
 
 
 def panels_of(weight: Tensor, quantization: Quantization) -> Panels | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.kernels import native
+from quire.kernels.recording import empty
+
 PANEL = 32
 
 
@@ -20,6 +23,11 @@ def in_panels(words: Tensor) -> Tensor:
     return panels
 
 
-def row_words(panels: Tensor, rows: Tensor) -> Tensor:
-    """The words of some rows (n,): (n, words) int32."""
-    return panels[rows // PANEL, :, rows % PANEL]
+def take_panel_rows(panels: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Some rows (n,) int64 as numbers of a type: (n, words * 4 / its size)."""
+    words = panels.shape[1]
+    if native.instructions() is None:
+        return panels[rows // PANEL, :, rows % PANEL].view(dtype)
+    out = empty((len(rows), words * panels.itemsize // dtype.itemsize), dtype)
+    native.kernels.take_rows(panels.data_ptr(), rows.data_ptr(), out.data_ptr(), len(rows), words, PANEL)
+    return out

@@ -35,11 +35,12 @@ class IntegerPanels:
         self._scales, self._corrections = scales.T.contiguous(), corrections
         self.nbytes = self._data.nbytes + self._scales.nbytes + self._corrections.nbytes
 
-    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
         """See `Panels`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, size_in = x.shape
-        out = empty((rows, self.size_out), torch.float32 if wide else x.dtype)
+        if out is None:
+            out = empty((rows, self.size_out), torch.float32 if wide else x.dtype)
         native.kernels.quantised_linear(
             native.CODES[x.dtype], x.data_ptr(), self._data.data_ptr(), self._scales.data_ptr(),
             self._corrections.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),

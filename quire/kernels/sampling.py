@@ -57,9 +57,7 @@ def likeliest(logits: Tensor) -> list[int]:
     """The likeliest token of each row of logits (rows, vocab) float32; of equals the first."""
     if not _takes(logits):
         return logits.argmax(-1).tolist()
-    tokens = np.empty(len(logits), np.int64)
-    native.kernels.likeliest(logits.data_ptr(), tokens.ctypes.data, *logits.shape)
-    return tokens.tolist()
+    return native.kernels.likeliest(logits.data_ptr(), *logits.shape)
 
 
 def draw(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[float]) -> list[int]:
@@ -73,12 +71,7 @@ def draw(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[float]
     if not _takes(logits):
         scaled = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
         return invert(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64))
-    warmth, shares = np.array(temperatures, np.float32), np.array(randoms, np.float64)
-    tokens = np.empty(len(logits), np.int64)
-    native.kernels.draw(
-        logits.data_ptr(), warmth.ctypes.data, shares.ctypes.data, tokens.ctypes.data, len(logits), logits.shape[1]
-    )
-    return tokens.tolist()
+    return native.kernels.draw(logits.data_ptr(), list(temperatures), list(randoms), *logits.shape)
 
 
 def invert(probs: Tensor, randoms: Tensor) -> list[int]:

@@ -9,11 +9,27 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels import native
+from quire.kernels.add import scaled
 from quire.kernels.gated import act_and_mul, clamped_swiglu
 from quire.kernels.heads import Angles, HeadNorms, turn_heads
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
+from quire.kernels.rows import take_rows
 from quire.kernels.softcap import softcap
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [64, 33])
+def test_rows_of_a_table(dtype: torch.dtype, size: int) -> None:
+    table, rows = torch.randn(50, size).to(dtype), torch.tensor([49, 0, 7, 7])
+    assert torch.equal(take_rows(table, rows), table[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 33.941, 0.1])
+def test_scaled_embeddings_are_rounded_as_in_transformers(dtype: torch.dtype, scale: float) -> None:
+    x = torch.randn(3, 72).to(dtype)
+    assert torch.equal(scaled(x, scale), x * torch.tensor(scale, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

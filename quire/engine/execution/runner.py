@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.execution.attention.backend import AttentionBackend
-from quire.engine.execution.batch import Span, StepInputs, build_inputs
+from quire.engine.execution.batch import Layout, Span, StepInputs
 from quire.engine.execution.sampling.logprobs import report
 from quire.engine.execution.sampling.sampler import Choice, Sampler
 from quire.engine.execution.table import RequestTable
@@ -28,6 +28,7 @@ class ModelRunner:
         self._attention = attention
         self._table = table
         self._sampler = sampler
+        self._layout = Layout(table)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -36,11 +37,13 @@ class ModelRunner:
         self._sampler.update(emptied, filled)
         if not plan.work:
             return StepResult([])
-        inputs = build_inputs(plan.work, self._table)
-        sampling = [span for span in inputs.spans if span.samples]
-        reporting = [span for span in inputs.spans if self._table[span.row].prompt_logprobs is not None]
-        needed = _rows(sampling, reporting)
+        inputs = self._layout.inputs(plan.work)
         attend = self._attention.plan(inputs)
+        if attend.stays:
+            return StepResult(self._sample(self._model.decode(inputs.tokens, inputs.positions, attend), inputs.spans))
+        sampling = [span for span in inputs.spans if span.samples]
+        reporting = [span for span in inputs.spans if self._reports(span)]
+        needed = _rows(sampling, reporting)
         features = self._model.forward(inputs.tokens, inputs.positions, attend, needed)
         count = sum(1 + len(span.draft) for span in sampling)
         sampled = self._sample(self._model.logits(features[:count]), sampling) if sampling else []
@@ -73,6 +76,11 @@ class ModelRunner:
         row = self._table[span.row]
         logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
         return Sampled(row.request_id, [choice.token for choice in choices], logprobs or None, choices[-1].error)
+
+    def _reports(self, span: Span) -> bool:
+        """Whether something is to be told of tokens that follow the span's."""
+        row = self._table[span.row]
+        return row.prompt_logprobs is not None and span.start < row.prompt_len - 1
 
     def _report_prompts(
         self, features: Tensor, spans: Sequence[Span], inputs: StepInputs

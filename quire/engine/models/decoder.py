@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -16,11 +17,11 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import RMSNorm
-from quire.engine.models.layers.replays import Replays
-from quire.engine.models.layers.rope import angles
+from quire.engine.models.layers.replays import MOST_TOKENS, Replays
+from quire.engine.models.layers.rope import RopeTables
 from quire.engine.models.layers.step import Attend, StepContext
 from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
-from quire.kernels.add import add_scaled
+from quire.kernels.add import add_scaled, scaled
 from quire.kernels.softcap import softcap
 
 
@@ -54,6 +55,9 @@ class CausalLM(Protocol):
 
     def logits(self, features: Tensor) -> Tensor:
         """(rows, vocab) float32."""
+
+    def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Logits (tokens, vocab) float32 of single tokens whose attention `stays`, valid until the next call."""
 
     def set_context(self, context_len: int) -> None:
         """No sequence will be longer; a long rope chooses its frequencies by this."""
@@ -90,47 +94,64 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, norm and head, as the spec says."""
+    """Embedding, layers, norm and head, as the spec says. It wants `set_context` before it runs."""
 
-    def __init__(self, spec: DecoderSpec, context_len: int) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.context_len = context_len
         head = Linear(spec.hidden, spec.vocab)
         self.embed = Embedding(spec.vocab, spec.hidden, head if spec.tied else None)
         self.layers = nn.ModuleList(DecoderLayer(i, layer, spec) for i, layer in enumerate(spec.layers))
         self.norm = RMSNorm(spec.hidden, spec.eps, spec.norm_offset)
         self.head = head
         self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
-        self._replays = Replays()
-        self._ropes = {layer.attn.rope for layer in spec.layers if layer.attn.rope is not None}
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
         """Last hidden states (rows, hidden) of some rows of the tokens at positions, both (tokens,)."""
         cut = attend.ends is not None and torch.equal(attend.ends, rows)
-        step = StepContext({rope: angles(rope, positions, self.context_len) for rope in self._ropes}, attend, cut)
-        x: Tensor = self.embed(tokens)
-        if self.spec.embed_scale != 1.0:
-            x = x * torch.tensor(self.spec.embed_scale, dtype=x.dtype)
-        last = self._replays.run(self._run_layers, x, step)
+        last = self._run_layers(tokens, positions, attend, cut=cut)
         out: Tensor = self.norm(last if cut else last[rows])
         return out
 
-    def _run_layers(self, x: Tensor, step: StepContext) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM`."""
+
+        def step() -> Tensor:
+            features = self.norm(self._run_layers(tokens, positions, attend))
+            out: Tensor = self.head(features, wide=True, out=room)
+            return out
+
+        room = self._room[: len(tokens)] if len(tokens) <= MOST_TOKENS else None
+
+        return self._adjusted(self._replays.run(step, len(tokens)))
+
+    def set_context(self, context_len: int) -> None:
+        """See `CausalLM`."""
+        ropes = {layer.attn.rope for layer in self.spec.layers if layer.attn.rope is not None}
+        self.context_len = context_len
+        self._ropes = RopeTables(ropes, context_len)
+        self._replays = Replays()
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(rows, vocab) float32 of hidden states (rows, hidden)."""
+        return self._adjusted(self.head(features, wide=True))
+
+    def _run_layers(self, tokens: Tensor, positions: Tensor, attend: Attend, *, cut: bool = False) -> Tensor:
+        x = scaled(self.embed(tokens), self.spec.embed_scale)
+        step = StepContext(self._ropes.at(positions), attend, cut)
         for layer in self.layers:
             x = layer(x, step, last=layer is self.layers[-1])
         return x
 
-    def set_context(self, context_len: int) -> None:
-        """See `CausalLM`."""
-        self.context_len = context_len
-
-    def logits(self, features: Tensor) -> Tensor:
-        """(rows, vocab) float32 of hidden states (rows, hidden)."""
-        out: Tensor = self.head(features, wide=True)
+    def _adjusted(self, logits: Tensor) -> Tensor:
         if self.spec.logit_scale != 1.0:
-            out = out * self.spec.logit_scale
-        return out if self.spec.logit_softcap is None else softcap(out, self.spec.logit_softcap)
+            logits = logits * self.spec.logit_scale
+        return logits if self.spec.logit_softcap is None else softcap(logits, self.spec.logit_softcap)
+
+    @cached_property
+    def _room(self) -> Tensor:
+        """Where decode steps write their logits: recorded ones of all sizes share it."""
+        return torch.empty(MOST_TOKENS, self.spec.vocab)
 
 
 def _cache_shape(spec: GroupedAttention | LatentAttention) -> CacheShape:

@@ -84,6 +84,10 @@ class FallbackModel:
         logits: Tensor = out.logits[0]
         return logits if self._keeps_rows else logits[rows]
 
+    def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM`."""
+        return self.logits(self.forward(tokens, positions, attend, torch.arange(len(tokens))))
+
     def set_context(self, context_len: int) -> None:
         """Ropes that would depend on it are refused."""
 

@@ -77,11 +77,12 @@ def _load_decoder(
 ) -> LoadedModel:
     context_len = _context_len(options, spec.max_positions)
     with torch.device("meta"):
-        model = Decoder(spec, context_len)
+        model = Decoder(spec)
     allocate(model, dtype)
     filler = WeightFiller(model, options.quantization, extra_layers=blueprint.extra_layers)
     with bar(checkpoint.total_bytes) as progress:
         filler.fill(checkpoint.tensors(dtype, progress))
+    model.set_context(context_len)
     return LoadedModel(model.eval(), blueprint.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model))
 
 

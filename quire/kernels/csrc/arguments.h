@@ -92,6 +92,13 @@ struct QuantisedLinear {
     int bits, wide;
 };
 
+struct TakeRows {  // word w of row r lies at (r / panel * words + w) * panel + r % panel
+    const uint32_t *from;
+    const int64_t *rows;
+    uint32_t *out;  // (count, words)
+    int64_t count, words, panel;
+};
+
 struct Hold {
     float *logits;         // (.., vocab)
     const uint32_t *masks;  // (.., words); bit i % 32 of word i / 32 says whether token i may come
@@ -123,6 +130,7 @@ struct Kernels {
     void (*paged_prefill)(const PagedPrefill &);
     void (*linear)(const Linear &);
     void (*quantised_linear)(const QuantisedLinear &);
+    void (*take_rows)(const TakeRows &);
     void (*hold)(const Hold &);
     void (*likeliest)(const Likeliest &);
     void (*draw)(const Draw &);

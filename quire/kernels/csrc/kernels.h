@@ -115,7 +115,7 @@ void write_pages(const WritePages &a) {
     a.rounded ? write_rows<T, RoundedRows<T>>(a) : write_rows<T, PlainRows<T>>(a);
 }
 
-// x + y * scale, where the product is rounded before the sum.
+// x + y * scale, where the product is rounded before the sum; without x, the product.
 template <class T>
 void add_scaled(const AddScaled &a) {
     typedef typename T::Number Number;
@@ -127,9 +127,12 @@ void add_scaled(const AddScaled &a) {
         int64_t i = piece * LANES;
         Number scaled[LANES];
         T::store(scaled, T::load(y + i) * a.scale);
-        T::store(out + i, T::load(x + i) + T::load(scaled));
+        T::store(out + i, x ? T::load(x + i) + T::load(scaled) : T::load(scaled));
     }
-    for (int64_t i = pieces * LANES; i < a.size; i++) out[i] = T::put(T::get(x[i]) + T::get(T::put(T::get(y[i]) * a.scale)));
+    for (int64_t i = pieces * LANES; i < a.size; i++) {
+        Number scaled = T::put(T::get(y[i]) * a.scale);
+        out[i] = x ? T::put(T::get(x[i]) + T::get(scaled)) : scaled;
+    }
 }
 
 inline Floats activated(Floats x, int act) {
@@ -158,6 +161,22 @@ void act_and_mul(const ActAndMul &a) {
     }
 }
 
+inline void take_rows(const TakeRows &a) {
+#pragma omp parallel for if (a.count * a.words > SERIAL)
+    for (int64_t i = 0; i < a.count; i++) {
+        const uint32_t *from = a.from + a.rows[i] / a.panel * a.words * a.panel + a.rows[i] % a.panel;
+        uint32_t *out = a.out + i * a.words;
+        if (a.panel == 1) {
+            std::memcpy(out, from, a.words * sizeof *out);
+        } else {
+            for (int64_t word = 0; word < a.words; word++) {
+                __builtin_prefetch(from + (word + 16) * a.panel);
+                out[word] = from[word * a.panel];
+            }
+        }
+    }
+}
+
 #include "chunks.h"
 #include "walk.h"
 #include "attention.h"
@@ -168,5 +187,5 @@ void act_and_mul(const ActAndMul &a) {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill, linear, quantised_linear<T>, hold, likeliest, draw};
+    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill, linear, quantised_linear<T>, take_rows, hold, likeliest, draw};
 }

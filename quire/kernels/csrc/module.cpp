@@ -2,8 +2,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
 #include <functional>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #include "arguments.h"
@@ -75,6 +77,21 @@ class Arguments {
         int64_t address;
         *this >> address;
         to = reinterpret_cast<T *>(address);
+        return *this;
+    }
+    template <class T>
+    Arguments &operator>>(std::vector<T> &to) {
+        PyObject *list = *values_++;
+        if (PyErr_Occurred()) return *this;
+        if (!PyList_Check(list)) {
+            PyErr_SetString(PyExc_TypeError, "not a list");
+            return *this;
+        }
+        to.resize(PyList_GET_SIZE(list));
+        for (size_t i = 0; i < to.size(); i++) {
+            PyObject *item = PyList_GET_ITEM(list, i);
+            to[i] = std::is_integral<T>::value ? T(PyLong_AsLongLong(item)) : T(PyFloat_AsDouble(item));
+        }
         return *this;
     }
     bool good() const { return !PyErr_Occurred(); }
@@ -229,6 +246,13 @@ PyObject *quantised_linear(PyObject *, PyObject *const *values, Py_ssize_t count
     return run(in, a.size_in * a.size_out, [=] { kernels[narrow]->quantised_linear(a); });
 }
 
+PyObject *take_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 6);
+    TakeRows a;
+    in >> a.from >> a.rows >> a.out >> a.count >> a.words >> a.panel;
+    return run(in, a.count * a.words, [=] { kernels[0]->take_rows(a); });
+}
+
 PyObject *hold(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 6);
     Hold a;
@@ -236,18 +260,58 @@ PyObject *hold(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return run(in, a.count * a.vocab, [=] { kernels[0]->hold(a); });
 }
 
+// A list of what the call writes.
+template <class Call>
+PyObject *listed(const Arguments &arguments, int64_t rows, Call call) {
+    std::vector<int64_t> tokens(arguments.good() ? rows : 0);
+    PyObject *done = run(arguments, LONG, [&] { call(tokens.data()); });
+    if (!done) return nullptr;
+    Py_DECREF(done);
+    PyObject *list = PyList_New(rows);
+    for (int64_t i = 0; list && i < rows; i++) {
+        PyObject *token = PyLong_FromLongLong(tokens[i]);
+        if (!token) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, i, token);
+    }
+    return list;
+}
+
 PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 4);
+    Arguments in(values, count, 3);
     Likeliest a;
-    in >> a.logits >> a.tokens >> a.rows >> a.vocab;
-    return run(in, a.rows * a.vocab, [=] { kernels[0]->likeliest(a); });
+    in >> a.logits >> a.rows >> a.vocab;
+    return listed(in, a.rows, [a](int64_t *tokens) mutable { a.tokens = tokens, kernels[0]->likeliest(a); });
 }
 
 PyObject *draw(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 6);
+    Arguments in(values, count, 5);
     Draw a;
-    in >> a.logits >> a.temperatures >> a.randoms >> a.tokens >> a.rows >> a.vocab;
-    return run(in, a.rows * a.vocab, [=] { kernels[0]->draw(a); });
+    std::vector<float> temperatures;
+    std::vector<double> randoms;
+    in >> a.logits >> temperatures >> randoms >> a.rows >> a.vocab;
+    a.temperatures = temperatures.data(), a.randoms = randoms.data();
+    return listed(in, a.rows, [a](int64_t *tokens) mutable { a.tokens = tokens, kernels[0]->draw(a); });
+}
+
+// Lays out a step of single tokens; gives the last of the blocks that it writes to.
+PyObject *lay_out(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 12);
+    std::vector<int64_t> rows, starts;
+    const int32_t *known, *blocks;
+    int32_t *tables;
+    int64_t known_stride, blocks_stride, block_size, *tokens, *positions, *slots, *lengths, last = 0;
+    in >> rows >> starts >> known >> known_stride >> blocks >> blocks_stride >> block_size >> tokens >> positions >> slots >>
+        lengths >> tables;
+    if (!in.good()) return nullptr;
+    for (size_t i = 0; i < rows.size(); i++) {
+        int64_t start = starts[i], held = start / block_size + 1;
+        const int32_t *own = blocks + rows[i] * blocks_stride;
+        std::copy(own, own + held, tables + i * blocks_stride);
+        tokens[i] = known[rows[i] * known_stride + start], positions[i] = start, lengths[i] = start + 1;
+        slots[i] = int64_t(own[held - 1]) * block_size + start % block_size;
+        last = std::max<int64_t>(last, own[held - 1]);
+    }
+    return PyLong_FromLongLong(last);
 }
 
 PyMethodDef methods[] = {
@@ -260,6 +324,8 @@ PyMethodDef methods[] = {
     {"paged_prefill", _PyCFunction_CAST(paged_prefill), METH_FASTCALL, nullptr},
     {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
     {"quantised_linear", _PyCFunction_CAST(quantised_linear), METH_FASTCALL, nullptr},
+    {"lay_out", _PyCFunction_CAST(lay_out), METH_FASTCALL, nullptr},
+    {"take_rows", _PyCFunction_CAST(take_rows), METH_FASTCALL, nullptr},
     {"hold", _PyCFunction_CAST(hold), METH_FASTCALL, nullptr},
     {"likeliest", _PyCFunction_CAST(likeliest), METH_FASTCALL, nullptr},
     {"draw", _PyCFunction_CAST(draw), METH_FASTCALL, nullptr},

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from quire.engine.execution.batch import Span, StepInputs
+from quire.engine.execution.batch import Single, Span, StepInputs
 from quire.engine.execution.cache import KVCache, LayerCache
 from quire.engine.execution.table import RequestTable
 from quire.kernels import native
@@ -53,29 +53,26 @@ class PagedAttention:
         self._table = table
         readable = (reads_in_place(layer.keys, layer.values) for layer in cache.layers)
         self._in_place = dtype in native.CODES and all(readable)
-        rows, blocks = table.blocks.shape
-        self._slots, self._lengths = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
-        self._tables = torch.zeros((rows, blocks), dtype=torch.int32)
+        self._steady: dict[int, StepAttention] = {}  # by how many single tokens attend
 
     def plan(self, inputs: StepInputs) -> StepAttention:
         """Group the step's tokens by how they attend."""
+        if self._in_place and inputs.single is not None:
+            return self._decode(inputs, inputs.single)
         self._cache.reach(int(inputs.slots.max()) // self._table.block_size)
         single = [span for span in inputs.spans if span.count == 1]
-        if self._in_place and len(single) == len(inputs.spans):
-            return self._decode(inputs)
         groups = [self._group(list(spans)) for _, spans in groupby(single, self._kind)]
         prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
         return StepAttention(self._cache.layers, inputs.slots, groups, prefills, last=self._last(inputs.spans))
 
-    def _decode(self, inputs: StepInputs) -> StepAttention:
-        """All tokens attend together, and find what they need where they always do."""
-        group = self._group(list(inputs.spans))
-        count, width = group.tables.shape
-        slots, tables, lengths = self._slots[:count], self._tables[:count], self._lengths[:count]
-        slots.copy_(inputs.slots)
-        tables[:, :width] = group.tables
-        lengths.copy_(group.lengths)
-        return StepAttention(self._cache.layers, slots, [_Group(0, count, tables, lengths)], [], stays=True)
+    def _decode(self, inputs: StepInputs, single: Single) -> StepAttention:
+        """All tokens attend together."""
+        self._cache.reach(single.last_block)
+        count = len(inputs.spans)
+        if count not in self._steady:
+            group = _Group(0, count, single.tables, single.lengths)
+            self._steady[count] = StepAttention(self._cache.layers, inputs.slots, [group], [], stays=True)
+        return self._steady[count]
 
     def _last(self, spans: Sequence[Span]) -> _Last | None:
         """The last tokens of spans that give some, as if they were single ones; those with a draft need more."""
@@ -84,7 +81,7 @@ class PagedAttention:
         sampling = [span for span in spans if span.samples and not span.draft]
         rows = torch.tensor([span.offset + span.count - 1 for span in sampling], dtype=torch.int64)
         if not sampling:
-            return _Last(rows, _Group(0, 0, self._tables[:0], self._lengths[:0]))
+            return _Last(rows, _Group(0, 0, torch.empty(0, 0, dtype=torch.int32), torch.empty(0, dtype=torch.int64)))
         return _Last(rows, self._group(sampling))
 
     def _kind(self, span: Span) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear, Settling
 from quire.kernels.linear import BFloat16Panels, Quantization
+from quire.kernels.rows import take_rows
 
 
 class Embedding(Settling):
@@ -39,7 +39,7 @@ class Embedding(Settling):
         if self._panels is not None:
             return self._panels.rows(tokens)
         assert self.weight is not None
-        return F.embedding(tokens, self.weight)
+        return take_rows(self.weight, tokens)
 
     @property
     def _panels(self) -> BFloat16Panels | None:

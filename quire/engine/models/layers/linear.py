@@ -56,10 +56,11 @@ class Linear(Settling):
         """See `Settling`."""
         return 0 if self.panels is None else self.panels.nbytes
 
-    def forward(self, x: Tensor, *, wide: bool = False) -> Tensor:
-        """(tokens, size_in) to (tokens, sum(parts)), in float32 if `wide`."""
+    def forward(self, x: Tensor, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
+        """(tokens, size_in) to (tokens, sum(parts)), in float32 if `wide`; written to `out` if that is given."""
         if self.panels is not None:
-            return self.panels(x, self.bias, wide=wide)
+            return self.panels(x, self.bias, wide=wide, out=out)
         assert self.weight is not None
-        out = F.linear(x, self.weight, self.bias)
-        return out.float() if wide else out
+        made = F.linear(x, self.weight, self.bias)
+        made = made.float() if wide else made
+        return made if out is None else out.copy_(made)

@@ -17,7 +17,7 @@ class Attend(Protocol):
 
     @property
     def stays(self) -> bool:
-        """Whether what it reads lies where it lay in any other step of as many tokens for which this is true."""
+        """Whether all tokens are single ones and the step's inputs lie where any such step of as many has them."""
 
     @property
     def ends(self) -> Tensor | None:
