@@ -297,8 +297,7 @@ void decode(const PagedDecode &a) {
     Results results(int64_t(chunks.places.size()), a.heads, a.value_dim);
     int64_t pieces = int64_t(chunks.list.size()) * a.kv_heads;
     Pieces shared(pieces);
-#pragma omp parallel
-    {
+    parallel([&](int) {
         Fetcher<typename Rows::Number> fetcher;
         bool begun = false;
         auto add = [&](int64_t piece) {
@@ -311,11 +310,10 @@ void decode(const PagedDecode &a) {
             begun = true;
             attend_all<T, Rows>(a, chunks, chunks.list[piece / a.kv_heads], piece % a.kv_heads, results, fetcher);
         });
-#pragma omp barrier
-#pragma omp for
-        for (int64_t at = 0; at < a.sequences * a.heads; at++)
-            join_chunks<T, Rows>(a, chunks, at / a.heads, at % a.heads, results);
-    }
+    });
+    spread(a.sequences * a.heads, a.sequences * a.heads * a.value_dim > SERIAL, [&](int64_t at) {
+        join_chunks<T, Rows>(a, chunks, at / a.heads, at % a.heads, results);
+    });
 }
 
 template <class T>

@@ -1,6 +1,4 @@
 // The kernels for any processor of the family.
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -8,6 +6,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "pool.h"
 
 namespace any {
 #include "kernels.h"

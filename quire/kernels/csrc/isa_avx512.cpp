@@ -1,6 +1,4 @@
 // The kernels for x86 processors with AVX-512.
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -8,6 +6,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "pool.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

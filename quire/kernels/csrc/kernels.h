@@ -5,7 +5,7 @@
 #include "simd.h"
 #include "rounded.h"
 
-constexpr int64_t SERIAL = 16384;  // numbers below which starting threads costs more than they save
+constexpr int64_t SERIAL = 16384;  // numbers below which other threads cost more than they save
 
 // Rows of `dim` numbers, `stride` apart: x / rms(x) * (weight + offset). As Hugging Face's models do, the quotient is
 // rounded to the rows' type before it is multiplied, unless there is an offset.
@@ -13,8 +13,7 @@ template <class T>
 void rms_norm(const RmsNorm &a) {
     typedef typename T::Number Number;
     const Number *weight = (const Number *)a.weight;
-#pragma omp parallel for if (a.rows * a.dim > SERIAL)
-    for (int64_t row = 0; row < a.rows; row++) {
+    spread(a.rows, a.rows * a.dim > SERIAL, [&](int64_t row) {
         const Number *x = (const Number *)a.x + row * a.stride;
         Number *out = (Number *)a.out + row * a.dim;
         int64_t whole = a.dim / LANES * LANES;
@@ -40,7 +39,7 @@ void rms_norm(const RmsNorm &a) {
             float v = T::get(x[i]) * scale, w = T::get(weight[i]);
             out[i] = T::put(a.offset == 0.0f ? T::get(T::put(v)) * w : v * (w + a.offset));
         }
-    }
+    });
 }
 
 // Norm, if there are weights, and rotation, if there are angles, of the heads of queries and keys, in place: a token's
@@ -48,8 +47,7 @@ void rms_norm(const RmsNorm &a) {
 template <class T>
 void turn_heads(const TurnHeads &a) {
     typedef typename T::Number Number;
-#pragma omp parallel for if (a.tokens * (a.q_heads + a.k_heads) * a.dim > SERIAL)
-    for (int64_t token = 0; token < a.tokens; token++) {
+    spread(a.tokens, a.tokens * (a.q_heads + a.k_heads) * a.dim > SERIAL, [&](int64_t token) {
         const float *cos = a.cos + token * a.pairs, *sin = a.sin + token * a.pairs;
         for (int64_t head = 0; head < a.q_heads + a.k_heads; head++) {
             Number *x = (Number *)a.x + token * a.stride + head * a.dim;
@@ -74,7 +72,7 @@ void turn_heads(const TurnHeads &a) {
             }
             for (int64_t i = 2 * a.pairs; i < a.dim; i += LANES) T::store(x + i, Float32::load(wide + i));
         }
-    }
+    });
 }
 
 // Where a position of one head lies in pages.
@@ -93,8 +91,7 @@ void want(const Number *at, int64_t numbers) {
 template <class T, class Rows>
 void write_rows(const WritePages &a) {
     typedef typename Rows::Number Number;
-#pragma omp parallel for if (a.tokens * a.heads * (a.key_dim + a.value_dim) > SERIAL)
-    for (int64_t token = 0; token < a.tokens; token++) {
+    spread(a.tokens, a.tokens * a.heads * (a.key_dim + a.value_dim) > SERIAL, [&](int64_t token) {
         int64_t block = a.slots[token] / a.block_size, offset = a.slots[token] % a.block_size;
         const typename T::Number *key = (const typename T::Number *)a.keys + token * a.key_stride;
         const typename T::Number *value = (const typename T::Number *)a.values + token * a.value_stride;
@@ -107,7 +104,7 @@ void write_rows(const WritePages &a) {
             if (a.values)
                 Rows::write(value + head * a.value_dim, row_of<Number>(a.value_pages, head, block, offset), a.value_dim);
         }
-    }
+    });
 }
 
 template <class T>
@@ -122,13 +119,12 @@ void add_scaled(const AddScaled &a) {
     const Number *x = (const Number *)a.x, *y = (const Number *)a.y;
     Number *out = (Number *)a.out;
     int64_t pieces = a.size / LANES;
-#pragma omp parallel for if (a.size > SERIAL)
-    for (int64_t piece = 0; piece < pieces; piece++) {
+    spread(pieces, a.size > SERIAL, [&](int64_t piece) {
         int64_t i = piece * LANES;
         Number scaled[LANES];
         T::store(scaled, T::load(y + i) * a.scale);
         T::store(out + i, x ? T::load(x + i) + T::load(scaled) : T::load(scaled));
-    }
+    });
     for (int64_t i = pieces * LANES; i < a.size; i++) {
         Number scaled = T::put(T::get(y[i]) * a.scale);
         out[i] = x ? T::put(T::get(x[i]) + T::get(scaled)) : scaled;
@@ -149,8 +145,7 @@ void act_and_mul(const ActAndMul &a) {
     typedef typename T::Number Number;
     constexpr int64_t stretch = 64 * LANES;
     int64_t stretches = (a.size + stretch - 1) / stretch;
-#pragma omp parallel for if (a.rows * a.size > SERIAL / 2)
-    for (int64_t at = 0; at < a.rows * stretches; at++) {
+    spread(a.rows * stretches, a.rows * a.size > SERIAL / 2, [&](int64_t at) {
         int64_t row = at / stretches, begin = at % stretches * stretch;
         const Number *gate = (const Number *)a.x + row * 2 * a.size;
         for (int64_t i = begin; i < std::min(a.size, begin + stretch); i += LANES) {
@@ -158,12 +153,11 @@ void act_and_mul(const ActAndMul &a) {
             T::store(rounded, activated(T::load(gate + i), a.act));
             T::store((Number *)a.out + row * a.size + i, T::load(rounded) * T::load(gate + a.size + i));
         }
-    }
+    });
 }
 
 inline void take_rows(const TakeRows &a) {
-#pragma omp parallel for if (a.count * a.words > SERIAL)
-    for (int64_t i = 0; i < a.count; i++) {
+    spread(a.count, a.count * a.words > SERIAL, [&](int64_t i) {
         const uint32_t *from = a.from + a.rows[i] / a.panel * a.words * a.panel + a.rows[i] % a.panel;
         uint32_t *out = a.out + i * a.words;
         if (a.panel == 1) {
@@ -174,7 +168,7 @@ inline void take_rows(const TakeRows &a) {
                 out[word] = from[word * a.panel];
             }
         }
-    }
+    });
 }
 
 #include "chunks.h"

@@ -95,8 +95,7 @@ inline void linear(const Linear &a) {
     Division division(a.rows, a.size_out, a.size_in * PANEL * 2, MOST_ROWS);
     Pieces pieces(division.pieces);
     const char *weight = (const char *)a.weight;
-#pragma omp parallel
-    pieces.each([&](int64_t piece, int64_t next) {
+    auto some = [&](int64_t piece, int64_t next) {
         division.each(piece, next, weight, [&](int64_t row, int64_t rows, int64_t panel, const char *ahead) {
             Floats total[MOST_ROWS][2];
             multiply_rows(rows, division.tiles == 1)((const uint16_t *)a.x + row * a.x_stride, a.x_stride,
@@ -107,5 +106,6 @@ inline void linear(const Linear &a) {
             else
                 put_panel<BFloat16>(a, total, row, rows, panel * PANEL);
         });
-    });
+    };
+    parallel([&](int) { pieces.each(some); });
 }

@@ -28,3 +28,15 @@ class Pieces {
     int64_t count_;
     std::atomic<int64_t> claimed_{0};
 };
+
+// Calls body(i) for all i below `count`, on several threads if that is worth it.
+template <class Body>
+void spread(int64_t count, bool worth, Body body) {
+    int64_t stretches = worth ? std::min<int64_t>(count, 8 * pool_threads()) : 1;
+    auto run = [&](int64_t stretch) {
+        for (int64_t i = stretch * count / stretches; i < (stretch + 1) * count / stretches; i++) body(i);
+    };
+    if (stretches == 1) return run(0);
+    Pieces pieces(stretches);
+    parallel([&](int) { pieces.each([&](int64_t piece, int64_t) { run(piece); }); });
+}

@@ -102,27 +102,23 @@ void prefill(const PagedPrefill &a) {
     std::unique_ptr<uint16_t[]> keys(new uint16_t[a.kv_heads * positions * a.key_dim]);
     std::unique_ptr<uint16_t[]> values(new uint16_t[a.kv_heads * positions * a.value_dim]);
     int64_t room = MOST_ROWS * positions;
-    std::unique_ptr<float[]> all_scores(new float[room * omp_get_max_threads()]);
-    std::unique_ptr<uint16_t[]> all_weights(new uint16_t[room * omp_get_max_threads()]);
+    std::unique_ptr<float[]> all_scores(new float[room * pool_threads()]);
+    std::unique_ptr<uint16_t[]> all_weights(new uint16_t[room * pool_threads()]);
     int64_t hidden = a.window > 0 ? std::max<int64_t>(0, a.length - a.tokens + 1 - a.window) / PANEL : 0;
-#pragma omp parallel
-    {
-#pragma omp for
-        for (int64_t at = 0; at < a.kv_heads * (panels - hidden); at++) {
-            int64_t kv_head = at / (panels - hidden), panel = hidden + at % (panels - hidden);
-            pack_keys<Rows>(a, kv_head, panel, &keys[kv_head * positions * a.key_dim]);
-            pack_values<Rows>(a, kv_head, panel, positions, &values[kv_head * positions * a.value_dim]);
-        }
-        float *scores = &all_scores[room * omp_get_thread_num()];
-        uint16_t *weights = &all_weights[room * omp_get_thread_num()];
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t at = 0; at < a.heads * tiles; at++) {
+    spread(a.kv_heads * (panels - hidden), true, [&](int64_t at) {
+        int64_t kv_head = at / (panels - hidden), panel = hidden + at % (panels - hidden);
+        pack_keys<Rows>(a, kv_head, panel, &keys[kv_head * positions * a.key_dim]);
+        pack_values<Rows>(a, kv_head, panel, positions, &values[kv_head * positions * a.value_dim]);
+    });
+    Pieces pieces(a.heads * tiles);
+    parallel([&](int thread) {
+        pieces.each([&](int64_t at, int64_t) {
             int64_t head = at / tiles, row = (tiles - 1 - at % tiles) * MOST_ROWS;  // the longest first
             attend_rows(a, head, row, std::min(MOST_ROWS, a.tokens - row), positions,
                         &keys[head / group * positions * a.key_dim], &values[head / group * positions * a.value_dim],
-                        scores, weights);
-        }
-    }
+                        &all_scores[room * thread], &all_weights[room * thread]);
+        });
+    });
 }
 
 inline void paged_prefill(const PagedPrefill &a) {

@@ -111,26 +111,24 @@ void quantised_linear(const QuantisedLinear &a) {
     const char *weight = (const char *)a.weight;
     std::unique_ptr<uint8_t[]> x(new uint8_t[a.rows * a.size_in]);
     std::unique_ptr<float[]> steps(new float[a.rows]);
-#pragma omp parallel
-    {
-#pragma omp for
-        for (int64_t row = 0; row < a.rows; row++)
-            steps[row] = quantise_row<T>((const Number *)a.x + row * a.x_stride, &x[row * a.size_in], a.size_in);
-        pieces.each([&](int64_t piece, int64_t next) {
-            division.each(piece, next, weight, [&](int64_t row, int64_t rows, int64_t panel, const char *ahead) {
-                Floats total[MOST_ROWS][2];
-                multiply_bytes(a.bits, rows, division.tiles == 1)(
-                    &x[row * a.size_in], a.size_in, (const uint8_t *)weight + panel * division.panel_bytes,
-                    a.scales + panel * PANEL, division.panels * PANEL, ahead, total);
-                const float *correction = a.corrections + panel * PANEL;
-                for (int64_t r = 0; r < rows; r++)
-                    for (int i = 0; i < 2; i++)
-                        total[r][i] = (total[r][i] - Float32::load(correction + i * LANES)) * steps[row + r];
-                if (a.wide)
-                    put_panel<Float32>(a, total, row, rows, panel * PANEL);
-                else
-                    put_panel<T>(a, total, row, rows, panel * PANEL);
-            });
+    spread(a.rows, a.rows * a.size_in > SERIAL, [&](int64_t row) {
+        steps[row] = quantise_row<T>((const Number *)a.x + row * a.x_stride, &x[row * a.size_in], a.size_in);
+    });
+    auto some = [&](int64_t piece, int64_t next) {
+        division.each(piece, next, weight, [&](int64_t row, int64_t rows, int64_t panel, const char *ahead) {
+            Floats total[MOST_ROWS][2];
+            multiply_bytes(a.bits, rows, division.tiles == 1)(
+                &x[row * a.size_in], a.size_in, (const uint8_t *)weight + panel * division.panel_bytes,
+                a.scales + panel * PANEL, division.panels * PANEL, ahead, total);
+            const float *correction = a.corrections + panel * PANEL;
+            for (int64_t r = 0; r < rows; r++)
+                for (int i = 0; i < 2; i++)
+                    total[r][i] = (total[r][i] - Float32::load(correction + i * LANES)) * steps[row + r];
+            if (a.wide)
+                put_panel<Float32>(a, total, row, rows, panel * PANEL);
+            else
+                put_panel<T>(a, total, row, rows, panel * PANEL);
         });
-    }
+    };
+    parallel([&](int) { pieces.each(some); });
 }

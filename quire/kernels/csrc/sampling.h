@@ -31,9 +31,9 @@ inline void hold_row(float *logits, const uint32_t *mask, int64_t vocab) {
 }
 
 inline void hold(const Hold &a) {
-#pragma omp parallel for if (a.count * a.vocab > SERIAL)
-    for (int64_t i = 0; i < a.count; i++)
+    spread(a.count, a.count * a.vocab > SERIAL, [&](int64_t i) {
         hold_row(a.logits + a.pairs[2 * i] * a.vocab, a.masks + a.pairs[2 * i + 1] * a.words, a.vocab);
+    });
 }
 
 constexpr int64_t STRETCH = 4096;  // tokens that are looked at in sum before one is looked for among them
@@ -53,11 +53,10 @@ inline float most_of(const float *logits, int64_t count) {
 inline void likeliest(const Likeliest &a) {
     int64_t stretches = (a.vocab + STRETCH - 1) / STRETCH;
     std::unique_ptr<float[]> most(new float[a.rows * stretches]);
-#pragma omp parallel for if (a.rows * a.vocab > SERIAL)
-    for (int64_t i = 0; i < a.rows * stretches; i++) {
+    spread(a.rows * stretches, a.rows * a.vocab > SERIAL, [&](int64_t i) {
         int64_t row = i / stretches, begin = i % stretches * STRETCH;
         most[i] = most_of(a.logits + row * a.vocab + begin, std::min(STRETCH, a.vocab - begin));
-    }
+    });
     for (int64_t row = 0; row < a.rows; row++) {
         const float *first = most.get() + row * stretches, *best = std::max_element(first, first + stretches);
         int64_t token = (best - first) * STRETCH;
@@ -101,7 +100,7 @@ inline int64_t draw_row(const float *logits, int64_t vocab, float temperature, d
 inline void draw(const Draw &a) {
     int64_t stretches = (a.vocab + STRETCH - 1) / STRETCH;
     std::unique_ptr<double[]> sums(new double[a.rows * stretches]);
-#pragma omp parallel for if (a.rows * a.vocab > SERIAL)
-    for (int64_t row = 0; row < a.rows; row++)
+    spread(a.rows, a.rows * a.vocab > SERIAL, [&](int64_t row) {
         a.tokens[row] = draw_row(a.logits + row * a.vocab, a.vocab, a.temperatures[row], a.randoms[row], sums.get() + row * stretches);
+    });
 }
