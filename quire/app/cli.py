@@ -24,10 +24,8 @@ _USAGE = 2  # the status with which argparse ends as well
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name and exit with its status."""
-    # Idle OpenMP threads must sleep: on few cores spinning ones stall each other and the event loop. From one kernel
-    # of a step to the next (some tens of microseconds) spinning is cheaper than waking up.
+    # Idle OpenMP threads must sleep: on few cores spinning ones stall the event loop and the kernels' own threads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     # torch asks for huge pages: weights are then read a third faster or more.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     given = list(sys.argv[1:] if arguments is None else arguments)
