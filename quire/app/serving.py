@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -76,7 +75,6 @@ async def _serve(
         options = ServerOptions.of(settings)
         responses = ResponseService(services, store)
         server = Server(create_app(services, metrics, responses, options), services, responses, options)
-        gc.freeze()  # what is there now stays: collections, which stop every thread, need not look at it
         await server.serve(sockets)
         return 0 if server.started else 1
 

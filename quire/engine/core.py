@@ -246,8 +246,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     per_block = block_bytes(loaded.model.caches, options.block_size, cache_dtype)
     num_blocks = count_blocks(options, per_block, loaded.context_len, config.memory_share)
     context_len = _fitting_context(loaded, config, num_blocks)
-    if context_len != loaded.context_len:
-        loaded.model.set_context(context_len)
+    loaded.model.set_context(context_len)
     table = RequestTable(options.max_num_seqs, context_len, options.block_size)
     reserve = min(loaded.weight_bytes, _MOST_RESERVE)
     cache = KVCache(loaded.model.caches, num_blocks, options.block_size, cache_dtype, reserve)

@@ -36,8 +36,9 @@ async def main() -> None:
 
         streamed = Runner.run_streamed(agent, SUM)
         events = [event async for event in streamed.stream_events() if event.type == "raw_response_event"]
-        assert len([event for event in events if event.data.type == "response.output_text.delta"]) > 2
+        said = [event.data.delta for event in events if event.data.type == "response.output_text.delta"]
         assert TOTAL in streamed.final_output
+        assert "".join(said) == streamed.final_output
 
         weather = Agent(name="Weather", model=model, model_settings=settings, tools=[function_tool(get_weather)])
         assert DEGREES in (await Runner.run(weather, WEATHER)).final_output

@@ -82,7 +82,6 @@ def _load_decoder(
     filler = WeightFiller(model, options.quantization, extra_layers=blueprint.extra_layers)
     with bar(checkpoint.total_bytes) as progress:
         filler.fill(checkpoint.tensors(dtype, progress))
-    model.set_context(context_len)
     return LoadedModel(model.eval(), blueprint.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model))
 
 

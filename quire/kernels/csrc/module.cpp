@@ -260,13 +260,15 @@ PyObject *hold(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return run(in, a.count * a.vocab, [=] { kernels[0]->hold(a); });
 }
 
-// A list of what the call writes.
+// A list of what the call writes. It is no part of a recording.
 template <class Call>
 PyObject *listed(const Arguments &arguments, int64_t rows, Call call) {
-    std::vector<int64_t> tokens(arguments.good() ? rows : 0);
-    PyObject *done = run(arguments, LONG, [&] { call(tokens.data()); });
-    if (!done) return nullptr;
-    Py_DECREF(done);
+    if (!arguments.good()) return nullptr;
+    std::vector<int64_t> tokens(rows);
+    bool done;
+    Py_BEGIN_ALLOW_THREADS done = succeeds([&] { call(tokens.data()); });
+    Py_END_ALLOW_THREADS
+    if (!done) return PyErr_NoMemory();
     PyObject *list = PyList_New(rows);
     for (int64_t i = 0; list && i < rows; i++) {
         PyObject *token = PyLong_FromLongLong(tokens[i]);

@@ -25,7 +25,7 @@ void rest() {
 }
 
 // Waits until a number is no longer what it was, first awake, then asleep.
-void await_change(std::atomic<int> &number, int was, std::chrono::microseconds awake) {
+void await_change(std::atomic<unsigned> &number, unsigned was, std::chrono::microseconds awake) {
     auto until = std::chrono::steady_clock::now() + awake;
     while (number.load() == was) {
         for (int i = 0; i < 64 && number.load() == was; i++) rest();
@@ -52,7 +52,7 @@ class Pool {
         calls_.notify_all();
         body(0);
         calls_++;
-        for (int busy = busy_; busy != 0; busy = busy_) await_change(busy_, busy, SHORT);
+        for (unsigned busy = busy_; busy != 0; busy = busy_) await_change(busy_, busy, SHORT);
     }
 
   private:
@@ -65,8 +65,9 @@ class Pool {
     }
 
     void help(int thread) {
-        for (int seen = 0; !ending_;) {
-            int call = calls_;
+        for (unsigned seen = 0;;) {
+            unsigned call = calls_;
+            if (ending_) return;  // looked at behind the number, whose last change comes after it
             if (call % 2 == 1 && call != seen) {
                 busy_++;
                 if (calls_ == call && thread < threads_) (*body_)(thread);
@@ -79,7 +80,8 @@ class Pool {
         }
     }
 
-    std::atomic<int> calls_{0}, busy_{0}, threads_{0};
+    std::atomic<unsigned> calls_{0}, busy_{0};  // the calls may pass the largest number
+    std::atomic<int> threads_{0};
     std::atomic<bool> ending_{false};
     const std::function<void(int)> *body_ = nullptr;
     std::vector<std::thread> helpers_;

@@ -116,13 +116,15 @@ class Structure:
         if self._behind:
             steps = [(self._walks[row], tokens, self._masks[row]) for row, tokens in self._behind]
             self._behind = []
-            self._looking = self._worker.submit(_advance, steps)
+            self._looking = self._worker.submit(_advance, steps, self._looking)
 
     def apply(self, logits: Tensor, rows: Sequence[int], table: RequestTable) -> None:
         """See `Stage`."""
         if self._walks:
-            self._wait()
-            hold(logits, self._masks, [(index, row) for index, row in enumerate(rows) if row in self._walks])
+            pairs = [(index, row) for index, row in enumerate(rows) if row in self._walks]
+            if pairs:
+                self._wait()
+                hold(logits, self._masks, pairs)
 
     def errors(self, rows: Sequence[int]) -> dict[int, str]:
         """Why sequences cannot go on, by index in `rows`, after their masks were applied."""
@@ -134,6 +136,8 @@ class Structure:
             self._looking.result()
 
 
-def _advance(steps: Sequence[tuple[Walk, Sequence[int], NDArray[np.uint32]]]) -> None:
+def _advance(steps: Sequence[tuple[Walk, Sequence[int], NDArray[np.uint32]]], before: Future[None] | None) -> None:
+    if before is not None:
+        before.result()  # one that failed is not forgotten
     for walk, tokens, mask in steps:
         walk.advance(tokens, mask)
