@@ -22,7 +22,8 @@ NAME = "claude-alias"
 @pytest.fixture(scope="module")
 def client() -> Iterator[anthropic.Anthropic]:
     with serving("--served-model-name", NAME, "--api-key", "secret") as server:
-        yield anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0)
+        with anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as opened:
+            yield opened
 
 
 def ask(client: anthropic.Anthropic, content: Any, **options: Any) -> Any:

@@ -28,7 +28,8 @@ def client_of(url: str) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     with serving("--response-store", f"sqlite:///{tmp_path_factory.mktemp('store')}/r.db") as server:
-        yield client_of(server.url)
+        with client_of(server.url) as opened:
+            yield opened
 
 
 def ask(client: openai.OpenAI, given: Any, **options: Any) -> Any:
@@ -87,10 +88,9 @@ def test_answers_in_the_background(client: openai.OpenAI) -> None:
 
 def test_a_conversation_outlives_the_server(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/r.db"
-    with serving("--response-store", store) as server:
-        first = ask(client_of(server.url), "My favourite number is 4711.")
-    with serving("--response-store", store) as server:
-        client = client_of(server.url)
+    with serving("--response-store", store) as server, client_of(server.url) as client:
+        first = ask(client, "My favourite number is 4711.")
+    with serving("--response-store", store) as server, client_of(server.url) as client:
         second = ask(client, "What is my favourite number?", previous_response_id=first.id)
         assert "4711" in second.output_text
         assert len(list(client.responses.input_items.list(second.id))) >= 3
