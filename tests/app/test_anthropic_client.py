@@ -21,9 +21,11 @@ NAME = "claude-alias"
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[anthropic.Anthropic]:
-    with serving("--served-model-name", NAME, "--api-key", "secret") as server:
-        with anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as opened:
-            yield opened
+    with (
+        serving("--served-model-name", NAME, "--api-key", "secret") as server,
+        anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as opened,
+    ):
+        yield opened
 
 
 def ask(client: anthropic.Anthropic, content: Any, **options: Any) -> Any:

@@ -27,9 +27,9 @@ def client_of(url: str) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with serving("--response-store", f"sqlite:///{tmp_path_factory.mktemp('store')}/r.db") as server:
-        with client_of(server.url) as opened:
-            yield opened
+    store = f"sqlite:///{tmp_path_factory.mktemp('store')}/r.db"
+    with serving("--response-store", store) as server, client_of(server.url) as opened:
+        yield opened
 
 
 def ask(client: openai.OpenAI, given: Any, **options: Any) -> Any:
