@@ -1,4 +1,4 @@
-"""Sums of residual branches."""
+"""Sums of residual branches, and what is only scaled."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch  # before the kernels: both shall run on torch's OpenMP threads
+import torch  # before the kernels: they ask torch's OpenMP how many threads they may use
 from torch import Tensor
 
 try:

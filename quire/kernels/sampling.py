@@ -33,8 +33,6 @@ def hold(logits: Tensor, masks: Masks, pairs: Sequence[tuple[int, int]]) -> None
         masks: (rows, words); bit i % 32 of word i // 32 says whether token i may come.
         pairs: a row of logits and the row of its mask.
     """
-    if not pairs:
-        return
     if _takes(logits):
         places = np.array(pairs, np.int64)
         native.kernels.hold(

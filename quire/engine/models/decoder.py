@@ -115,13 +115,12 @@ class Decoder(nn.Module):
 
     def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM`."""
+        room = self._room[: len(tokens)] if len(tokens) <= MOST_TOKENS else None
 
         def step() -> Tensor:
             features = self.norm(self._run_layers(tokens, positions, attend))
             out: Tensor = self.head(features, wide=True, out=room)
             return out
-
-        room = self._room[: len(tokens)] if len(tokens) <= MOST_TOKENS else None
 
         return self._adjusted(self._replays.run(step, len(tokens)))
 

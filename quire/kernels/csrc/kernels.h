@@ -156,6 +156,7 @@ void act_and_mul(const ActAndMul &a) {
     });
 }
 
+// Rows of a table, whose words may lie in panels.
 inline void take_rows(const TakeRows &a) {
     spread(a.count, a.count * a.words > SERIAL, [&](int64_t i) {
         const uint32_t *from = a.from + a.rows[i] / a.panel * a.words * a.panel + a.rows[i] % a.panel;
@@ -181,5 +182,6 @@ inline void take_rows(const TakeRows &a) {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill, linear, quantised_linear<T>, take_rows, hold, likeliest, draw};
+    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill,
+            linear, quantised_linear<T>, take_rows, hold, likeliest, draw};
 }

@@ -6,13 +6,12 @@ inline void hold_row(float *logits, const uint32_t *mask, int64_t vocab) {
     const Floats never = all(-INFINITY);
     auto allowed = [=](int64_t i) {  // all bits set where the token may come
         int32_t bits = int32_t(mask[i / 32] >> (i % 32)) & 0xffff;
-        Ints same = lane * 0 + bits;
-        return ((same >> lane) & 1) != 0;
+        return (((Ints{} + bits) >> lane) & 1) != 0;
     };
     auto may = [=](int64_t i) { return mask[i / 32] >> (i % 32) & 1; };
     int64_t whole = vocab / LANES * LANES;
     Floats best = never;
-    Ints odd = lane * 0;
+    Ints odd{};
     for (int64_t i = 0; i < whole; i += LANES) {
         Floats x = Float32::load(logits + i);
         Floats held = allowed(i) ? x : never;
@@ -101,6 +100,7 @@ inline void draw(const Draw &a) {
     int64_t stretches = (a.vocab + STRETCH - 1) / STRETCH;
     std::unique_ptr<double[]> sums(new double[a.rows * stretches]);
     spread(a.rows, a.rows * a.vocab > SERIAL, [&](int64_t row) {
-        a.tokens[row] = draw_row(a.logits + row * a.vocab, a.vocab, a.temperatures[row], a.randoms[row], sums.get() + row * stretches);
+        a.tokens[row] = draw_row(a.logits + row * a.vocab, a.vocab, a.temperatures[row], a.randoms[row],
+                                 sums.get() + row * stretches);
     });
 }

@@ -120,11 +120,10 @@ class Structure:
 
     def apply(self, logits: Tensor, rows: Sequence[int], table: RequestTable) -> None:
         """See `Stage`."""
-        if self._walks:
-            pairs = [(index, row) for index, row in enumerate(rows) if row in self._walks]
-            if pairs:
-                self._wait()
-                hold(logits, self._masks, pairs)
+        pairs = [(index, row) for index, row in enumerate(rows) if row in self._walks]
+        if pairs:
+            self._wait()
+            hold(logits, self._masks, pairs)
 
     def errors(self, rows: Sequence[int]) -> dict[int, str]:
         """Why sequences cannot go on, by index in `rows`, after their masks were applied."""
