@@ -21,6 +21,7 @@ from tqdm import tqdm
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.execution.attention.paged import PagedAttention
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.memory import keep_freed_memory
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.sampling.structure import Grammars
@@ -248,7 +249,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     context_len = _fitting_context(loaded, config, num_blocks)
     loaded.model.set_context(context_len)
     table = RequestTable(options.max_num_seqs, context_len, options.block_size)
-    reserve = min(loaded.weight_bytes, _MOST_RESERVE)
+    reserve = min(4 * loaded.weight_bytes, _MOST_RESERVE)
     cache = KVCache(loaded.model.caches, num_blocks, options.block_size, cache_dtype, reserve)
     grammars = Grammars(config.folder, loaded.vocab_size)
     sampler = Sampler(table, loaded.vocab_size, grammars.walk)
@@ -273,6 +274,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         check=check,
         find_ahead=cache.find_ahead,
     )
+    keep_freed_memory()  # not before, for loading frees what is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
         implementation=loaded.implementation,

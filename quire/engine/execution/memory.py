@@ -1,12 +1,16 @@
-"""How much memory is free for this process, in a container too."""
+"""How much memory is free for this process, in a container too; and that it keeps what it frees."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 
+# Parameters of glibc's mallopt, and the bytes above which freed memory would go back to the system at once.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _KEPT = -1, -3, 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
 # Limit, use and statistics of control groups version 2 and 1, and what the page cache is called in the last.
 _FILES = (
@@ -30,6 +34,17 @@ def free_memory(cgroup: Path = _CGROUP) -> int:
             used -= min(used, _sum(cgroup / stat_file, cached))
             return min(available, max(0, limit - used))
     return available
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed.
+
+    By default it may return a prefill's tensors to the system, which then finds and clears them page by page for the
+    next one. Other C libraries than glibc are left as they are.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(_TRIM_THRESHOLD, _KEPT)
+        libc.mallopt(_MMAP_THRESHOLD, _KEPT)
 
 
 def _number(path: Path) -> int | None:

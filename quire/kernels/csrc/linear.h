@@ -11,22 +11,25 @@ constexpr int64_t FEW_ROWS = 64;         // up to which reading the weights is w
 // How rows and panels are divided: as few tiles of rows as registers allow, of like sizes; a piece is some panels, which
 // stay near while all rows are multiplied with them.
 struct Division {
-    int64_t rows, panels, panel_bytes, tiles, tile, group, pieces;
-    Division(int64_t rows, int64_t size_out, int64_t panel_bytes, int64_t most_rows)
-        : rows(rows), panels((size_out + PANEL - 1) / PANEL), panel_bytes(panel_bytes),
+    int64_t rows, panels, panel_bytes, row_bytes, tiles, tile, group, pieces;
+    Division(int64_t rows, int64_t size_out, int64_t panel_bytes, int64_t row_bytes, int64_t most_rows)
+        : rows(rows), panels((size_out + PANEL - 1) / PANEL), panel_bytes(panel_bytes), row_bytes(row_bytes),
           tiles((rows + most_rows - 1) / most_rows), tile((rows + tiles - 1) / tiles),
           group(rows <= FEW_ROWS ? 1 : std::max<int64_t>(1, std::min<int64_t>(4, NEAR / panel_bytes))),
           pieces((panels + group - 1) / group) {}
     // Calls body(first row, rows, panel, ahead) for all of a piece. What lies ahead is to be fetched on the way: the same
-    // panel of the next piece, all of it if rows come in one tile, else one half beside each of the first two.
+    // panel of the next piece, all of it if rows come in one tile, else one half beside each of the first two; beside a
+    // later tile's first panel, the next tile's rows.
     template <class Body>
-    void each(int64_t piece, int64_t next, const char *weight, Body body) const {
+    void each(int64_t piece, int64_t next, const char *x, const char *weight, Body body) const {
+        int64_t first = piece * group, end = std::min(panels, first + group);
         for (int64_t t = 0; t * tile < rows; t++)
-            for (int64_t panel = piece * group; panel < std::min(panels, (piece + 1) * group); panel++) {
+            for (int64_t panel = first; panel < end; panel++) {
                 int64_t then = panel + (next - piece) * group;
-                const char *ahead = then < panels && t < 2 ? weight + then * panel_bytes + t * panel_bytes / 2
-                                                          : weight + panel * panel_bytes;
-                body(t * tile, std::min(tile, rows - t * tile), panel, ahead);
+                const char *ahead = weight + panel * panel_bytes;
+                if (t < 2 && then < panels) ahead = weight + then * panel_bytes + t * panel_bytes / 2;
+                else if (panel == first && t + 1 < tiles) ahead = x + (t + 1) * tile * row_bytes;
+                body(t * tile, std::min(tile, rows - t * tile), panel, Ahead{ahead, tiles == 1 ? 2 * LINE : LINE});
             }
     }
 };
@@ -34,18 +37,16 @@ struct Division {
 // Adds two inputs' products to 16 outputs; x is the two inputs.
 inline Floats add_products(Floats total, Words weights, uint32_t x) { return add_products(total, weights, Words{} + x); }
 
-// Loops over rows are unrolled early, else the compiler keeps the sums in memory because of the prefetches.
-template <int rows, int lines>
-void multiply(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t size_in, const char *ahead,
-              Floats (*total)[2]) {
+// Gives each row's 32 sums to put(row, first 16, others), while they are in registers. Loops over rows are unrolled early,
+// else the compiler keeps the sums in memory because of the prefetches.
+template <int rows, class Put>
+void multiply(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t size_in, Ahead ahead, const Put &put) {
     Floats low[rows], high[rows];
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) low[row] = high[row] = all(0.0f);
     for (int64_t i = 0; i < size_in; i += 2) {
-        Words first, second;
-        std::memcpy(&first, panel + i * PANEL, sizeof first);
-        std::memcpy(&second, panel + i * PANEL + PAIR, sizeof second);
-        ahead = fetch<lines>(ahead);
+        Words first = load_words(panel + i * PANEL), second = load_words(panel + i * PANEL + PAIR);
+        ahead.fetch();
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
             uint32_t both;
@@ -55,57 +56,90 @@ void multiply(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t 
         }
     }
 #pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) total[row][0] = low[row], total[row][1] = high[row];
+    for (int row = 0; row < rows; row++) put(row, low[row], high[row]);
 }
 
-typedef void Multiply(const uint16_t *, int64_t, const uint16_t *, int64_t, const char *, Floats (*)[2]);
+template <class Put>
+using Multiply = void(const uint16_t *, int64_t, const uint16_t *, int64_t, Ahead, const Put &);
 
-template <int... rows>
-inline Multiply *multiply_rows(int64_t count, bool alone, std::integer_sequence<int, rows...>) {
-    static Multiply *const one_tile[] = {multiply<rows + 1, 2>...}, *const tiles[] = {multiply<rows + 1, 1>...};
-    return (alone ? one_tile : tiles)[count - 1];
+template <class Put, int... rows>
+Multiply<Put> *multiply_rows(int64_t count, std::integer_sequence<int, rows...>) {
+    static Multiply<Put> *const all_counts[] = {multiply<rows + 1, Put>...};
+    return all_counts[count - 1];
 }
 
-// The one for so many rows; `alone`: of rows that come in one tile.
-inline Multiply *multiply_rows(int64_t count, bool alone) {
-    return multiply_rows(count, alone, std::make_integer_sequence<int, int(MOST_ROWS)>{});
+// The one for so many rows.
+template <class Put>
+Multiply<Put> *multiply_rows(int64_t count) {
+    return multiply_rows<Put>(count, std::make_integer_sequence<int, int(MOST_ROWS)>{});
 }
 
-// Writes 32 outputs of some rows, those that there are.
-template <class T, class Call>
-void put_panel(const Call &a, Floats (*total)[2], int64_t row, int64_t rows, int64_t output) {
+// Takes 32 outputs of some rows to where they belong, those that there are.
+template <class T>
+class Outputs {
+  public:
+    template <class Call>
+    Outputs(const Call &a, int64_t row, int64_t rows, int64_t output)
+        : out_((Number *)a.out + row * a.size_out + output), stride_(a.size_out),
+          here_(std::min<int64_t>(PANEL, a.size_out - output)) {
+        if (a.bias) std::memcpy(bias_, a.bias + output, here_ * sizeof(float));
+        for (int64_t r = 0; r < rows; r++)  // all at once, as one store after the other would wait for its line
+            for (int64_t i = 0; i < here_; i += LINE / sizeof(Number)) __builtin_prefetch(out_ + r * stride_ + i, 1);
+    }
+    void operator()(int row, Floats low, Floats high) const {
+        low += Float32::load(bias_), high += Float32::load(bias_ + LANES);
+        Number *out = out_ + row * stride_;
+        if (here_ == PANEL) return T::store_both(out, low, high);
+        Number part[PANEL];
+        T::store_both(part, low, high);
+        std::memcpy(out, part, here_ * sizeof *part);
+    }
+
+  private:
     typedef typename T::Number Number;
-    int64_t here = std::min<int64_t>(PANEL, a.size_out - output);
-    Floats low = all(0.0f), high = all(0.0f);
-    if (a.bias) {
-        alignas(64) float bias[PANEL] = {};
-        std::memcpy(bias, a.bias + output, here * sizeof(float));
-        low = Float32::load(bias), high = Float32::load(bias + LANES);
+    Number *out_;
+    int64_t stride_, here_;
+    alignas(64) float bias_[PANEL] = {};
+};
+
+// Rows of bfloat16 numbers as they lie, or a copy: where they are whole pages apart, all of a tile's want the same few
+// lines of the nearest cache.
+class NearRows {
+  public:
+    NearRows(const void *x, int64_t rows, int64_t size, int64_t stride) : x((const uint16_t *)x), stride(stride) {
+        if (rows == 1 || !clashing(2 * stride)) return;
+        this->stride = size + LINE;
+        copy_.reset(new uint16_t[rows * this->stride]);
+        spread(rows, rows * size > SERIAL, [&](int64_t row) {
+            std::memcpy(&copy_[row * this->stride], this->x + row * stride, size * sizeof *this->x);
+        });
+        this->x = copy_.get();
     }
-    for (int64_t r = 0; r < rows; r++) {
-        Number part[PANEL], *out = (Number *)a.out + (row + r) * a.size_out + output, *line = here == PANEL ? out : part;
-        T::store(line, total[r][0] + low);
-        T::store(line + LANES, total[r][1] + high);
-        if (line == part) std::memcpy(out, part, here * sizeof *part);
-    }
+    static bool clashing(int64_t bytes) { return bytes % 4096 == 0; }
+    const uint16_t *x;
+    int64_t stride;
+
+  private:
+    std::unique_ptr<uint16_t[]> copy_;
+};
+
+template <class T>
+void linear_to(const Linear &a) {
+    NearRows near(a.x, a.rows, a.size_in, a.x_stride);
+    Division division(a.rows, a.size_out, a.size_in * PANEL * 2, near.stride * 2, MOST_ROWS);
+    Pieces pieces(division.pieces);
+    const char *weight = (const char *)a.weight;
+    auto some = [&](int64_t piece, int64_t next) {
+        division.each(piece, next, (const char *)near.x, weight, [&](int64_t row, int64_t rows, int64_t panel, Ahead ahead) {
+            auto multiply_them = multiply_rows<Outputs<T>>(rows);
+            multiply_them(near.x + row * near.stride, near.stride, (const uint16_t *)(weight + panel * division.panel_bytes),
+                          a.size_in, ahead, Outputs<T>(a, row, rows, panel * PANEL));
+        });
+    };
+    parallel([&](int) { pieces.each(some); });
 }
 
 inline void linear(const Linear &a) {
     if (a.rows == 0) return;
-    Division division(a.rows, a.size_out, a.size_in * PANEL * 2, MOST_ROWS);
-    Pieces pieces(division.pieces);
-    const char *weight = (const char *)a.weight;
-    auto some = [&](int64_t piece, int64_t next) {
-        division.each(piece, next, weight, [&](int64_t row, int64_t rows, int64_t panel, const char *ahead) {
-            Floats total[MOST_ROWS][2];
-            multiply_rows(rows, division.tiles == 1)((const uint16_t *)a.x + row * a.x_stride, a.x_stride,
-                                                     (const uint16_t *)(weight + panel * division.panel_bytes), a.size_in,
-                                                     ahead, total);
-            if (a.wide)
-                put_panel<Float32>(a, total, row, rows, panel * PANEL);
-            else
-                put_panel<BFloat16>(a, total, row, rows, panel * PANEL);
-        });
-    };
-    parallel([&](int) { pieces.each(some); });
+    a.wide ? linear_to<Float32>(a) : linear_to<BFloat16>(a);
 }

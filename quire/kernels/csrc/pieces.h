@@ -3,13 +3,16 @@
 
 constexpr int LINE = 64;  // bytes
 
-// Asks for one or two lines; they go to the second cache.
-template <int lines>
-const char *fetch(const char *ahead) {
-    __builtin_prefetch(ahead, 0, 2);
-    if (lines == 2) __builtin_prefetch(ahead + LINE, 0, 2);
-    return ahead + lines * LINE;
-}
+// What is to be fetched beside some work, in steps of one or two lines; it goes to the second cache.
+struct Ahead {
+    const char *at;
+    int64_t step;  // bytes
+    void fetch() {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(at + LINE, 0, 2);
+        at += step;
+    }
+};
 
 // Pieces of work for the threads of a parallel region. A thread learns of its next piece as it begins one, so that it
 // can ask for its data.

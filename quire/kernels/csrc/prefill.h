@@ -58,39 +58,50 @@ void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t 
     }
 }
 
-// Up to MOST_ROWS queries of one head.
-inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t positions,
+struct Scores {
+    float *scores;
+    int64_t stride;
+    float scale;
+    void operator()(int row, Floats low, Floats high) const { Float32::store_both(scores + row * stride, low * scale, high * scale); }
+};
+
+struct WeightedValues {
+    uint16_t *out;
+    int64_t stride;
+    const float *shares;
+    void operator()(int row, Floats low, Floats high) const { BFloat16::store_both(out + row * stride, low * shares[row], high * shares[row]); }
+};
+
+// Up to MOST_ROWS queries of one head. Rows of scores and of weights lie `stride` apart.
+inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t positions, int64_t stride,
                         const uint16_t *keys, const uint16_t *values, float *scores, uint16_t *weights) {
     int64_t at = a.length - a.tokens + row;
-    int64_t begin = a.window > 0 ? std::max<int64_t>(0, at + 1 - a.window) / PANEL : 0;
-    int64_t end = (at + rows + PANEL - 1) / PANEL;
-    Multiply *multiply_them = multiply_rows(rows, false);
-    Floats total[MOST_ROWS][2];
-    const uint16_t *q = (const uint16_t *)a.q + row * a.q_stride + head * a.key_dim;
-    for (int64_t panel = begin; panel < end; panel++) {
-        const uint16_t *key = keys + panel * PANEL * a.key_dim;
-        multiply_them(q, a.q_stride, key, a.key_dim, (const char *)(key + PANEL * a.key_dim), total);
-        for (int64_t r = 0; r < rows; r++) Float32::store_pair(scores + r * positions + panel * PANEL, total[r][0], total[r][1]);
+    int64_t begin = a.window > 0 ? std::max<int64_t>(0, at + 1 - a.window) / PANEL * PANEL : 0;
+    int64_t end = (at + rows + PANEL - 1) / PANEL * PANEL;
+    uint16_t q[MOST_ROWS * MOST_DIM];
+    for (int64_t r = 0; r < rows; r++)
+        std::memcpy(q + r * a.key_dim, (const uint16_t *)a.q + (row + r) * a.q_stride + head * a.key_dim, a.key_dim * sizeof *q);
+    auto score_them = multiply_rows<Scores>(rows);
+    for (int64_t position = begin; position < end; position += PANEL) {
+        const uint16_t *key = keys + position * a.key_dim;
+        score_them(q, a.key_dim, key, a.key_dim, {(const char *)(key + PANEL * a.key_dim), LINE}, {scores + position, stride, a.scale});
     }
     float shares[MOST_ROWS];
     for (int64_t r = 0; r < rows; r++) {
         int64_t first = a.window > 0 ? std::max<int64_t>(0, at + r + 1 - a.window) : 0;
-        float *own = scores + r * positions, top = a.sinks ? a.sinks[head] : -INFINITY;
-        scale_scores(own, begin * PANEL, end * PANEL, a.scale, a.softcap);
-        for (int64_t i = begin * PANEL; i < first; i++) own[i] = -INFINITY;
-        for (int64_t i = at + r + 1; i < end * PANEL; i++) own[i] = -INFINITY;
-        shares[r] = weigh<BFloat16>(own, weights + r * positions, begin * PANEL, end * PANEL, top);
-        if (a.sinks) shares[r] += std::exp(a.sinks[head] - top);
+        float *own = scores + r * stride, top = a.sinks ? a.sinks[head] : -INFINITY;
+        if (a.softcap > 0.0f) scale_scores(own, begin, end, 1.0f, a.softcap);
+        for (int64_t i = begin; i < first; i++) own[i] = -INFINITY;
+        for (int64_t i = at + r + 1; i < end; i++) own[i] = -INFINITY;
+        float total = weigh<BFloat16>(own, weights + r * stride, begin, end, top);
+        shares[r] = 1.0f / (a.sinks ? total + std::exp(a.sinks[head] - top) : total);
     }
+    auto gather_them = multiply_rows<WeightedValues>(rows);
+    uint16_t *out = (uint16_t *)a.out + (row * a.heads + head) * a.value_dim;
     for (int64_t d = 0; d < a.value_dim; d += PANEL) {
-        const uint16_t *value = values + d * positions + begin * PANEL * PANEL;
-        multiply_them(weights + begin * PANEL, positions, value, (end - begin) * PANEL,
-                      (const char *)(value + PANEL * positions), total);
-        for (int64_t r = 0; r < rows; r++) {
-            uint16_t *out = (uint16_t *)a.out + ((row + r) * a.heads + head) * a.value_dim + d;
-            BFloat16::store(out, total[r][0] / shares[r]);
-            BFloat16::store(out + LANES, total[r][1] / shares[r]);
-        }
+        const uint16_t *value = values + d * positions + begin * PANEL;
+        gather_them(weights + begin, stride, value, end - begin, {(const char *)(value + PANEL * positions), LINE},
+                    {out + d, a.heads * a.value_dim, shares});
     }
 }
 
@@ -101,7 +112,7 @@ void prefill(const PagedPrefill &a) {
     // Nothing is allocated inside the parallel region, out of which no exception may come.
     std::unique_ptr<uint16_t[]> keys(new uint16_t[a.kv_heads * positions * a.key_dim]);
     std::unique_ptr<uint16_t[]> values(new uint16_t[a.kv_heads * positions * a.value_dim]);
-    int64_t room = MOST_ROWS * positions;
+    int64_t stride = positions | PANEL, room = MOST_ROWS * stride;  // never whole pages
     std::unique_ptr<float[]> all_scores(new float[room * pool_threads()]);
     std::unique_ptr<uint16_t[]> all_weights(new uint16_t[room * pool_threads()]);
     int64_t hidden = a.window > 0 ? std::max<int64_t>(0, a.length - a.tokens + 1 - a.window) / PANEL : 0;
@@ -114,7 +125,7 @@ void prefill(const PagedPrefill &a) {
     parallel([&](int thread) {
         pieces.each([&](int64_t at, int64_t) {
             int64_t head = at / tiles, row = (tiles - 1 - at % tiles) * MOST_ROWS;  // the longest first
-            attend_rows(a, head, row, std::min(MOST_ROWS, a.tokens - row), positions,
+            attend_rows(a, head, row, std::min(MOST_ROWS, a.tokens - row), positions, stride,
                         &keys[head / group * positions * a.key_dim], &values[head / group * positions * a.value_dim],
                         &all_scores[room * thread], &all_weights[room * thread]);
         });

@@ -31,33 +31,34 @@ inline Ints load_ints(const void *from) {
     return out;
 }
 
-template <int rows, int lines>
-void multiply_int8(const uint8_t *x, int64_t size_in, const uint8_t *panel, const float *scales, int64_t, const char *ahead,
-                   Floats (*total)[2]) {
+// For the same as `multiply`. `next`: how far a group's scales are behind the one's before.
+template <int rows, class Put>
+void multiply_int8(const uint8_t *x, int64_t stride, int64_t size_in, const uint8_t *panel, const float *scales, int64_t,
+                   Ahead ahead, const Put &put) {
     Ints low[rows], high[rows];
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) low[row] = high[row] = Ints{};
     for (int64_t i = 0; i < size_in; i += 4) {
         Ints first = load_ints(panel + i * PANEL), second = load_ints(panel + i * PANEL + 64);
-        ahead = fetch<lines>(ahead);
+        ahead.fetch();
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
-            int32_t inputs = four(x + row * size_in + i);
+            int32_t inputs = four(x + row * stride + i);
             low[row] = add_products(low[row], first, inputs);
             high[row] = add_products(high[row], second, inputs);
         }
     }
+    Floats one = Float32::load(scales), two = Float32::load(scales + LANES);
 #pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) {
-        total[row][0] = __builtin_convertvector(low[row], Floats) * Float32::load(scales);
-        total[row][1] = __builtin_convertvector(high[row], Floats) * Float32::load(scales + LANES);
-    }
+    for (int row = 0; row < rows; row++)
+        put(row, __builtin_convertvector(low[row], Floats) * one, __builtin_convertvector(high[row], Floats) * two);
 }
 
-template <int rows, int lines>
-void multiply_int4(const uint8_t *x, int64_t size_in, const uint8_t *panel, const float *scales, int64_t next, const char *ahead,
-                   Floats (*total)[2]) {
+template <int rows, class Put>
+void multiply_int4(const uint8_t *x, int64_t stride, int64_t size_in, const uint8_t *panel, const float *scales, int64_t next,
+                   Ahead ahead, const Put &put) {
     Ints mask = Ints{} + 0x0f0f0f0f, eights = Ints{} + 0x08080808;
+    Floats total[rows][2];
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) total[row][0] = total[row][1] = all(0.0f);
     for (int64_t begin = 0; begin < size_in; begin += GROUP, scales += next) {
@@ -66,12 +67,12 @@ void multiply_int4(const uint8_t *x, int64_t size_in, const uint8_t *panel, cons
         for (int row = 0; row < rows; row++) low[row] = high[row] = Ints{};
         for (int64_t i = begin; i < begin + GROUP; i += 8) {
             Ints first = load_ints(panel + i * PANEL / 2), second = load_ints(panel + i * PANEL / 2 + 64);
-            ahead = fetch<lines>(ahead);
+            ahead.fetch();
             for (int half = 0; half < 2; half++) {  // bytes from 0 to 15, less 8 each
                 Ints near = less(first & mask, eights), far = less(second & mask, eights);
 #pragma GCC unroll 12
                 for (int row = 0; row < rows; row++) {
-                    int32_t inputs = four(x + row * size_in + i + 4 * half);
+                    int32_t inputs = four(x + row * stride + i + 4 * half);
                     low[row] = add_products(low[row], near, inputs);
                     high[row] = add_products(high[row], far, inputs);
                 }
@@ -85,50 +86,65 @@ void multiply_int4(const uint8_t *x, int64_t size_in, const uint8_t *panel, cons
             total[row][1] += __builtin_convertvector(high[row], Floats) * two;
         }
     }
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) put(row, total[row][0], total[row][1]);
 }
 
-typedef void MultiplyBytes(const uint8_t *, int64_t, const uint8_t *, const float *, int64_t, const char *, Floats (*)[2]);
+template <class Put>
+using MultiplyBytes = void(const uint8_t *, int64_t, int64_t, const uint8_t *, const float *, int64_t, Ahead, const Put &);
 
-template <int lines, int... rows>
-inline MultiplyBytes *multiply_bytes(int bits, int64_t count, std::integer_sequence<int, rows...>) {
-    static MultiplyBytes *const int8[] = {multiply_int8<rows + 1, lines>...};
-    static MultiplyBytes *const int4[] = {multiply_int4<(rows < MOST_ROWS_INT4 ? rows + 1 : 1), lines>...};
+template <class Put, int... rows>
+MultiplyBytes<Put> *multiply_bytes(int bits, int64_t count, std::integer_sequence<int, rows...>) {
+    static MultiplyBytes<Put> *const int8[] = {multiply_int8<rows + 1, Put>...};
+    static MultiplyBytes<Put> *const int4[] = {multiply_int4<(rows < MOST_ROWS_INT4 ? rows + 1 : 1), Put>...};
     return bits == 8 ? int8[count - 1] : int4[count - 1];
 }
 
 // See multiply_rows.
-inline MultiplyBytes *multiply_bytes(int bits, int64_t count, bool alone) {
-    std::make_integer_sequence<int, int(MOST_ROWS)> all_rows;
-    return alone ? multiply_bytes<2>(bits, count, all_rows) : multiply_bytes<1>(bits, count, all_rows);
+template <class Put>
+MultiplyBytes<Put> *multiply_bytes(int bits, int64_t count) {
+    return multiply_bytes<Put>(bits, count, std::make_integer_sequence<int, int(MOST_ROWS)>{});
+}
+
+// Outputs of products whose inputs were rounded.
+template <class T>
+class RoundedOutputs {
+  public:
+    RoundedOutputs(const QuantisedLinear &a, const float *steps, int64_t row, int64_t rows, int64_t output)
+        : outputs_(a, row, rows, output), corrections_(a.corrections + output), steps_(steps + row) {}
+    void operator()(int row, Floats low, Floats high) const {
+        outputs_(row, (low - Float32::load(corrections_)) * steps_[row], (high - Float32::load(corrections_ + LANES)) * steps_[row]);
+    }
+
+  private:
+    Outputs<T> outputs_;
+    const float *corrections_, *steps_;
+};
+
+template <class T, class Out>
+void quantised_linear_to(const QuantisedLinear &a) {
+    typedef RoundedOutputs<Out> Put;
+    int64_t stride = a.size_in + (NearRows::clashing(a.size_in) ? LINE : 0);
+    Division division(a.rows, a.size_out, a.size_in * PANEL * a.bits / 8, stride, a.bits == 8 ? MOST_ROWS : MOST_ROWS_INT4);
+    Pieces pieces(division.pieces);
+    const char *weight = (const char *)a.weight;
+    std::unique_ptr<uint8_t[]> x(new uint8_t[a.rows * stride]);
+    std::unique_ptr<float[]> steps(new float[a.rows]);
+    spread(a.rows, a.rows * a.size_in > SERIAL, [&](int64_t row) {
+        steps[row] = quantise_row<T>((const typename T::Number *)a.x + row * a.x_stride, &x[row * stride], a.size_in);
+    });
+    auto some = [&](int64_t piece, int64_t next) {
+        division.each(piece, next, (const char *)x.get(), weight, [&](int64_t row, int64_t rows, int64_t panel, Ahead ahead) {
+            auto multiply_them = multiply_bytes<Put>(a.bits, rows);
+            multiply_them(&x[row * stride], stride, a.size_in, (const uint8_t *)weight + panel * division.panel_bytes,
+                          a.scales + panel * PANEL, division.panels * PANEL, ahead, Put(a, steps.get(), row, rows, panel * PANEL));
+        });
+    };
+    parallel([&](int) { pieces.each(some); });
 }
 
 template <class T>
 void quantised_linear(const QuantisedLinear &a) {
     if (a.rows == 0) return;
-    typedef typename T::Number Number;
-    Division division(a.rows, a.size_out, a.size_in * PANEL * a.bits / 8, a.bits == 8 ? MOST_ROWS : MOST_ROWS_INT4);
-    Pieces pieces(division.pieces);
-    const char *weight = (const char *)a.weight;
-    std::unique_ptr<uint8_t[]> x(new uint8_t[a.rows * a.size_in]);
-    std::unique_ptr<float[]> steps(new float[a.rows]);
-    spread(a.rows, a.rows * a.size_in > SERIAL, [&](int64_t row) {
-        steps[row] = quantise_row<T>((const Number *)a.x + row * a.x_stride, &x[row * a.size_in], a.size_in);
-    });
-    auto some = [&](int64_t piece, int64_t next) {
-        division.each(piece, next, weight, [&](int64_t row, int64_t rows, int64_t panel, const char *ahead) {
-            Floats total[MOST_ROWS][2];
-            multiply_bytes(a.bits, rows, division.tiles == 1)(
-                &x[row * a.size_in], a.size_in, (const uint8_t *)weight + panel * division.panel_bytes,
-                a.scales + panel * PANEL, division.panels * PANEL, ahead, total);
-            const float *correction = a.corrections + panel * PANEL;
-            for (int64_t r = 0; r < rows; r++)
-                for (int i = 0; i < 2; i++)
-                    total[r][i] = (total[r][i] - Float32::load(correction + i * LANES)) * steps[row + r];
-            if (a.wide)
-                put_panel<Float32>(a, total, row, rows, panel * PANEL);
-            else
-                put_panel<T>(a, total, row, rows, panel * PANEL);
-        });
-    };
-    parallel([&](int) { pieces.each(some); });
+    a.wide ? quantised_linear_to<T, Float32>(a) : quantised_linear_to<T, T>(a);
 }

@@ -17,6 +17,7 @@ struct Float32 {
         return x;
     }
     static inline void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
+    static inline void store_both(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
     static inline void load_pair(const float *from, Floats &a, Floats &b) { a = load(from), b = load(from + LANES); }
     static inline void store_pair(float *to, Floats a, Floats b) { store(to, a), store(to + LANES, b); }
     static inline float get(float x) { return x; }
@@ -38,6 +39,14 @@ struct BFloat16 {
     static inline void store(uint16_t *to, Floats x) {
         Halves out = narrow(x);
         std::memcpy(to, &out, sizeof out);
+    }
+    static inline void store_both(uint16_t *to, Floats a, Floats b) {
+#if defined(HAVE_BFLOAT16_PRODUCTS)
+        __m512bh both = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+        std::memcpy(to, &both, sizeof both);
+#else
+        store(to, a), store(to + LANES, b);
+#endif
     }
     // 32 numbers, those at even places and those at odd ones: two operations instead of the four that order takes.
     static inline void load_pair(const uint16_t *from, Floats &even, Floats &odd) {
