@@ -169,7 +169,7 @@ float weigh(const float *scores, typename T::Number *weights, int64_t begin, int
     for (int64_t i = begin; i < end; i += LANES) most = larger(most, Float32::load(scores + i));
     for (int i = 0; i < LANES; i++) top = std::max(top, most[i]);
     for (int64_t i = begin; i < end; i += LANES) {
-        Floats s = Float32::load(scores + i), weight = s == all(-INFINITY) ? all(0.0f) : exponential(s - top);
+        Floats weight = power_of_two((Float32::load(scores + i) - top) * 1.44269504088896341f);
         T::store(weights + i, weight);
         total += weight;
     }

@@ -173,6 +173,28 @@ inline Floats exponential(Floats given) {
 #endif
 }
 
+// 2^x for x that are not above 0; relative error below 4e-7. What is no number stays none.
+inline Floats power_of_two(Floats given) {
+#if defined(HAVE_AVX512)
+    Floats x = larger(all(-160.0f), given), n = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    Floats x = given < -125.0f ? all(-125.0f) : given;
+    Ints whole = __builtin_convertvector(x - 0.5f, Ints);
+    Floats n = __builtin_convertvector(whole, Floats);
+#endif
+    Floats r = x - n, p = all(1.32647273e-3f);
+    p = p * r + 9.67151299e-3f;
+    p = p * r + 5.55073358e-2f;
+    p = p * r + 2.40222424e-1f;
+    p = p * r + 6.93147004e-1f;
+    p = p * r + 1.0f;
+#if defined(HAVE_AVX512)
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    return given < -125.0f ? all(0.0f) : given == given ? p * (Floats)((whole + 127) << 23) : given;
+#endif
+}
+
 // tanh by e^2x; near 0 by its series, where the quotient would lose digits.
 inline Floats hyperbolic_tangent(Floats x) {
     Floats e = exponential(2.0f * smaller(larger(x, all(-10.0f)), all(10.0f)));
