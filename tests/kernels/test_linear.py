@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(native.instructions() is None, reason="installed
 ROWS = [1, 2, 6, 7, 11, 12, 13, 25, 150]
 
 
-@pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (30, 33), (2, 1), (1024, 100), (256, 640)])
+@pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (30, 33), (2, 1), (1024, 100), (256, 640), (2048, 40)])
 @pytest.mark.parametrize("rows", ROWS)
 def test_it_is_the_product(size_in: int, size_out: int, rows: int) -> None:
     torch.manual_seed(0)
@@ -31,7 +31,7 @@ def test_rows_of_the_weight_come_back() -> None:
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.015), (4, 0.12)])
-@pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (1024, 100), (256, 1100)])
+@pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (1024, 100), (256, 1100), (4096, 40)])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_weights_come_near(

@@ -131,9 +131,9 @@ void linear_to(const Linear &a) {
     const char *weight = (const char *)a.weight;
     auto some = [&](int64_t piece, int64_t next) {
         division.each(piece, next, (const char *)near.x, weight, [&](int64_t row, int64_t rows, int64_t panel, Ahead ahead) {
-            auto multiply_them = multiply_rows<Outputs<T>>(rows);
-            multiply_them(near.x + row * near.stride, near.stride, (const uint16_t *)(weight + panel * division.panel_bytes),
-                          a.size_in, ahead, Outputs<T>(a, row, rows, panel * PANEL));
+            multiply_rows<Outputs<T>>(rows)(near.x + row * near.stride, near.stride,
+                                            (const uint16_t *)(weight + panel * division.panel_bytes), a.size_in, ahead,
+                                            Outputs<T>(a, row, rows, panel * PANEL));
         });
     };
     parallel([&](int) { pieces.each(some); });

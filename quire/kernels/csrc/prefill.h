@@ -58,18 +58,24 @@ void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t 
     }
 }
 
+// Where scores of 32 positions belong.
 struct Scores {
     float *scores;
     int64_t stride;
     float scale;
-    void operator()(int row, Floats low, Floats high) const { Float32::store_both(scores + row * stride, low * scale, high * scale); }
+    void operator()(int row, Floats low, Floats high) const {
+        Float32::store_both(scores + row * stride, low * scale, high * scale);
+    }
 };
 
+// Where 32 numbers of outputs belong, still without their rows' share.
 struct WeightedValues {
     uint16_t *out;
     int64_t stride;
     const float *shares;
-    void operator()(int row, Floats low, Floats high) const { BFloat16::store_both(out + row * stride, low * shares[row], high * shares[row]); }
+    void operator()(int row, Floats low, Floats high) const {
+        BFloat16::store_both(out + row * stride, low * shares[row], high * shares[row]);
+    }
 };
 
 // Up to MOST_ROWS queries of one head. Rows of scores and of weights lie `stride` apart.
@@ -84,7 +90,8 @@ inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_
     auto score_them = multiply_rows<Scores>(rows);
     for (int64_t position = begin; position < end; position += PANEL) {
         const uint16_t *key = keys + position * a.key_dim;
-        score_them(q, a.key_dim, key, a.key_dim, {(const char *)(key + PANEL * a.key_dim), LINE}, {scores + position, stride, a.scale});
+        score_them(q, a.key_dim, key, a.key_dim, {(const char *)(key + PANEL * a.key_dim), LINE},
+                   {scores + position, stride, a.scale});
     }
     float shares[MOST_ROWS];
     for (int64_t r = 0; r < rows; r++) {

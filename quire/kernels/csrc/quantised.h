@@ -31,7 +31,7 @@ inline Ints load_ints(const void *from) {
     return out;
 }
 
-// For the same as `multiply`. `next`: how far a group's scales are behind the one's before.
+// See `multiply`. `next`: how many numbers lie between one group's scales and the next one's.
 template <int rows, class Put>
 void multiply_int8(const uint8_t *x, int64_t stride, int64_t size_in, const uint8_t *panel, const float *scales, int64_t,
                    Ahead ahead, const Put &put) {
@@ -113,7 +113,8 @@ class RoundedOutputs {
     RoundedOutputs(const QuantisedLinear &a, const float *steps, int64_t row, int64_t rows, int64_t output)
         : outputs_(a, row, rows, output), corrections_(a.corrections + output), steps_(steps + row) {}
     void operator()(int row, Floats low, Floats high) const {
-        outputs_(row, (low - Float32::load(corrections_)) * steps_[row], (high - Float32::load(corrections_ + LANES)) * steps_[row]);
+        outputs_(row, (low - Float32::load(corrections_)) * steps_[row],
+                 (high - Float32::load(corrections_ + LANES)) * steps_[row]);
     }
 
   private:
@@ -135,9 +136,9 @@ void quantised_linear_to(const QuantisedLinear &a) {
     });
     auto some = [&](int64_t piece, int64_t next) {
         division.each(piece, next, (const char *)x.get(), weight, [&](int64_t row, int64_t rows, int64_t panel, Ahead ahead) {
-            auto multiply_them = multiply_bytes<Put>(a.bits, rows);
-            multiply_them(&x[row * stride], stride, a.size_in, (const uint8_t *)weight + panel * division.panel_bytes,
-                          a.scales + panel * PANEL, division.panels * PANEL, ahead, Put(a, steps.get(), row, rows, panel * PANEL));
+            multiply_bytes<Put>(a.bits, rows)(&x[row * stride], stride, a.size_in,
+                                              (const uint8_t *)weight + panel * division.panel_bytes, a.scales + panel * PANEL,
+                                              division.panels * PANEL, ahead, Put(a, steps.get(), row, rows, panel * PANEL));
         });
     };
     parallel([&](int) { pieces.each(some); });

@@ -176,7 +176,8 @@ inline Floats exponential(Floats given) {
 // 2^x for x that are not above 0; relative error below 4e-7. What is no number stays none.
 inline Floats power_of_two(Floats given) {
 #if defined(HAVE_AVX512)
-    Floats x = larger(all(-160.0f), given), n = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    Floats x = larger(all(-160.0f), given);
+    Floats n = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
     Floats x = given < -125.0f ? all(-125.0f) : given;
     Ints whole = __builtin_convertvector(x - 0.5f, Ints);
