@@ -110,6 +110,19 @@ def test_long_sequences_read_in_place(dtype: torch.dtype, window: int | None) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stretch_in_which_nothing_counts_changes_nothing(dtype: torch.dtype) -> None:
+    """Scores of minus infinity at all positions behind the first 256, which are summed up by themselves."""
+    torch.manual_seed(0)
+    k, v, q = torch.randn(260, 1, 64), torch.randn(260, 1, 64), torch.randn(1, 1, 64)
+    q[..., 0], k[256:, :, 0] = -1.0, torch.inf
+    keys, values, tables = paged([(k, v)], blocks=65)
+    keys, values, q = keys.to(dtype), values.to(dtype), q.to(dtype)
+    table, math = packed(tables), ScoreMath(0.125)
+    out = paged_decode(q, keys, values, table, torch.tensor([260]), math)
+    torch.testing.assert_close(out, paged_decode(q, keys, values, table, torch.tensor([256]), math))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (5, 1), (64, 1)])
 @pytest.mark.parametrize("window", [None, 290])
 def test_a_shared_beginning_changes_nothing(dtype: torch.dtype, heads: int, kv_heads: int, window: int | None) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import psutil
 
-# Parameters of glibc's mallopt, and the bytes above which freed memory would go back to the system at once.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _KEPT = -1, -3, 1 << 30
+# Parameters of glibc's mallopt, the bytes above which freed memory would go back to the system at once, and those of a
+# thread's heap: an empty one is given back unless as much is to lie ready.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_KEPT, _HEAP = 1 << 30, 64 << 20
 _CGROUP = Path("/sys/fs/cgroup")
 # Limit, use and statistics of control groups version 2 and 1, and what the page cache is called in the last.
 _FILES = (
@@ -40,11 +42,14 @@ def keep_freed_memory() -> None:
     """Have the C library keep what is freed.
 
     By default it may return a prefill's tensors to the system, which then finds and clears them page by page for the
-    next one. Other C libraries than glibc are left as they are.
+    next one. Other threads than the first one get tensors of more than 64 MiB from the system all the same. Other C
+    libraries than glibc are left as they are.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_TRIM_THRESHOLD, _KEPT)
-        libc.mallopt(_MMAP_THRESHOLD, _KEPT)
+        libc.mallopt(_TOP_PAD, _HEAP)
+        if not libc.mallopt(_MMAP_THRESHOLD, _KEPT):
+            libc.mallopt(_MMAP_THRESHOLD, _HEAP // 2)  # the most that older versions take
 
 
 def _number(path: Path) -> int | None:

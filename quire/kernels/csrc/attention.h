@@ -168,8 +168,9 @@ float weigh(const float *scores, typename T::Number *weights, int64_t begin, int
     Floats most = all(top), total = all(0.0f);
     for (int64_t i = begin; i < end; i += LANES) most = larger(most, Float32::load(scores + i));
     for (int i = 0; i < LANES; i++) top = std::max(top, most[i]);
+    float shift = top == -INFINITY ? 0.0f : top;  // where nothing counts, all weights are 0
     for (int64_t i = begin; i < end; i += LANES) {
-        Floats weight = power_of_two((Float32::load(scores + i) - top) * 1.44269504088896341f);
+        Floats weight = power_of_two((Float32::load(scores + i) - shift) * 1.44269504088896341f);
         T::store(weights + i, weight);
         total += weight;
     }

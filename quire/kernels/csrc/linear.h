@@ -18,8 +18,8 @@ struct Division {
           group(rows <= FEW_ROWS ? 1 : std::max<int64_t>(1, std::min<int64_t>(4, NEAR / panel_bytes))),
           pieces((panels + group - 1) / group) {}
     // Calls body(first row, rows, panel, ahead) for all of a piece. What lies ahead is to be fetched on the way: the same
-    // panel of the next piece, all of it if rows come in one tile, else one half beside each of the first two; beside a
-    // later tile's first panel, the next tile's rows.
+    // panel of the next piece, all of it if rows come in one tile, else one half beside each of the first two; where none is
+    // to be fetched, beside a tile's first panel, the next tile's rows.
     template <class Body>
     void each(int64_t piece, int64_t next, const char *x, const char *weight, Body body) const {
         int64_t first = piece * group, end = std::min(panels, first + group);
@@ -108,7 +108,7 @@ class NearRows {
   public:
     NearRows(const void *x, int64_t rows, int64_t size, int64_t stride) : x((const uint16_t *)x), stride(stride) {
         if (rows == 1 || !clashing(2 * stride)) return;
-        this->stride = size + LINE;
+        this->stride = (size + LINE) | LINE;
         copy_.reset(new uint16_t[rows * this->stride]);
         spread(rows, rows * size > SERIAL, [&](int64_t row) {
             std::memcpy(&copy_[row * this->stride], this->x + row * stride, size * sizeof *this->x);
