@@ -55,6 +55,7 @@ from quire.kernels import native
 logger = logging.getLogger(__name__)
 _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
 _MOST_RESERVE = 1 << 30  # bytes of the KV cache whose memory is found before they are needed
+_FIND_AFTER = 0.05  # seconds of idleness; who is answered and asks again at once shall not wait for it
 _CHECK_AFTER = 3.0  # seconds of idleness; the check of a large pool holds the GIL for long
 
 
@@ -107,6 +108,7 @@ class EngineCore:
         self.check = check
         self._find_ahead = find_ahead
         self._can_find = True
+        self._find_at = 0.0  # when idleness has lasted long enough to prepare for later steps
         self._check_at: float | None = None  # when idleness has lasted long enough for it
         self._running = True
 
@@ -132,7 +134,8 @@ class EngineCore:
         self._note_idleness()
 
     def _idle(self) -> None:
-        self._can_find = self._can_find and self._find_ahead()
+        if self._can_find and time.monotonic() >= self._find_at:
+            self._can_find = self._find_ahead()
         if self._check_at is not None and time.monotonic() >= self._check_at:
             self._check_at = None
             self.check()
@@ -172,15 +175,20 @@ class EngineCore:
         self._note_idleness()
 
     def _note_idleness(self) -> None:
-        self._check_at = None if self._scheduler.has_work else time.monotonic() + _CHECK_AFTER
+        now = time.monotonic()
+        self._find_at = now + _FIND_AFTER
+        self._check_at = None if self._scheduler.has_work else now + _CHECK_AFTER
 
     def _wait(self) -> float | None:
         """Seconds to wait for a message; none for as long as it takes."""
-        if self._scheduler.has_work or self._can_find:
+        if self._scheduler.has_work:
             return 0.0
         if self._preparing:
             return _PREPARING_WAIT
-        return None if self._check_at is None else max(0.0, self._check_at - time.monotonic())
+        tasks = [self._find_at] if self._can_find else []
+        if self._check_at is not None:
+            tasks.append(self._check_at)
+        return max(0.0, min(tasks) - time.monotonic()) if tasks else None
 
     def _add(self, message: AddRequest) -> None:
         params = without_foreign_ends(message.params, self._vocab_size)
