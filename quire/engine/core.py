@@ -109,7 +109,7 @@ class EngineCore:
         self._find_ahead = find_ahead
         self._can_find = True
         self._find_at = 0.0  # when idleness has lasted long enough to prepare for later steps
-        self._check_at: float | None = None  # when idleness has lasted long enough for it
+        self._check_at: float | None = None  # when it has lasted long enough for `check`
         self._running = True
 
     def run(self) -> None:

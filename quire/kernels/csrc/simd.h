@@ -173,8 +173,8 @@ inline Floats exponential(Floats given) {
 #endif
 }
 
-// 2^x for x that are not above 0; relative error below 4e-7, and 0 where 2^x is below 1e-37 or so. What is no number stays
-// none.
+// 2^x for x that are not above 0; relative error below 4e-7, but may be 0 where 2^x is below 1e-37. What is no number
+// stays none.
 inline Floats power_of_two(Floats given) {
 #if defined(HAVE_AVX512)
     Floats x = larger(all(-160.0f), given);
