@@ -2,9 +2,9 @@
 
 INSTRUCTIONS: str
 
-def begin_recording() -> None: ...
-def end_recording() -> object: ...
-def replay(recording: object, /) -> None: ...
+def begin_recording(counts: list[int], /) -> None: ...
+def end_recording() -> object | None: ...
+def replay(recording: object, counts: list[int], /) -> None: ...
 def rms_norm(
     narrow: int, x: int, weight: int, out: int, rows: int, stride: int, dim: int, eps: float, offset: float, /
 ) -> None: ...
@@ -48,7 +48,7 @@ def write_pages(
     rounded: int,
     /,
 ) -> None: ...
-def add_scaled(narrow: int, x: int, y: int, out: int, size: int, scale: float, /) -> None: ...
+def add_scaled(narrow: int, x: int, y: int, out: int, rows: int, dim: int, scale: float, /) -> None: ...
 def act_and_mul(narrow: int, x: int, out: int, rows: int, size: int, act: int, /) -> None: ...
 def paged_decode(
     narrow: int,
@@ -107,6 +107,35 @@ def paged_prefill(
     rounded: int,
     /,
 ) -> None: ...
+def paged_spans(
+    q: int,
+    keys: int,
+    keys_head: int,
+    keys_block: int,
+    keys_row: int,
+    values: int,
+    values_head: int,
+    values_block: int,
+    values_row: int,
+    out: int,
+    tables: int,
+    lengths: int,
+    counts: int,
+    sinks: int,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    q_stride: int,
+    key_dim: int,
+    value_dim: int,
+    block_size: int,
+    table_stride: int,
+    window: int,
+    scale: float,
+    softcap: float,
+    rounded: int,
+    /,
+) -> None: ...
 def linear(
     x: int, weight: int, bias: int, out: int, rows: int, size_in: int, size_out: int, x_stride: int, wide: int, /
 ) -> None: ...
@@ -126,13 +155,15 @@ def quantised_linear(
     wide: int,
     /,
 ) -> None: ...
-def take_rows(table: int, rows: int, out: int, count: int, words: int, panel: int, /) -> None: ...
+def take_rows(table: int, rows: int, out: int, count: int, words: int, stride: int, panel: int, /) -> None: ...
 def hold(logits: int, masks: int, pairs: int, count: int, vocab: int, words: int, /) -> None: ...
 def likeliest(logits: int, rows: int, vocab: int, /) -> list[int]: ...
 def draw(logits: int, temperatures: list[float], randoms: list[float], rows: int, vocab: int, /) -> list[int]: ...
 def lay_out(
     rows: list[int],
     starts: list[int],
+    sizes: list[int],
+    ends: list[int],
     known: int,
     known_stride: int,
     blocks: int,
@@ -142,6 +173,10 @@ def lay_out(
     positions: int,
     slots: int,
     lengths: int,
+    counts: int,
     tables: int,
+    end_rows: int,
+    end_lengths: int,
+    end_tables: int,
     /,
 ) -> int: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -19,7 +20,7 @@ def scaled(x: Tensor, scale: float) -> Tensor:
     if not (native.take(x) and x.is_contiguous()):
         return x * factor
     out = empty(x.shape, x.dtype)
-    native.kernels.add_scaled(native.CODES[x.dtype], 0, x.data_ptr(), out.data_ptr(), x.numel(), factor)
+    native.kernels.add_scaled(native.CODES[x.dtype], 0, x.data_ptr(), out.data_ptr(), *_size(x), factor)
     return out
 
 
@@ -33,9 +34,14 @@ def add_scaled(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     if native.take(x, y) and x.is_contiguous() and y.is_contiguous():
         out = empty(x.shape, x.dtype)
         code = native.CODES[x.dtype]
-        native.kernels.add_scaled(code, x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel(), scale)
+        native.kernels.add_scaled(code, x.data_ptr(), y.data_ptr(), out.data_ptr(), *_size(x), scale)
         return out
     return reference(x, y, scale)
+
+
+def _size(x: Tensor) -> tuple[int, int]:
+    """Rows, and the numbers of each."""
+    return x.shape[0], math.prod(x.shape[1:])
 
 
 def reference(x: Tensor, y: Tensor, scale: float) -> Tensor:

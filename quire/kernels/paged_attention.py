@@ -147,6 +147,50 @@ def decode_reference(
     return out.transpose(0, 1).reshape(count, heads, -1)
 
 
+@dataclass(frozen=True, slots=True)
+class SpanTables:
+    """Consecutive tokens of sequences, at each one's last positions, the spans of one token first.
+
+    Attributes:
+        tables: (spans, blocks) int32 block tables.
+        lengths: (spans,) int64 positions including those of the span.
+        counts: (1 + spans,) int64 how many spans there are, then each one's tokens.
+    """
+
+    tables: Tensor
+    lengths: Tensor
+    counts: Tensor
+
+
+def takes_spans(keys: Tensor, values: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `paged_spans` can read such pages with queries of that type."""
+    return dtype is torch.bfloat16 and native.instructions() is not None and reads_in_place(keys, values)
+
+
+def paged_spans(q: Tensor, keys: Tensor, values: Tensor, spans: SpanTables, math: ScoreMath) -> Tensor:
+    """All of a step's queries in one call: `paged_decode` of single tokens, `paged_prefill` of longer spans.
+
+    Args:
+        q: (tokens, heads, dim) bfloat16.
+        keys: pages, as are values.
+
+    Returns:
+        (tokens, heads, value_dim)
+    """
+    q = _without_gaps(q)
+    tokens, heads, key_dim = q.shape
+    (kv_heads, _, block_size, _), value_dim = values.shape, _dim(values)
+    out = empty((tokens, heads, value_dim), q.dtype)
+    sinks = None if math.sinks is None else math.sinks.float()
+    native.kernels.paged_spans(
+        q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), spans.tables.data_ptr(), spans.lengths.data_ptr(),
+        spans.counts.data_ptr(), 0 if sinks is None else sinks.data_ptr(), tokens, heads, kv_heads, q.stride(0),
+        key_dim, value_dim, block_size, spans.tables.stride(0), math.window or 0, math.scale, math.softcap or 0.0,
+        int(keys.dtype is torch.int8),
+    )  # fmt: skip
+    return out
+
+
 def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
     """The queries of one sequence at its last positions, causally.
 

@@ -29,5 +29,5 @@ def take_panel_rows(panels: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     if native.instructions() is None:
         return panels[rows // PANEL, :, rows % PANEL].view(dtype)
     out = empty((len(rows), words * panels.itemsize // dtype.itemsize), dtype)
-    native.kernels.take_rows(panels.data_ptr(), rows.data_ptr(), out.data_ptr(), len(rows), words, PANEL)
+    native.kernels.take_rows(panels.data_ptr(), rows.data_ptr(), out.data_ptr(), len(rows), words, words, PANEL)
     return out

@@ -25,19 +25,23 @@ class Recording:
     """The calls of the compiled kernels that a function makes.
 
     They are repeated with the same addresses, so the function's inputs must stay where they are and change only in
-    their contents. What the kernels write meanwhile lies in a `Workspace`; it is overwritten by the workspace's other
-    recordings.
+    their contents, and in how many there are: each call is for as many rows as the step has of something, tokens or
+    last tokens of sequences. What the kernels write meanwhile lies in a `Workspace`; it is overwritten by the
+    workspace's other recordings.
     """
 
-    def __init__(self, function: Callable[[], Tensor], workspace: Workspace) -> None:
+    def __init__(self, function: Callable[[], Tensor], workspace: Workspace, counts: Sequence[int]) -> None:
         """Run a function and record it.
 
+        Args:
+            counts: how many rows there are this time, of each kind; two kinds that are equal count as the first.
+
         Attributes:
-            result: of the function, and of each replay.
-            complete: whether the kernels were all that it did; only then may it be replayed.
+            result: of the function.
+            complete: whether the kernels, for that many rows, were all that it did; only then may it be replayed.
         """
         watch = _Watch()
-        native.kernels.begin_recording()
+        native.kernels.begin_recording(list(counts))
         _local.workspace = workspace
         try:
             with watch:
@@ -45,23 +49,26 @@ class Recording:
         finally:
             _local.workspace = None
             self._calls: Any = native.kernels.end_recording()
-        self.complete = watch.complete
+        self._workspace = workspace  # its memory is what the calls write to
+        self.complete = watch.complete and self._calls is not None
 
-    def replay(self) -> Tensor:
-        """Call the kernels again; gives the result."""
-        native.kernels.replay(self._calls)
-        return self.result
+    def replay(self, counts: Sequence[int]) -> None:
+        """Call the kernels again, for other numbers of rows; what they write lies where it lay."""
+        native.kernels.replay(self._calls, list(counts))
 
 
 class Workspace:
     """Memory for what kernels write. A tensor's memory goes to later ones once nobody has it any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_rows: int = 0) -> None:
+        """`most_rows`: behind each tensor there is memory for so many rows of it."""
+        self._most_rows = most_rows
         self._free: dict[int, list[np.ndarray[Any, Any]]] = defaultdict(list)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `torch.empty`."""
-        size = max(_ALIGNMENT, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
+        most = max(shape[0], self._most_rows) * math.prod(shape[1:]) * dtype.itemsize
+        size = max(_ALIGNMENT, 1 << (most - 1).bit_length())
         free = self._free[size]
         memory = free.pop() if free else _aligned(size)
         view = memory.data  # an object of its own, which goes with the last tensor that looks through it

@@ -13,8 +13,9 @@ _WORD = 4  # bytes
 def take_rows(table: Tensor, rows: Tensor) -> Tensor:
     """(n, size) of a table (.., size) for indices (n,) int64, which have to be within it."""
     words, rest = divmod(table.shape[1] * table.itemsize, _WORD)
-    if rest or not (native.take(table) and table.is_contiguous()):
+    stride, gap = divmod(table.stride(0) * table.itemsize, _WORD)
+    if rest or gap or not native.take(table):
         return table[rows]
     out = empty((len(rows), table.shape[1]), table.dtype)
-    native.kernels.take_rows(table.data_ptr(), rows.data_ptr(), out.data_ptr(), len(rows), words, 1)
+    native.kernels.take_rows(table.data_ptr(), rows.data_ptr(), out.data_ptr(), len(rows), words, stride, 1)
     return out

@@ -10,8 +10,10 @@ import torch
 
 from quire.kernels import native
 from quire.kernels.add import add_scaled, reference
+from quire.kernels.linear import BFloat16Panels
 from quire.kernels.recording import Recording, Workspace
 from quire.kernels.rms_norm import rms_norm
+from quire.kernels.rows import take_rows
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="only the compiled kernels can be recorded")
 
@@ -41,20 +43,44 @@ def test_sums_of_branches(dtype: torch.dtype, scale: float, shape: tuple[int, in
 
 
 def test_a_replay_computes_with_what_its_inputs_hold_then() -> None:
-    x, weight = torch.randn(4, 32), torch.randn(32)
+    x, weight, room = torch.randn(9, 32).bfloat16(), torch.randn(32).bfloat16(), torch.zeros(9, 64)
+    head = BFloat16Panels(torch.randn(64, 32).bfloat16())
 
-    def function() -> torch.Tensor:
-        branch = rms_norm(x, weight, 1e-6)
+    def function(rows: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        branch = rms_norm(x[:rows], weight, 1e-6)
         for _ in range(5):  # what is dropped on the way makes room for the next
-            branch = add_scaled(rms_norm(branch.view(2, 64).view(4, 32), weight, 1e-6), x)
-        return branch
+            branch = add_scaled(rms_norm(branch, weight, 1e-6), x[:rows])
+        return head(branch, None, wide=True, out=out)
 
     with torch.inference_mode():
-        recording = Recording(function, Workspace())
+        recording = Recording(lambda: function(4, room[:4]), Workspace(9), (4,))
         assert recording.complete
-        torch.testing.assert_close(recording.result, function())
-        x.copy_(torch.randn(4, 32))
-        torch.testing.assert_close(recording.replay(), function())
+        for rows in (4, 1, 9, 0):
+            x.copy_(torch.randn(9, 32))
+            recording.replay((rows,))
+            torch.testing.assert_close(room[:rows], function(rows))
+
+
+def test_each_call_is_replayed_for_as_many_rows_as_there_are_of_its_kind() -> None:
+    x, weight, room = torch.randn(8, 32).bfloat16(), torch.randn(32).bfloat16(), torch.zeros(4, 64)
+    head, chosen = BFloat16Panels(torch.randn(64, 32).bfloat16()), torch.tensor([5, 1, 7, 0])
+
+    def function(rows: int, ends: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        return head(take_rows(rms_norm(x[:rows], weight, 1e-6), chosen[:ends]), None, wide=True, out=out)
+
+    with torch.inference_mode():
+        recording = Recording(lambda: function(6, 2, room[:2]), Workspace(8), (6, 2))
+        assert recording.complete
+        for ends in (4, 0, 3):
+            x.copy_(torch.randn(8, 32))
+            recording.replay((8, ends))
+            torch.testing.assert_close(room[:ends], function(8, ends))
+
+
+def test_a_recording_knows_when_rows_are_not_those_of_the_step() -> None:
+    x, weight = torch.randn(6, 32), torch.randn(32)
+    with torch.inference_mode():
+        assert not Recording(lambda: rms_norm(x[:3], weight, 1e-6), Workspace(), (6, 2)).complete
 
 
 def test_a_recording_knows_when_torch_computed_something() -> None:
@@ -65,9 +91,9 @@ def test_a_recording_knows_when_torch_computed_something() -> None:
 
     with torch.inference_mode():
         for compute in COMPUTING:
-            assert not Recording(partial(branch, compute), Workspace()).complete
+            assert not Recording(partial(branch, compute), Workspace(), (4,)).complete
         for look in LOOKING:
-            assert Recording(partial(branch, look), Workspace()).complete
+            assert Recording(partial(branch, look), Workspace(), (4,)).complete
 
 
 def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:
@@ -88,4 +114,4 @@ def test_a_failure_ends_the_recording() -> None:
 
     for _ in range(2):
         with pytest.raises(ValueError), torch.inference_mode():  # noqa: PT011 whichever it is
-            Recording(fails, Workspace())
+            Recording(fails, Workspace(), (1,))

@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 from quire.engine.execution.table import RequestTable
+from quire.engine.models.layers.replays import MOST_TOKENS
 from quire.engine.scheduling.plan import Work
 from quire.kernels import native
+from quire.kernels.paged_attention import SpanTables
+
+_MOST_PARTS = 256  # sizes of steps whose views of the arrays are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +51,37 @@ class StepInputs:
     Attributes:
         spans: single tokens first, in order of their block tables' lengths, then longer spans.
         tokens: (tokens,) int64 ids, as are positions and slots = block * block_size + offset in it.
-        single: where each token is a single one that samples, what attention reads of it.
+        last_block: the last of the blocks that are written to.
+        tables: what the compiled attention reads; none where they are missing.
     """
 
     spans: Sequence[Span]
     tokens: Tensor
     positions: Tensor
     slots: Tensor
-    single: Single | None = None
+    last_block: int
+    tables: StepTables | None = None
+
+    @property
+    def single(self) -> bool:
+        """Whether each token is a sequence's only one, and gives another."""
+        return all(span.count == 1 and span.samples for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
-    """Of a step of single tokens, whose inputs all lie where those of any other such step of as many do.
+class StepTables:
+    """Of a step's spans, and of those last tokens that give another, if not all of the step's do.
 
     Attributes:
-        tables: (tokens, blocks of a context) int32 block tables, of which a row holds as many as its sequence has.
-        lengths: (tokens,) int64 positions, the token's own included.
-        last_block: the last of the blocks that are written to.
+        stay: whether these and the step's other inputs lie where those of other such steps do.
+        end_rows: (ends,) int64 rows of the batch.
+        ends: they attend as single tokens.
     """
 
-    tables: Tensor
-    lengths: Tensor
-    last_block: int
+    stay: bool
+    spans: SpanTables
+    end_rows: Tensor
+    ends: SpanTables
 
 
 class Layout:
@@ -77,40 +89,75 @@ class Layout:
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
-        rows = len(table.lengths)
-        self._arrays = [torch.zeros(rows, dtype=torch.int64) for _ in range(4)]  # tokens, positions, slots, lengths
-        self._arrays.append(torch.zeros(table.blocks.shape, dtype=torch.int32))
-        self._addresses = [array.data_ptr() for array in self._arrays]
         self._known, self._blocks = table.tokens.ctypes.data, table.blocks.ctypes.data
-        self._parts: dict[int, list[Tensor]] = {}  # of the arrays, by how many tokens they are for
+        self._kept = _Arrays(table, MOST_TOKENS)
 
     def inputs(self, work: Sequence[Work]) -> StepInputs:
         """Of one step."""
         spans = _spans(work, self._table)
-        if native.instructions() is not None and all(span.count == 1 and span.samples for span in spans):
-            return self._single(spans)
+        if native.instructions() is not None:
+            return self._laid_out(spans)
         rows = np.repeat([span.row for span in spans], [span.count for span in spans])
         positions = np.concatenate([np.arange(span.start, span.length) for span in spans])
         block, offset = np.divmod(positions, self._table.block_size)
-        slots = self._table.blocks[rows, block].astype(np.int64) * self._table.block_size + offset
+        blocks = self._table.blocks[rows, block].astype(np.int64)
         return StepInputs(
             spans,
             torch.from_numpy(self._table.tokens[rows, positions].astype(np.int64)),
             torch.from_numpy(positions),
-            torch.from_numpy(slots),
+            torch.from_numpy(blocks * self._table.block_size + offset),
+            int(blocks.max()),
         )
 
-    def _single(self, spans: Sequence[Span]) -> StepInputs:
+    def _laid_out(self, spans: list[Span]) -> StepInputs:
         """In one native call: caches are cold behind each step's weights, so that every line of Python takes long."""
-        table, count = self._table, len(spans)
+        table, counts = self._table, [span.count for span in spans]
+        count = sum(counts)
+        stay = count <= MOST_TOKENS
+        arrays = self._kept if stay else _Arrays(table, count)
+        ends = [i for i, span in enumerate(spans) if span.samples and not span.draft]
+        if len(ends) == count:
+            ends = []
         last_block = native.kernels.lay_out(
-            [span.row for span in spans], [span.start for span in spans], self._known, table.tokens.shape[1],
-            self._blocks, table.blocks.shape[1], table.block_size, *self._addresses,
+            [span.row for span in spans], [span.start for span in spans], counts, ends, self._known,
+            table.tokens.shape[1], self._blocks, table.blocks.shape[1], table.block_size, *arrays.addresses,
         )  # fmt: skip
-        if count not in self._parts:
-            self._parts[count] = [array[:count] for array in self._arrays]
-        tokens, positions, slots, lengths, tables = self._parts[count]
-        return StepInputs(spans, tokens, positions, slots, Single(tables, lengths, last_block))
+        tokens, positions, slots, tables = arrays.parts(count, len(spans), len(ends), stay=stay)
+        return StepInputs(spans, tokens, positions, slots, last_block, tables)
+
+
+class _Arrays:
+    """Where steps of up to so many tokens are laid out."""
+
+    def __init__(self, table: RequestTable, most_tokens: int) -> None:
+        self._tokens = [torch.empty(most_tokens, dtype=torch.int64) for _ in range(3)]  # and positions, slots
+        self._spans, self._ends = _span_tables(table), _span_tables(table)
+        self._end_rows = torch.empty(len(table.lengths), dtype=torch.int64)
+        spans, ends = self._spans, self._ends
+        order = (*self._tokens, spans.lengths, spans.counts, spans.tables, self._end_rows, ends.lengths, ends.tables)
+        self.addresses = [array.data_ptr() for array in order]
+        self._parts: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor, StepTables]] = {}
+
+    def parts(self, tokens: int, spans: int, ends: int, *, stay: bool) -> tuple[Tensor, Tensor, Tensor, StepTables]:
+        """What a step of that size uses of them: tokens, positions, slots, tables."""
+        found = self._parts.get((tokens, spans, ends))
+        if found is None:
+            if len(self._parts) == _MOST_PARTS:
+                self._parts.clear()
+            ids, positions, slots = (array[:tokens] for array in self._tokens)
+            tables = StepTables(stay, _first(self._spans, spans), self._end_rows[:ends], _first(self._ends, ends))
+            found = self._parts[tokens, spans, ends] = (ids, positions, slots, tables)
+        return found
+
+
+def _span_tables(table: RequestTable) -> SpanTables:
+    rows = len(table.lengths)
+    tables = torch.zeros(table.blocks.shape, dtype=torch.int32)
+    return SpanTables(tables, torch.zeros(rows, dtype=torch.int64), torch.zeros(1 + rows, dtype=torch.int64))
+
+
+def _first(tables: SpanTables, count: int) -> SpanTables:
+    return SpanTables(tables.tables[:count], tables.lengths[:count], tables.counts)
 
 
 def _spans(work: Sequence[Work], table: RequestTable) -> list[Span]:

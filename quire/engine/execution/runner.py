@@ -39,10 +39,11 @@ class ModelRunner:
             return StepResult([])
         inputs = self._layout.inputs(plan.work)
         attend = self._attention.plan(inputs)
-        if attend.stays:
-            return StepResult(self._sample(self._model.decode(inputs.tokens, inputs.positions, attend), inputs.spans))
         sampling = [span for span in inputs.spans if span.samples]
         reporting = [span for span in inputs.spans if self._reports(span)]
+        if attend.stays and not reporting:
+            logits = self._model.decode(inputs.tokens, inputs.positions, attend)
+            return StepResult(self._sample(logits, sampling) if sampling else [])
         needed = _rows(sampling, reporting)
         features = self._model.forward(inputs.tokens, inputs.positions, attend, needed)
         count = sum(1 + len(span.draft) for span in sampling)

@@ -17,12 +17,15 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import RMSNorm
-from quire.engine.models.layers.replays import MOST_TOKENS, Replays
+from quire.engine.models.layers.replays import Replays
 from quire.engine.models.layers.rope import RopeTables
 from quire.engine.models.layers.step import Attend, StepContext
 from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
 from quire.kernels.add import add_scaled, scaled
+from quire.kernels.rows import take_rows
 from quire.kernels.softcap import softcap
+
+_MOST_ENDS = 128  # sequences whose logits have a fixed place
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class CausalLM(Protocol):
         """(rows, vocab) float32."""
 
     def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Logits (tokens, vocab) float32 of single tokens whose attention `stays`, valid until the next call."""
+        """Logits (ends, vocab) float32 of the ends of a step whose attention `stays`, valid until the next call."""
 
     def set_context(self, context_len: int) -> None:
         """No sequence will be longer; a long rope chooses its frequencies by this."""
@@ -89,7 +92,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext, *, last: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden); if the step's last layer is cut, to (ends, hidden) there."""
         attended = self.attn_post_norm(self.attn(self.attn_norm(x), step, last=last))
-        x = add_scaled(x[step.attend.ends] if last and step.cut else x, attended, self.scale)
+        ends = step.attend.ends if last and step.cut else None
+        x = add_scaled(x if ends is None else take_rows(x, ends), attended, self.scale)
         return add_scaled(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))), self.scale)
 
 
@@ -115,14 +119,19 @@ class Decoder(nn.Module):
 
     def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM`."""
-        room = self._room[: len(tokens)] if len(tokens) <= MOST_TOKENS else None
+        cut = attend.ends is not None
+        ends = len(tokens) if attend.ends is None else len(attend.ends)
+        room = self._room[:ends] if ends <= len(self._room) else None
 
         def step() -> Tensor:
-            features = self.norm(self._run_layers(tokens, positions, attend))
+            features = self.norm(self._run_layers(tokens, positions, attend, cut=cut))
             out: Tensor = self.head(features, wide=True, out=room)
             return out
 
-        return self._adjusted(self._replays.run(step, len(tokens)))
+        if room is None:
+            return self._adjusted(step())
+        self._replays.run(step, len(tokens), ends)
+        return self._adjusted(room)
 
     def set_context(self, context_len: int) -> None:
         """See `CausalLM`."""
@@ -149,8 +158,8 @@ class Decoder(nn.Module):
 
     @cached_property
     def _room(self) -> Tensor:
-        """Where decode steps write their logits: recorded ones of all sizes share it."""
-        return torch.empty(MOST_TOKENS, self.spec.vocab)
+        """Where steps write their logits."""
+        return torch.empty(_MOST_ENDS, self.spec.vocab)
 
 
 def _cache_shape(spec: GroupedAttention | LatentAttention) -> CacheShape:

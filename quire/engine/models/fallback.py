@@ -86,7 +86,8 @@ class FallbackModel:
 
     def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM`."""
-        return self.logits(self.forward(tokens, positions, attend, torch.arange(len(tokens))))
+        ends = torch.arange(len(tokens)) if attend.ends is None else attend.ends
+        return self.logits(self.forward(tokens, positions, attend, ends))
 
     def set_context(self, context_len: int) -> None:
         """Ropes that would depend on it are refused."""

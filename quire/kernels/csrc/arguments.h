@@ -41,7 +41,7 @@ struct WritePages {  // values may be null
 struct AddScaled {  // x + y * scale
     const void *x, *y;
     void *out;
-    int64_t size;
+    int64_t rows, dim;
     float scale;
 };
 
@@ -75,6 +75,11 @@ struct PagedPrefill {  // bfloat16; the queries of a sequence's last `tokens` po
     int rounded;           // pages of int8
 };
 
+struct PagedSpans {  // of sequences' last tokens, side by side: first the single ones, which attend as in PagedDecode
+    PagedDecode all;        // queries and results of all tokens, block table and length of each span; bfloat16
+    const int64_t *counts;  // how many spans there are, then each one's tokens
+};
+
 struct Linear {
     const void *x, *weight;  // bfloat16, the weight in panels
     const float *bias;       // or null
@@ -92,11 +97,11 @@ struct QuantisedLinear {
     int bits, wide;
 };
 
-struct TakeRows {  // word w of row r lies at (r / panel * words + w) * panel + r % panel
+struct TakeRows {  // word w of row r lies at (r / panel * stride + w) * panel + r % panel
     const uint32_t *from;
     const int64_t *rows;
     uint32_t *out;  // (count, words)
-    int64_t count, words, panel;
+    int64_t count, words, stride, panel;
 };
 
 struct Hold {
@@ -128,6 +133,7 @@ struct Kernels {
     void (*paged_decode)(const PagedDecode &);
     void (*write_pages)(const WritePages &);
     void (*paged_prefill)(const PagedPrefill &);
+    void (*paged_spans)(const PagedSpans &);
     void (*linear)(const Linear &);
     void (*quantised_linear)(const QuantisedLinear &);
     void (*take_rows)(const TakeRows &);

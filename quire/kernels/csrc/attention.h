@@ -319,5 +319,6 @@ void decode(const PagedDecode &a) {
 
 template <class T>
 void paged_decode(const PagedDecode &a) {
+    if (a.sequences == 0) return;
     a.rounded ? decode<T, RoundedRows<T>>(a) : decode<T, PlainRows<T>>(a);
 }

@@ -118,14 +118,14 @@ void add_scaled(const AddScaled &a) {
     typedef typename T::Number Number;
     const Number *x = (const Number *)a.x, *y = (const Number *)a.y;
     Number *out = (Number *)a.out;
-    int64_t pieces = a.size / LANES;
-    spread(pieces, a.size > SERIAL, [&](int64_t piece) {
+    int64_t size = a.rows * a.dim, pieces = size / LANES;
+    spread(pieces, size > SERIAL, [&](int64_t piece) {
         int64_t i = piece * LANES;
         Number scaled[LANES];
         T::store(scaled, T::load(y + i) * a.scale);
         T::store(out + i, x ? T::load(x + i) + T::load(scaled) : T::load(scaled));
     });
-    for (int64_t i = pieces * LANES; i < a.size; i++) {
+    for (int64_t i = pieces * LANES; i < size; i++) {
         Number scaled = T::put(T::get(y[i]) * a.scale);
         out[i] = x ? T::put(T::get(x[i]) + T::get(scaled)) : scaled;
     }
@@ -159,7 +159,7 @@ void act_and_mul(const ActAndMul &a) {
 // Rows of a table, whose words may lie in panels.
 inline void take_rows(const TakeRows &a) {
     spread(a.count, a.count * a.words > SERIAL, [&](int64_t i) {
-        const uint32_t *from = a.from + a.rows[i] / a.panel * a.words * a.panel + a.rows[i] % a.panel;
+        const uint32_t *from = a.from + a.rows[i] / a.panel * a.stride * a.panel + a.rows[i] % a.panel;
         uint32_t *out = a.out + i * a.words;
         if (a.panel == 1) {
             std::memcpy(out, from, a.words * sizeof *out);
@@ -183,5 +183,5 @@ inline void take_rows(const TakeRows &a) {
 template <class T>
 constexpr Kernels kernels_of() {
     return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill,
-            linear, quantised_linear<T>, take_rows, hold, likeliest, draw};
+            paged_spans, linear, quantised_linear<T>, take_rows, hold, likeliest, draw};
 }

@@ -100,9 +100,26 @@ class Arguments {
     PyObject *const *values_;
 };
 
+constexpr int64_t UNLIKE_OTHERS = -1;  // in place of rows, where they are not all that differs from step to step
 constexpr int64_t LONG = 1 << 16;  // numbers from which on other Python threads may run meanwhile
 
-typedef std::vector<std::function<void()>> Recording;
+// Calls with the number of rows as their argument, each of which is one of the recorded step's counts.
+struct Recording {
+    struct Call {
+        std::function<void(int64_t)> call;
+        size_t count;
+    };
+    std::vector<int64_t> counts;
+    std::vector<Call> calls;
+    bool complete = true;  // whether all calls were for such numbers of rows
+
+    template <class Function>
+    void add(int64_t rows, Function call) {
+        size_t count = std::find(counts.begin(), counts.end(), rows) - counts.begin();
+        if (count == counts.size()) complete = false;
+        else calls.push_back({call, count});
+    }
+};
 thread_local Recording *recording;  // what this thread's calls are added to, if anything
 
 // Gives whether there was memory for what the kernels need.
@@ -116,29 +133,34 @@ bool succeeds(Call call) {
     }
 }
 
+// Calls call(rows). `work`: numbers that it goes through, about.
 template <class Call>
-PyObject *run(const Arguments &arguments, int64_t work, Call call) {
+PyObject *run(const Arguments &arguments, int64_t rows, int64_t work, Call call) {
     if (!arguments.good()) return nullptr;
     bool done;
     if (work < LONG) {
-        done = succeeds(call);
+        done = succeeds([&] { call(rows); });
     } else {
-        Py_BEGIN_ALLOW_THREADS done = succeeds(call);
+        Py_BEGIN_ALLOW_THREADS done = succeeds([&] { call(rows); });
         Py_END_ALLOW_THREADS
     }
-    if (done && recording) done = succeeds([&] { recording->emplace_back(call); });
+    if (done && recording) done = succeeds([&] { recording->add(rows, call); });
     if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
 constexpr const char *RECORDING = "quire.kernels._native.recording";
 
-PyObject *begin_recording(PyObject *, PyObject *) {
+PyObject *begin_recording(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 1);
+    std::vector<int64_t> counts;
+    in >> counts;
+    if (!in.good()) return nullptr;
     if (recording) {
         PyErr_SetString(PyExc_RuntimeError, "this thread is recording already");
         return nullptr;
     }
-    recording = new (std::nothrow) Recording;
+    recording = new (std::nothrow) Recording{std::move(counts)};
     if (!recording) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
@@ -148,19 +170,28 @@ PyObject *end_recording(PyObject *, PyObject *) {
         PyErr_SetString(PyExc_RuntimeError, "this thread is not recording");
         return nullptr;
     }
+    bool complete = recording->complete;
     auto drop = [](PyObject *capsule) { delete (Recording *)PyCapsule_GetPointer(capsule, RECORDING); };
-    PyObject *made = PyCapsule_New(recording, RECORDING, drop);
+    PyObject *made = complete ? PyCapsule_New(recording, RECORDING, drop) : nullptr;
     if (!made) delete recording;
     recording = nullptr;
+    if (!complete) Py_RETURN_NONE;
     return made;
 }
 
-PyObject *replay(PyObject *, PyObject *capsule) {
-    Recording *calls = (Recording *)PyCapsule_GetPointer(capsule, RECORDING);
-    if (!calls) return nullptr;
+PyObject *replay(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values + 1, count, 2);
+    Recording *recorded = count > 0 ? (Recording *)PyCapsule_GetPointer(values[0], RECORDING) : nullptr;
+    std::vector<int64_t> counts;
+    in >> counts;
+    if (!in.good()) return nullptr;
+    if (counts.size() != recorded->counts.size()) {
+        PyErr_SetString(PyExc_ValueError, "not as many counts as there were");
+        return nullptr;
+    }
     bool done;
     Py_BEGIN_ALLOW_THREADS done = succeeds([&] {
-        for (auto &call : *calls) call();
+        for (auto &call : recorded->calls) call.call(counts[call.count]);
     });
     Py_END_ALLOW_THREADS
     if (!done) return PyErr_NoMemory();
@@ -172,7 +203,7 @@ PyObject *rms_norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
     int narrow;
     RmsNorm a;
     in >> narrow >> a.x >> a.weight >> a.out >> a.rows >> a.stride >> a.dim >> a.eps >> a.offset;
-    return run(in, a.rows * a.dim, [=] { kernels[narrow]->rms_norm(a); });
+    return run(in, a.rows, a.rows * a.dim, [=](int64_t rows) mutable { a.rows = rows, kernels[narrow]->rms_norm(a); });
 }
 
 PyObject *turn_heads(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -181,7 +212,8 @@ PyObject *turn_heads(PyObject *, PyObject *const *values, Py_ssize_t count) {
     TurnHeads a;
     in >> narrow >> a.x >> a.cos >> a.sin >> a.q_weight >> a.k_weight >> a.tokens >> a.q_heads >> a.k_heads >> a.dim >>
         a.stride >> a.pairs >> a.eps >> a.offset;
-    return run(in, a.tokens * (a.q_heads + a.k_heads) * a.dim, [=] { kernels[narrow]->turn_heads(a); });
+    return run(in, a.tokens, a.tokens * (a.q_heads + a.k_heads) * a.dim,
+               [=](int64_t tokens) mutable { a.tokens = tokens, kernels[narrow]->turn_heads(a); });
 }
 
 PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -190,15 +222,16 @@ PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
     WritePages a;
     in >> narrow >> a.key_pages >> a.value_pages >> a.slots >> a.keys >> a.values >> a.tokens >> a.heads >> a.block_size >>
         a.key_dim >> a.value_dim >> a.key_stride >> a.value_stride >> a.rounded;
-    return run(in, a.tokens * a.heads * (a.key_dim + a.value_dim), [=] { kernels[narrow]->write_pages(a); });
+    return run(in, a.tokens, a.tokens * a.heads * (a.key_dim + a.value_dim),
+               [=](int64_t tokens) mutable { a.tokens = tokens, kernels[narrow]->write_pages(a); });
 }
 
 PyObject *add_scaled(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 6);
+    Arguments in(values, count, 7);
     int narrow;
     AddScaled a;
-    in >> narrow >> a.x >> a.y >> a.out >> a.size >> a.scale;
-    return run(in, a.size, [=] { kernels[narrow]->add_scaled(a); });
+    in >> narrow >> a.x >> a.y >> a.out >> a.rows >> a.dim >> a.scale;
+    return run(in, a.rows, a.rows * a.dim, [=](int64_t rows) mutable { a.rows = rows, kernels[narrow]->add_scaled(a); });
 }
 
 PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -206,7 +239,7 @@ PyObject *act_and_mul(PyObject *, PyObject *const *values, Py_ssize_t count) {
     int narrow;
     ActAndMul a;
     in >> narrow >> a.x >> a.out >> a.rows >> a.size >> a.act;
-    return run(in, a.rows * a.size, [=] { kernels[narrow]->act_and_mul(a); });
+    return run(in, a.rows, a.rows * a.size, [=](int64_t rows) mutable { a.rows = rows, kernels[narrow]->act_and_mul(a); });
 }
 
 PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -218,7 +251,8 @@ PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
         a.softcap >> a.rounded;
     int64_t positions = 0;
     in >> positions;
-    return run(in, positions * a.heads * a.key_dim, [=] { kernels[narrow]->paged_decode(a); });
+    return run(in, a.sequences, positions * a.heads * a.key_dim,
+               [=](int64_t sequences) mutable { a.sequences = sequences, kernels[narrow]->paged_decode(a); });
 }
 
 PyObject *paged_prefill(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -227,14 +261,24 @@ PyObject *paged_prefill(PyObject *, PyObject *const *values, Py_ssize_t count) {
     in >> a.q >> a.keys >> a.values >> a.out >> a.table >> a.sinks >> a.tokens >> a.length >> a.heads >> a.kv_heads >>
         a.q_stride >> a.key_dim >> a.value_dim >> a.block_size >> a.window >> a.scale >> a.softcap >>
         a.rounded;
-    return run(in, a.tokens * a.length * a.heads, [=] { kernels[1]->paged_prefill(a); });
+    return run(in, UNLIKE_OTHERS, a.tokens * a.length * a.heads, [=](int64_t) { kernels[1]->paged_prefill(a); });
+}
+
+PyObject *paged_spans(PyObject *, PyObject *const *values, Py_ssize_t count) {
+    Arguments in(values, count, 26);
+    PagedSpans a;
+    int64_t tokens = 0;
+    in >> a.all.q >> a.all.keys >> a.all.values >> a.all.out >> a.all.tables >> a.all.lengths >> a.counts >> a.all.sinks >>
+        tokens >> a.all.heads >> a.all.kv_heads >> a.all.q_stride >> a.all.key_dim >> a.all.value_dim >> a.all.block_size >>
+        a.all.table_stride >> a.all.window >> a.all.scale >> a.all.softcap >> a.all.rounded;
+    return run(in, tokens, LONG, [=](int64_t) { kernels[1]->paged_spans(a); });
 }
 
 PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 9);
     Linear a;
     in >> a.x >> a.weight >> a.bias >> a.out >> a.rows >> a.size_in >> a.size_out >> a.x_stride >> a.wide;
-    return run(in, a.size_in * a.size_out, [=] { kernels[1]->linear(a); });
+    return run(in, a.rows, a.size_in * a.size_out, [=](int64_t rows) mutable { a.rows = rows, kernels[1]->linear(a); });
 }
 
 PyObject *quantised_linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -243,21 +287,22 @@ PyObject *quantised_linear(PyObject *, PyObject *const *values, Py_ssize_t count
     QuantisedLinear a;
     in >> narrow >> a.x >> a.weight >> a.scales >> a.corrections >> a.bias >> a.out >> a.rows >> a.size_in >> a.size_out >>
         a.x_stride >> a.bits >> a.wide;
-    return run(in, a.size_in * a.size_out, [=] { kernels[narrow]->quantised_linear(a); });
+    return run(in, a.rows, a.size_in * a.size_out,
+               [=](int64_t rows) mutable { a.rows = rows, kernels[narrow]->quantised_linear(a); });
 }
 
 PyObject *take_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 6);
+    Arguments in(values, count, 7);
     TakeRows a;
-    in >> a.from >> a.rows >> a.out >> a.count >> a.words >> a.panel;
-    return run(in, a.count * a.words, [=] { kernels[0]->take_rows(a); });
+    in >> a.from >> a.rows >> a.out >> a.count >> a.words >> a.stride >> a.panel;
+    return run(in, a.count, a.count * a.words, [=](int64_t rows) mutable { a.count = rows, kernels[0]->take_rows(a); });
 }
 
 PyObject *hold(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 6);
     Hold a;
     in >> a.logits >> a.masks >> a.pairs >> a.count >> a.vocab >> a.words;
-    return run(in, a.count * a.vocab, [=] { kernels[0]->hold(a); });
+    return run(in, UNLIKE_OTHERS, a.count * a.vocab, [=](int64_t) { kernels[0]->hold(a); });
 }
 
 // A list of what the call writes. It is no part of a recording.
@@ -295,23 +340,37 @@ PyObject *draw(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return listed(in, a.rows, [a](int64_t *tokens) mutable { a.tokens = tokens, kernels[0]->draw(a); });
 }
 
-// Lays out a step of single tokens; gives the last of the blocks that it writes to.
+// Lays out a step's spans of tokens, and the last tokens of those that end in one which gives another. Gives the last of
+// the blocks that it writes to.
 PyObject *lay_out(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 12);
-    std::vector<int64_t> rows, starts;
+    Arguments in(values, count, 18);
+    std::vector<int64_t> rows, starts, sizes, ends;
     const int32_t *known, *blocks;
-    int32_t *tables;
-    int64_t known_stride, blocks_stride, block_size, *tokens, *positions, *slots, *lengths, last = 0;
-    in >> rows >> starts >> known >> known_stride >> blocks >> blocks_stride >> block_size >> tokens >> positions >> slots >>
-        lengths >> tables;
+    int32_t *tables, *end_tables;
+    int64_t known_stride, stride, block_size, *tokens, *positions, *slots, *lengths, *counts, *end_rows, *end_lengths;
+    in >> rows >> starts >> sizes >> ends >> known >> known_stride >> blocks >> stride >> block_size >> tokens >> positions >>
+        slots >> lengths >> counts >> tables >> end_rows >> end_lengths >> end_tables;
     if (!in.good()) return nullptr;
+    int64_t last = 0, at = 0;
+    std::vector<int64_t> behind(rows.size());
+    auto copy_table = [&](size_t span, int32_t *to) {
+        const int32_t *own = blocks + rows[span] * stride;
+        std::copy(own, own + (starts[span] + sizes[span] - 1) / block_size + 1, to);
+    };
+    *counts++ = int64_t(rows.size());
     for (size_t i = 0; i < rows.size(); i++) {
-        int64_t start = starts[i], held = start / block_size + 1;
-        const int32_t *own = blocks + rows[i] * blocks_stride;
-        std::copy(own, own + held, tables + i * blocks_stride);
-        tokens[i] = known[rows[i] * known_stride + start], positions[i] = start, lengths[i] = start + 1;
-        slots[i] = int64_t(own[held - 1]) * block_size + start % block_size;
-        last = std::max<int64_t>(last, own[held - 1]);
+        for (int64_t position = starts[i]; position < starts[i] + sizes[i]; position++, at++) {
+            int64_t block = blocks[rows[i] * stride + position / block_size];
+            tokens[at] = known[rows[i] * known_stride + position], positions[at] = position;
+            slots[at] = block * block_size + position % block_size;
+            last = std::max(last, block);
+        }
+        counts[i] = sizes[i], lengths[i] = starts[i] + sizes[i], behind[i] = at;
+        copy_table(i, tables + i * stride);
+    }
+    for (size_t i = 0; i < ends.size(); i++) {
+        end_rows[i] = behind[ends[i]] - 1, end_lengths[i] = lengths[ends[i]];
+        copy_table(ends[i], end_tables + i * stride);
     }
     return PyLong_FromLongLong(last);
 }
@@ -324,6 +383,7 @@ PyMethodDef methods[] = {
     {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
     {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},
     {"paged_prefill", _PyCFunction_CAST(paged_prefill), METH_FASTCALL, nullptr},
+    {"paged_spans", _PyCFunction_CAST(paged_spans), METH_FASTCALL, nullptr},
     {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
     {"quantised_linear", _PyCFunction_CAST(quantised_linear), METH_FASTCALL, nullptr},
     {"lay_out", _PyCFunction_CAST(lay_out), METH_FASTCALL, nullptr},
@@ -331,9 +391,9 @@ PyMethodDef methods[] = {
     {"hold", _PyCFunction_CAST(hold), METH_FASTCALL, nullptr},
     {"likeliest", _PyCFunction_CAST(likeliest), METH_FASTCALL, nullptr},
     {"draw", _PyCFunction_CAST(draw), METH_FASTCALL, nullptr},
-    {"begin_recording", begin_recording, METH_NOARGS, nullptr},
+    {"begin_recording", _PyCFunction_CAST(begin_recording), METH_FASTCALL, nullptr},
     {"end_recording", end_recording, METH_NOARGS, nullptr},
-    {"replay", replay, METH_O, nullptr},
+    {"replay", _PyCFunction_CAST(replay), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -142,3 +142,18 @@ void prefill(const PagedPrefill &a) {
 inline void paged_prefill(const PagedPrefill &a) {
     a.rounded ? prefill<RoundedRows<BFloat16>>(a) : prefill<PlainRows<BFloat16>>(a);
 }
+
+// Spans one after the other, so that each has all threads and panels of its own keys.
+inline void paged_spans(const PagedSpans &a) {
+    const int64_t spans = a.counts[0], *tokens = a.counts + 1;
+    PagedDecode single = a.all;
+    single.sequences = std::find_if(tokens, tokens + spans, [](int64_t count) { return count > 1; }) - tokens;
+    paged_decode<BFloat16>(single);
+    int64_t row = single.sequences;
+    for (int64_t i = single.sequences; i < spans; row += tokens[i++])
+        paged_prefill({(const uint16_t *)single.q + row * single.q_stride, single.keys, single.values,
+                       (uint16_t *)single.out + row * single.heads * single.value_dim, single.tables + i * single.table_stride,
+                       single.sinks, tokens[i], single.lengths[i], single.heads, single.kv_heads, single.q_stride,
+                       single.key_dim, single.value_dim, single.block_size, single.window, single.scale, single.softcap,
+                       single.rounded});
+}

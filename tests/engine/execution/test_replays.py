@@ -1,4 +1,4 @@
-"""Decode steps that are replayed give what they give when Python runs each layer."""
+"""Steps that are replayed give what they give when Python runs each layer."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_replayed_steps_give_the_same_tokens(
     folder = save_model(make_model(case, head_dim=32).bfloat16(), tmp_path)
     model = ModelOptions(quantization=quantization, dtype="bfloat16")
     replayed, replays = tokens(folder, model, kv_cache_dtype=pages)
-    assert len(replays._by_size) > 2
-    monkeypatch.setattr(Replays, "run", lambda self, step, size: step())
+    assert len(replays._recordings) == 2  # of both kinds
+    monkeypatch.setattr(Replays, "run", lambda self, step, tokens, ends: step())
     assert tokens(folder, model, kv_cache_dtype=pages)[0] == replayed
 
 
@@ -45,5 +45,5 @@ def test_layers_that_compute_with_torch_are_never_replayed(tmp_path: Path) -> No
     """Which experts a token takes is not the same in each step."""
     folder = save_model(make_model("qwen3_moe", head_dim=32).bfloat16(), tmp_path)
     _, replays = tokens(folder, ModelOptions(dtype="bfloat16"))
-    assert not replays._by_size
-    assert not replays._possible
+    assert not replays._recordings
+    assert len(replays._hopeless) == 2

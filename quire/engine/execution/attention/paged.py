@@ -9,11 +9,21 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from quire.engine.execution.batch import Single, Span, StepInputs
+from quire.engine.execution.batch import Span, StepInputs
 from quire.engine.execution.cache import KVCache, LayerCache
 from quire.engine.execution.table import RequestTable
 from quire.kernels import native
-from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, reads_in_place, write_pages
+from quire.kernels.paged_attention import (
+    ScoreMath,
+    SpanTables,
+    paged_decode,
+    paged_prefill,
+    paged_spans,
+    reads_in_place,
+    takes_spans,
+    write_pages,
+)
+from quire.kernels.rows import take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,8 @@ class _Last:
     """Some rows (ends,) of the batch, and how they attend as single tokens."""
 
     rows: Tensor
-    group: _Group
+    tables: Tensor
+    lengths: Tensor
 
 
 class PagedAttention:
@@ -53,36 +64,25 @@ class PagedAttention:
         self._table = table
         readable = (reads_in_place(layer.keys, layer.values) for layer in cache.layers)
         self._in_place = dtype in native.CODES and all(readable)
-        self._steady: dict[int, StepAttention] = {}  # by how many single tokens attend
+        self._takes_spans = all(takes_spans(layer.keys, layer.values, dtype) for layer in cache.layers)
 
     def plan(self, inputs: StepInputs) -> StepAttention:
         """Group the step's tokens by how they attend."""
-        if self._in_place and inputs.single is not None:
-            return self._decode(inputs, inputs.single)
-        self._cache.reach(int(inputs.slots.max()) // self._table.block_size)
+        self._cache.reach(inputs.last_block)
+        tables = inputs.tables if self._in_place else None
+        last = None
+        if tables is not None:
+            last = _Last(tables.end_rows, tables.ends.tables, tables.ends.lengths)
+            if inputs.single:
+                group = _Group(0, len(inputs.spans), tables.spans.tables, tables.spans.lengths)
+                return StepAttention(self._cache.layers, inputs.slots, [group], [], stays=tables.stay)
+            if self._takes_spans:
+                stays = tables.stay and not any(span.draft for span in inputs.spans)
+                return StepAttention(self._cache.layers, inputs.slots, [], [], tables.spans, last=last, stays=stays)
         single = [span for span in inputs.spans if span.count == 1]
         groups = [self._group(list(spans)) for _, spans in groupby(single, self._kind)]
         prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
-        return StepAttention(self._cache.layers, inputs.slots, groups, prefills, last=self._last(inputs.spans))
-
-    def _decode(self, inputs: StepInputs, single: Single) -> StepAttention:
-        """All tokens attend together."""
-        self._cache.reach(single.last_block)
-        count = len(inputs.spans)
-        if count not in self._steady:
-            group = _Group(0, count, single.tables, single.lengths)
-            self._steady[count] = StepAttention(self._cache.layers, inputs.slots, [group], [], stays=True)
-        return self._steady[count]
-
-    def _last(self, spans: Sequence[Span]) -> _Last | None:
-        """The last tokens of spans that give some, as if they were single ones; those with a draft need more."""
-        if not self._in_place:
-            return None
-        sampling = [span for span in spans if span.samples and not span.draft]
-        rows = torch.tensor([span.offset + span.count - 1 for span in sampling], dtype=torch.int64)
-        if not sampling:
-            return _Last(rows, _Group(0, 0, torch.empty(0, 0, dtype=torch.int32), torch.empty(0, dtype=torch.int64)))
-        return _Last(rows, self._group(sampling))
+        return StepAttention(self._cache.layers, inputs.slots, groups, prefills, last=last)
 
     def _kind(self, span: Span) -> int:
         """Spans of one kind attend together. Where pages are gathered, all pay for the longest: at most twice."""
@@ -105,12 +105,13 @@ class PagedAttention:
 
 @dataclass(frozen=True, slots=True)
 class StepAttention:
-    """One step's attention; see `Attend`."""
+    """One step's attention; see `Attend`. Of `spans`, or else of groups and prefills, one after the other."""
 
     caches: Sequence[LayerCache]
     slots: Tensor
     groups: Sequence[_Group]
     prefills: Sequence[_Prefill]
+    spans: SpanTables | None = None
     stays: bool = False
     last: _Last | None = None
 
@@ -137,12 +138,19 @@ class StepAttention:
         """
         cache = self.caches[layer]
         write_pages(cache.keys, cache.values, self.slots, k, v)
-        ends = None
-        if last and self.last is not None:
-            group = self.last.group
-            ends = paged_decode(q[self.last.rows], cache.keys, cache.values, group.tables, group.lengths, math)
-            if cut:
-                return ends
+        if self.last is None or not last:
+            return self._whole(q, cache, math)
+        own = take_rows(q.flatten(1), self.last.rows).unflatten(1, q.shape[1:])
+        ends = paged_decode(own, cache.keys, cache.values, self.last.tables, self.last.lengths, math)
+        if cut:
+            return ends
+        whole = self._whole(q, cache, math)
+        whole[self.last.rows] = ends
+        return whole
+
+    def _whole(self, q: Tensor, cache: LayerCache, math: ScoreMath) -> Tensor:
+        if self.spans is not None:
+            return paged_spans(q, cache.keys, cache.values, self.spans, math)
         out = [
             paged_decode(q[group.begin : group.end], cache.keys, cache.values, group.tables, group.lengths, math)
             for group in self.groups
@@ -151,7 +159,4 @@ class StepAttention:
             paged_prefill(q[item.begin : item.end], cache.keys, cache.values, item.table, item.length, math)
             for item in self.prefills
         ]
-        whole = out[0] if len(out) == 1 else torch.cat(out)
-        if ends is not None and self.last is not None:
-            whole[self.last.rows] = ends
-        return whole
+        return out[0] if len(out) == 1 else torch.cat(out)

@@ -1,4 +1,4 @@
-"""Decode steps without Python between their kernels."""
+"""Steps without Python between their kernels."""
 
 from __future__ import annotations
 
@@ -10,33 +10,41 @@ from torch import Tensor
 from quire.kernels import native
 from quire.kernels.recording import Recording, Workspace
 
-MOST_TOKENS = 128  # of a step, from which on the kernels take so long that Python between them does not matter
-_SEEN = 3  # steps of one size before the next is recorded
+MOST_TOKENS = 1024  # of a step, from which on the kernels take so long that Python between them does not matter
+_SEEN = 3  # steps of one kind before the next is recorded
 
 
 class Replays:
-    """Runs steps; those of one size that differ in nothing but numbers are recorded, and from then on replayed."""
+    """Runs steps. Those that differ in nothing but numbers are recorded, and from then on replayed.
+
+    They are of two kinds: in the one each token is the last of its sequence, in the other not all are.
+    """
 
     def __init__(self) -> None:
-        self._workspace = Workspace()
-        self._seen: Counter[int] = Counter()
-        self._by_size: dict[int, Recording] = {}
-        self._possible = True  # until steps turn out to compute with torch
+        self._workspace = Workspace(MOST_TOKENS)
+        self._seen: Counter[bool] = Counter()
+        self._recordings: dict[bool, Recording] = {}
+        self._hopeless: set[bool] = set()  # kinds that turned out to compute with torch
 
-    def run(self, step: Callable[[], Tensor], size: int) -> Tensor:
-        """What a step of `size` tokens gives, all of whose inputs lie where those of any other one of this size do."""
-        recording = self._by_size.get(size)
+    def run(self, step: Callable[[], Tensor], tokens: int, ends: int) -> None:
+        """Do what a step of so many tokens and last tokens does, whose inputs and result lie where those of others do.
+
+        Args:
+            tokens: at most `MOST_TOKENS`.
+        """
+        every = ends == tokens
+        recording = self._recordings.get(every)
         if recording is not None:
-            return recording.replay()
-        if size > MOST_TOKENS or not self._possible or native.instructions() is None:
-            return step()
-        self._seen[size] += 1
-        return step() if self._seen[size] <= _SEEN else self._record(step, size)
-
-    def _record(self, step: Callable[[], Tensor], size: int) -> Tensor:
-        recording = Recording(step, self._workspace)
-        if recording.complete:
-            self._by_size[size] = recording
+            recording.replay((tokens, ends))
+        elif every in self._hopeless or native.instructions() is None or self._seen[every] < _SEEN or ends == 0:
+            self._seen[every] += 1
+            step()
         else:
-            self._possible = False
-        return recording.result
+            self._record(step, tokens, ends)
+
+    def _record(self, step: Callable[[], Tensor], tokens: int, ends: int) -> None:
+        recording = Recording(step, self._workspace, (tokens, ends))
+        if recording.complete:
+            self._recordings[ends == tokens] = recording
+        else:
+            self._hopeless.add(ends == tokens)

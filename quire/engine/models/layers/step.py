@@ -17,11 +17,14 @@ class Attend(Protocol):
 
     @property
     def stays(self) -> bool:
-        """Whether all tokens are single ones and the step's inputs lie where any such step of as many has them."""
+        """Whether the step's inputs lie where those of others do, and no draft's logits are wanted."""
 
     @property
     def ends(self) -> Tensor | None:
-        """Rows of the last tokens of sequences that get a next one, which attend as single tokens in the last layer."""
+        """Rows of the last tokens of sequences that get a next one, which attend as single tokens in the last layer.
+
+        None if there is nothing but such tokens in the step, or if its attention makes no difference.
+        """
 
     def __call__(
         self,
