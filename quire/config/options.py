@@ -138,7 +138,7 @@ class EngineOptions(Options):
 
     max_num_seqs: Positive = Field(64, description="most sequences in one step")
     max_num_batched_tokens: Positive = Field(
-        1024, description="token budget of a step; longer prompts are computed in chunks"
+        512, description="token budget of a step; longer prompts are computed in chunks"
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
     kv_cache_memory: Size | None = Field(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native, paged_attention
-from quire.kernels.paged_attention import ScoreMath, paged_decode, paged_prefill, write_pages
+from quire.kernels.paged_attention import ScoreMath, SpanTables, paged_decode, paged_prefill, paged_spans, write_pages
 from quire.kernels.rounded_pages import SCALE, widened
 
 BLOCK = 4
@@ -179,6 +179,37 @@ def test_compiled_prefill(
     part = paged_prefill(q[: tokens // 2 + 1], keys, values, table, length - tokens + tokens // 2 + 1, math)
     if native.instructions() is not None:
         assert torch.equal(part, out[: tokens // 2 + 1])
+
+
+@pytest.mark.skipif(not native.computes_bfloat16(), reason="in bfloat16 only")
+@pytest.mark.parametrize("counts", [[1, 1], [7], [1, 40, 3, 3], [64, 64, 20, 64]])
+@pytest.mark.parametrize("shared", [0, 20, 100])
+@pytest.mark.parametrize("which", range(6))
+@pytest.mark.parametrize("rounded", [False, True])
+def test_spans_in_one_call(counts: list[int], shared: int, which: int, rounded: bool) -> None:
+    """Each span gets what it gets alone, bit by bit, also where those before it begin with the same blocks."""
+    torch.manual_seed(shared)
+    heads, kv_heads, dim, blocks = 6, 2, 64, 120
+    math = [*maths(heads), ScoreMath(0.3, window=50)][which]
+    keys, values = (
+        empty_rounded(kv_heads, dim) if rounded else torch.randn(kv_heads, blocks, BLOCK, dim).bfloat16()
+        for _ in range(2)
+    )
+    for block in range(blocks):
+        k, v = torch.randn(2, BLOCK, kv_heads, dim).bfloat16()
+        write_pages(keys, values, torch.arange(BLOCK) + block * BLOCK, k, v)
+    lengths = [shared + count + 2 * i for i, count in enumerate(counts)]
+    tables = torch.stack([torch.randperm(blocks) for _ in counts]).int()
+    tables[1:, : shared // BLOCK] = tables[:1, : shared // BLOCK]
+    spans = SpanTables(tables, torch.tensor(lengths), torch.tensor([len(counts), *counts]))
+    q = torch.randn(sum(counts), heads, dim).bfloat16()
+    together = paged_spans(q, keys, values, spans, math)
+    for i, (count, own, out) in enumerate(zip(counts, q.split(counts), together.split(counts), strict=True)):
+        if count == 1:
+            alone = paged_decode(own, keys, values, tables[i : i + 1], spans.lengths[i : i + 1], math)
+        else:
+            alone = paged_prefill(own, keys, values, tables[i], lengths[i], math)
+        assert torch.equal(out, alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

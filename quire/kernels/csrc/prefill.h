@@ -112,48 +112,87 @@ inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_
     }
 }
 
+// Keys and values of a sequence in panels, and room for what attention needs beside them. Of the next sequence only that
+// is packed which does not lie in the same blocks at the same positions.
+template <class Rows>
+class Panels {
+  public:
+    // For sequences of up to so many positions.
+    Panels(const PagedPrefill &a, int64_t most_positions)
+        : positions_((most_positions + PANEL - 1) / PANEL * PANEL), stride_(positions_ | PANEL),  // never whole pages
+          keys_(new uint16_t[a.kv_heads * positions_ * a.key_dim]), values_(new uint16_t[a.kv_heads * positions_ * a.value_dim]),
+          scores_(new float[MOST_ROWS * stride_ * pool_threads()]), weights_(new uint16_t[MOST_ROWS * stride_ * pool_threads()]) {}
+
+    // Nothing is allocated inside parallel regions, out of which no exception may come.
+    void attend(const PagedPrefill &a) {
+        pack(a);
+        int64_t tiles = (a.tokens + MOST_ROWS - 1) / MOST_ROWS, group = a.heads / a.kv_heads, room = MOST_ROWS * stride_;
+        Pieces pieces(a.heads * tiles);
+        parallel([&](int thread) {
+            pieces.each([&](int64_t at, int64_t) {
+                int64_t head = at / tiles, row = (tiles - 1 - at % tiles) * MOST_ROWS;  // the longest first
+                attend_rows(a, head, row, std::min(MOST_ROWS, a.tokens - row), positions_, stride_,
+                            &keys_[head / group * positions_ * a.key_dim], &values_[head / group * positions_ * a.value_dim],
+                            &scores_[room * thread], &weights_[room * thread]);
+            });
+        });
+    }
+
+  private:
+    void pack(const PagedPrefill &a) {
+        int64_t panels = (a.length + PANEL - 1) / PANEL;
+        int64_t first = a.window > 0 ? std::max<int64_t>(0, a.length - a.tokens + 1 - a.window) / PANEL : 0;
+        int64_t begin = known_from_ <= first ? std::max(first, known_of(a)) : first;
+        spread(a.kv_heads * (panels - begin), true, [&](int64_t at) {
+            int64_t kv_head = at / (panels - begin), panel = begin + at % (panels - begin);
+            pack_keys<Rows>(a, kv_head, panel, &keys_[kv_head * positions_ * a.key_dim]);
+            pack_values<Rows>(a, kv_head, panel, positions_, &values_[kv_head * positions_ * a.value_dim]);
+        });
+        table_ = a.table, length_ = a.length, known_from_ = first;
+    }
+    // Up to which panel those of the sequence before are this one's too.
+    int64_t known_of(const PagedPrefill &a) const {
+        int64_t both = std::min(length_, a.length), block = 0;
+        while (block * a.block_size < both && a.table[block] == table_[block]) block++;
+        return std::min(both, block * a.block_size) / PANEL;
+    }
+
+    int64_t positions_, stride_;
+    std::unique_ptr<uint16_t[]> keys_, values_;
+    std::unique_ptr<float[]> scores_;
+    std::unique_ptr<uint16_t[]> weights_;
+    const int32_t *table_ = nullptr;          // of the sequence that is packed
+    int64_t length_ = 0, known_from_ = 0;     // its positions, and its first panel
+};
+
 template <class Rows>
 void prefill(const PagedPrefill &a) {
-    int64_t panels = (a.length + PANEL - 1) / PANEL, positions = panels * PANEL, group = a.heads / a.kv_heads;
-    int64_t tiles = (a.tokens + MOST_ROWS - 1) / MOST_ROWS;
-    // Nothing is allocated inside the parallel region, out of which no exception may come.
-    std::unique_ptr<uint16_t[]> keys(new uint16_t[a.kv_heads * positions * a.key_dim]);
-    std::unique_ptr<uint16_t[]> values(new uint16_t[a.kv_heads * positions * a.value_dim]);
-    int64_t stride = positions | PANEL, room = MOST_ROWS * stride;  // never whole pages
-    std::unique_ptr<float[]> all_scores(new float[room * pool_threads()]);
-    std::unique_ptr<uint16_t[]> all_weights(new uint16_t[room * pool_threads()]);
-    int64_t hidden = a.window > 0 ? std::max<int64_t>(0, a.length - a.tokens + 1 - a.window) / PANEL : 0;
-    spread(a.kv_heads * (panels - hidden), true, [&](int64_t at) {
-        int64_t kv_head = at / (panels - hidden), panel = hidden + at % (panels - hidden);
-        pack_keys<Rows>(a, kv_head, panel, &keys[kv_head * positions * a.key_dim]);
-        pack_values<Rows>(a, kv_head, panel, positions, &values[kv_head * positions * a.value_dim]);
-    });
-    Pieces pieces(a.heads * tiles);
-    parallel([&](int thread) {
-        pieces.each([&](int64_t at, int64_t) {
-            int64_t head = at / tiles, row = (tiles - 1 - at % tiles) * MOST_ROWS;  // the longest first
-            attend_rows(a, head, row, std::min(MOST_ROWS, a.tokens - row), positions, stride,
-                        &keys[head / group * positions * a.key_dim], &values[head / group * positions * a.value_dim],
-                        &all_scores[room * thread], &all_weights[room * thread]);
-        });
-    });
+    Panels<Rows>(a, a.length).attend(a);
 }
 
 inline void paged_prefill(const PagedPrefill &a) {
     a.rounded ? prefill<RoundedRows<BFloat16>>(a) : prefill<PlainRows<BFloat16>>(a);
 }
 
-// Spans one after the other, so that each has all threads and panels of its own keys.
+// The longer ones of some spans, which begin at a row of the queries. Each has all threads.
+template <class Rows>
+void prefill_spans(const PagedDecode &all, const int64_t *tokens, int64_t begin, int64_t end) {
+    auto span = [&](int64_t i, int64_t row) -> PagedPrefill {
+        return {(const uint16_t *)all.q + row * all.q_stride, all.keys, all.values,
+                (uint16_t *)all.out + row * all.heads * all.value_dim, all.tables + i * all.table_stride, all.sinks, tokens[i],
+                all.lengths[i], all.heads, all.kv_heads, all.q_stride, all.key_dim, all.value_dim, all.block_size, all.window,
+                all.scale, all.softcap, all.rounded};
+    };
+    Panels<Rows> panels(span(begin, begin), *std::max_element(all.lengths + begin, all.lengths + end));
+    for (int64_t i = begin, row = begin; i < end; row += tokens[i++]) panels.attend(span(i, row));
+}
+
 inline void paged_spans(const PagedSpans &a) {
     const int64_t spans = a.counts[0], *tokens = a.counts + 1;
-    PagedDecode single = a.all;
-    single.sequences = std::find_if(tokens, tokens + spans, [](int64_t count) { return count > 1; }) - tokens;
-    paged_decode<BFloat16>(single);
-    int64_t row = single.sequences;
-    for (int64_t i = single.sequences; i < spans; row += tokens[i++])
-        paged_prefill({(const uint16_t *)single.q + row * single.q_stride, single.keys, single.values,
-                       (uint16_t *)single.out + row * single.heads * single.value_dim, single.tables + i * single.table_stride,
-                       single.sinks, tokens[i], single.lengths[i], single.heads, single.kv_heads, single.q_stride,
-                       single.key_dim, single.value_dim, single.block_size, single.window, single.scale, single.softcap,
-                       single.rounded});
+    PagedDecode all = a.all;
+    all.sequences = std::find_if(tokens, tokens + spans, [](int64_t count) { return count > 1; }) - tokens;
+    paged_decode<BFloat16>(all);
+    if (all.sequences == spans) return;
+    a.all.rounded ? prefill_spans<RoundedRows<BFloat16>>(all, tokens, all.sequences, spans)
+                  : prefill_spans<PlainRows<BFloat16>>(all, tokens, all.sequences, spans);
 }
