@@ -54,7 +54,6 @@ from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
-_MOST_RESERVE = 1 << 30  # bytes of the KV cache whose memory is found before they are needed
 _FIND_AFTER = 0.05  # seconds of idleness; who is answered and asks again at once shall not wait for it
 _CHECK_AFTER = 3.0  # seconds of idleness; the check of a large pool holds the GIL for long
 
@@ -257,7 +256,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     context_len = _fitting_context(loaded, config, num_blocks)
     loaded.model.set_context(context_len)
     table = RequestTable(options.max_num_seqs, context_len, options.block_size)
-    reserve = min(4 * loaded.weight_bytes, _MOST_RESERVE)
+    reserve = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
     cache = KVCache(loaded.model.caches, num_blocks, options.block_size, cache_dtype, reserve)
     grammars = Grammars(config.folder, loaded.vocab_size)
     sampler = Sampler(table, loaded.vocab_size, grammars.walk)
