@@ -58,7 +58,7 @@ class Instant:
 
     def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The same."""
-        return self._logits[: len(tokens)]
+        return self._logits[: len(tokens if attend.ends is None else attend.ends)]
 
     def set_context(self, context_len: int) -> None:
         """It has no ropes."""

@@ -186,21 +186,24 @@ def test_compiled_prefill(
 @pytest.mark.parametrize("shared", [0, 20, 100])
 @pytest.mark.parametrize("which", range(6))
 @pytest.mark.parametrize("rounded", [False, True])
-def test_spans_in_one_call(counts: list[int], shared: int, which: int, rounded: bool) -> None:
+@pytest.mark.parametrize("size", [3, 16, 48])
+def test_spans_in_one_call(counts: list[int], shared: int, which: int, rounded: bool, size: int) -> None:
     """Each span gets what it gets alone, bit by bit, also where those before it begin with the same blocks."""
     torch.manual_seed(shared)
-    heads, kv_heads, dim, blocks = 6, 2, 64, 120
+    heads, kv_heads, dim, blocks = 6, 2, 64, -(-480 // size)
     math = [*maths(heads), ScoreMath(0.3, window=50)][which]
     keys, values = (
-        empty_rounded(kv_heads, dim) if rounded else torch.randn(kv_heads, blocks, BLOCK, dim).bfloat16()
+        torch.zeros(kv_heads, blocks, size, SCALE + dim, dtype=torch.int8)
+        if rounded
+        else torch.zeros(kv_heads, blocks, size, dim).bfloat16()
         for _ in range(2)
     )
     for block in range(blocks):
-        k, v = torch.randn(2, BLOCK, kv_heads, dim).bfloat16()
-        write_pages(keys, values, torch.arange(BLOCK) + block * BLOCK, k, v)
+        k, v = torch.randn(2, size, kv_heads, dim).bfloat16()
+        write_pages(keys, values, torch.arange(size) + block * size, k, v)
     lengths = [shared + count + 2 * i for i, count in enumerate(counts)]
     tables = torch.stack([torch.randperm(blocks) for _ in counts]).int()
-    tables[1:, : shared // BLOCK] = tables[:1, : shared // BLOCK]
+    tables[1:, : shared // size] = tables[:1, : shared // size]
     spans = SpanTables(tables, torch.tensor(lengths), torch.tensor([len(counts), *counts]))
     q = torch.randn(sum(counts), heads, dim).bfloat16()
     together = paged_spans(q, keys, values, spans, math)

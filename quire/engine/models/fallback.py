@@ -29,6 +29,7 @@ class _Binding:
     """Leads from an attention module of Hugging Face's to the attention of the step that runs."""
 
     attend: Attend | None = None
+    dtype: torch.dtype | None = None  # that of the KV cache
 
 
 def _paged_attention(
@@ -48,7 +49,8 @@ def _paged_attention(
     if attention_mask is not None:
         raise UnsupportedModel("its attention takes a mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    dtype = module.quire_binding.dtype  # some modules leave a rope's or a norm's float32 as it is
+    q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
     math = ScoreMath(scale, sliding_window, softcap, s_aux)
     return module.quire_binding.attend(module.layer_idx, q, k, v, math)[None], None
 
@@ -71,6 +73,7 @@ class FallbackModel:
             raise UnsupportedModel("its forward takes no position_ids")
         self._keeps_rows = "logits_to_keep" in accepted
         self._binding = _Binding()
+        self._binding.dtype = module.dtype
         for part in module.modules():
             if hasattr(part, "layer_idx"):
                 part.quire_binding = self._binding

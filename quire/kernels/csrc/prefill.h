@@ -1,4 +1,4 @@
-// Attention of many queries of one sequence over pages, in bfloat16: keys and values are laid out as the weights of linear
+// Attention of many queries of a sequence over pages, in bfloat16: keys and values are laid out as the weights of linear
 // layers (see linear.h), of which scores and outputs are then the results. A query's numbers do not depend on how many
 // come with it.
 #pragma once

@@ -47,3 +47,45 @@ def test_layers_that_compute_with_torch_are_never_replayed(tmp_path: Path) -> No
     _, replays = tokens(folder, ModelOptions(dtype="bfloat16"))
     assert not replays._recordings
     assert len(replays._hopeless) == 2
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_recording_of_a_small_step_serves_larger_ones(
+    tmp_path: Path, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence decodes alone, then beside pieces of long prompts, some of which end in no token."""
+    folder = save_model(make_model("qwen3", head_dim=32).bfloat16(), tmp_path)
+
+    def run() -> tuple[list[list[int]], Replays]:
+        model = ModelOptions(quantization=quantization, dtype="bfloat16")
+        engine = Engine(folder, model=model, max_num_seqs=8, max_num_batched_tokens=24)
+        for name in ("first", "second"):
+            engine.add(name, random_prompt(1, 30), greedy(40))
+            for _ in range(6):
+                engine.step()
+        for number in range(6):
+            engine.add(str(number), random_prompt(10 + number, 70), greedy(12))
+        engine.run()
+        return [result.tokens for result in engine.results.values()], engine.model._replays
+
+    replayed, replays = run()
+    assert len(replays._recordings) == 2
+    monkeypatch.setattr(Replays, "run", lambda self, step, tokens, ends: step())
+    assert run()[0] == replayed
+
+
+def test_steps_that_are_too_large_to_be_replayed(tmp_path: Path) -> None:
+    """More tokens than inputs have a fixed place for, and more sequences than logits have."""
+    folder = save_model(make_model("qwen3", head_dim=32, max_position_embeddings=2048).bfloat16(), tmp_path)
+    model, prompt = ModelOptions(dtype="bfloat16"), random_prompt(1, 1500)
+    small, large = (
+        Engine(folder, model=model, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        for seqs, tokens in ((8, 64), (200, 4096))
+    )
+    alone = small.generate(prompt, greedy(5)).tokens
+    assert large.generate(prompt, greedy(5)).tokens == alone
+    shorts = {str(number): small.generate(random_prompt(number, 9), greedy(6)).tokens for number in range(150)}
+    for number, name in enumerate(shorts):
+        large.add(name, random_prompt(number, 9), greedy(6))
+    large.run()
+    assert {name: large.results[name].tokens for name in shorts} == shorts

@@ -48,3 +48,4 @@ class Replays:
             self._recordings[ends == tokens] = recording
         else:
             self._hopeless.add(ends == tokens)
+            self._workspace = Workspace(MOST_TOKENS)  # without what this step took of the other
