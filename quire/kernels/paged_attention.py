@@ -204,21 +204,9 @@ def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length
         (tokens, heads, value_dim)
     """
     if q.dtype is torch.bfloat16 and reads_in_place(keys, values) and _takes(keys, values, q):
-        return _prefill_in_place(_without_gaps(q), keys, values, table, length, math)
+        span = SpanTables(table[None], torch.tensor([length]), torch.tensor([1, len(q)]))
+        return paged_spans(q, keys, values, span, math)
     return prefill_reference(q, keys, values, table, length, math)
-
-
-def _prefill_in_place(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
-    tokens, heads, key_dim = q.shape
-    (kv_heads, _, block_size, _), value_dim = values.shape, _dim(values)
-    out = empty((tokens, heads, value_dim), q.dtype)
-    sinks = None if math.sinks is None else math.sinks.float()
-    native.kernels.paged_prefill(
-        q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), table.data_ptr(),
-        0 if sinks is None else sinks.data_ptr(), tokens, length, heads, kv_heads, q.stride(0), key_dim, value_dim,
-        block_size, math.window or 0, math.scale, math.softcap or 0.0, int(keys.dtype is torch.int8),
-    )  # fmt: skip
-    return out
 
 
 def prefill_reference(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:

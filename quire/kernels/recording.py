@@ -37,7 +37,6 @@ class Recording:
             counts: how many rows there are this time, of each kind; two kinds that are equal count as the first.
 
         Attributes:
-            result: of the function.
             complete: whether the kernels, for that many rows, were all that it did; only then may it be replayed.
         """
         watch = _Watch()
@@ -45,7 +44,7 @@ class Recording:
         _local.workspace = workspace
         try:
             with watch:
-                self.result = function()
+                function()
         finally:
             _local.workspace = None
             self._calls: Any = native.kernels.end_recording()

@@ -132,7 +132,6 @@ struct Kernels {
     void (*act_and_mul)(const ActAndMul &);
     void (*paged_decode)(const PagedDecode &);
     void (*write_pages)(const WritePages &);
-    void (*paged_prefill)(const PagedPrefill &);
     void (*paged_spans)(const PagedSpans &);
     void (*linear)(const Linear &);
     void (*quantised_linear)(const QuantisedLinear &);

@@ -182,6 +182,6 @@ inline void take_rows(const TakeRows &a) {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_prefill,
-            paged_spans, linear, quantised_linear<T>, take_rows, hold, likeliest, draw};
+    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_spans,
+            linear, quantised_linear<T>, take_rows, hold, likeliest, draw};
 }

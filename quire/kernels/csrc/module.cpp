@@ -255,15 +255,6 @@ PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
                [=](int64_t sequences) mutable { a.sequences = sequences, kernels[narrow]->paged_decode(a); });
 }
 
-PyObject *paged_prefill(PyObject *, PyObject *const *values, Py_ssize_t count) {
-    Arguments in(values, count, 24);
-    PagedPrefill a;
-    in >> a.q >> a.keys >> a.values >> a.out >> a.table >> a.sinks >> a.tokens >> a.length >> a.heads >> a.kv_heads >>
-        a.q_stride >> a.key_dim >> a.value_dim >> a.block_size >> a.window >> a.scale >> a.softcap >>
-        a.rounded;
-    return run(in, UNLIKE_OTHERS, a.tokens * a.length * a.heads, [=](int64_t) { kernels[1]->paged_prefill(a); });
-}
-
 PyObject *paged_spans(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 26);
     PagedSpans a;
@@ -382,7 +373,6 @@ PyMethodDef methods[] = {
     {"add_scaled", _PyCFunction_CAST(add_scaled), METH_FASTCALL, nullptr},
     {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
     {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},
-    {"paged_prefill", _PyCFunction_CAST(paged_prefill), METH_FASTCALL, nullptr},
     {"paged_spans", _PyCFunction_CAST(paged_spans), METH_FASTCALL, nullptr},
     {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
     {"quantised_linear", _PyCFunction_CAST(quantised_linear), METH_FASTCALL, nullptr},

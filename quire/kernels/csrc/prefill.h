@@ -165,15 +165,6 @@ class Panels {
     int64_t length_ = 0, known_from_ = 0;     // its positions, and its first panel
 };
 
-template <class Rows>
-void prefill(const PagedPrefill &a) {
-    Panels<Rows>(a, a.length).attend(a);
-}
-
-inline void paged_prefill(const PagedPrefill &a) {
-    a.rounded ? prefill<RoundedRows<BFloat16>>(a) : prefill<PlainRows<BFloat16>>(a);
-}
-
 // The longer ones of some spans, which begin at a row of the queries. Each has all threads.
 template <class Rows>
 void prefill_spans(const PagedDecode &all, const int64_t *tokens, int64_t begin, int64_t end) {

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from quire.engine.execution.batch import Span, StepInputs
+from quire.engine.execution.batch import Span, StepInputs, StepTables
 from quire.engine.execution.cache import KVCache, LayerCache
 from quire.engine.execution.table import RequestTable
 from quire.kernels import native
@@ -46,15 +46,6 @@ class _Prefill:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Last:
-    """Some rows (ends,) of the batch, and how they attend as single tokens."""
-
-    rows: Tensor
-    tables: Tensor
-    lengths: Tensor
-
-
 class PagedAttention:
     """Attention over pages of `cache`, found by the block tables of `table`."""
 
@@ -70,19 +61,17 @@ class PagedAttention:
         """Group the step's tokens by how they attend."""
         self._cache.reach(inputs.last_block)
         tables = inputs.tables if self._in_place else None
-        last = None
         if tables is not None:
-            last = _Last(tables.end_rows, tables.ends.tables, tables.ends.lengths)
             if inputs.single:
                 group = _Group(0, len(inputs.spans), tables.spans.tables, tables.spans.lengths)
                 return StepAttention(self._cache.layers, inputs.slots, [group], [], stays=tables.stay)
             if self._takes_spans:
                 stays = tables.stay and not any(span.draft for span in inputs.spans)
-                return StepAttention(self._cache.layers, inputs.slots, [], [], tables.spans, last=last, stays=stays)
+                return StepAttention(self._cache.layers, inputs.slots, [], [], tables.spans, stays, tables)
         single = [span for span in inputs.spans if span.count == 1]
         groups = [self._group(list(spans)) for _, spans in groupby(single, self._kind)]
         prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
-        return StepAttention(self._cache.layers, inputs.slots, groups, prefills, last=last)
+        return StepAttention(self._cache.layers, inputs.slots, groups, prefills, last=tables)
 
     def _kind(self, span: Span) -> int:
         """Spans of one kind attend together. Where pages are gathered, all pay for the longest: at most twice."""
@@ -113,12 +102,12 @@ class StepAttention:
     prefills: Sequence[_Prefill]
     spans: SpanTables | None = None
     stays: bool = False
-    last: _Last | None = None
+    last: StepTables | None = None
 
     @property
     def ends(self) -> Tensor | None:
         """See `Attend`."""
-        return None if self.last is None else self.last.rows
+        return None if self.last is None else self.last.end_rows
 
     def __call__(
         self,
@@ -140,12 +129,13 @@ class StepAttention:
         write_pages(cache.keys, cache.values, self.slots, k, v)
         if self.last is None or not last:
             return self._whole(q, cache, math)
-        own = take_rows(q.flatten(1), self.last.rows).unflatten(1, q.shape[1:])
-        ends = paged_decode(own, cache.keys, cache.values, self.last.tables, self.last.lengths, math)
+        rows, tables = self.last.end_rows, self.last.ends
+        own = take_rows(q.flatten(1), rows).unflatten(1, q.shape[1:])
+        ends = paged_decode(own, cache.keys, cache.values, tables.tables, tables.lengths, math)
         if cut:
             return ends
         whole = self._whole(q, cache, math)
-        whole[self.last.rows] = ends
+        whole[rows] = ends
         return whole
 
     def _whole(self, q: Tensor, cache: LayerCache, math: ScoreMath) -> Tensor:
