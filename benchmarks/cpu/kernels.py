@@ -20,8 +20,8 @@ from benchmarks.cpu.limits import Limits, timed
 from quire.engine.execution.cache import KVCache
 from quire.engine.models.decoder import CacheShape
 from quire.kernels import native
-from quire.kernels.linear import Quantization, panels_of
-from quire.kernels.paged_attention import ScoreMath, paged_decode
+from quire.kernels.linear import Quantization, pack_weight
+from quire.kernels.paged_attention import AttentionParams, paged_decode
 
 SHAPES = ((1024, 6144), (3072, 1024))  # inputs and outputs
 ROWS = (1, 4, 16, 64, 256, 1024)
@@ -46,7 +46,7 @@ def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, 
     plain = [partial(torch.nn.functional.linear, x, weight) for weight in weights]
     result: dict[str, Any] = {"inputs": size_in, "outputs": size_out, "rows": rows, "torch": _microseconds(plain, runs)}
     for form in FORMS:
-        panels = [panels_of(weight, form) for weight in weights]
+        panels = [pack_weight(weight, form) for weight in weights]
         ours = [partial(form_of_weight, x, None) for form_of_weight in panels if form_of_weight is not None]
         result[form] = _microseconds(ours, runs)
     floor = max(2 * size_in * size_out / limits.bandwidth, 2 * rows * size_in * size_out / limits.operations) * 1e6
@@ -64,7 +64,7 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
         cache.values.normal_()
     tables = torch.randperm(sequences * blocks).view(sequences, blocks).int()
     lengths, q = torch.full((sequences,), positions), torch.randn(sequences, heads, dim).bfloat16()
-    math = ScoreMath(dim**-0.5)
+    math = AttentionParams(dim**-0.5)
     calls = [partial(paged_decode, q, cache.keys, cache.values, tables, lengths, math) for cache in caches]
     ours = _microseconds(calls, 3 * len(calls))
     with native.disabled():

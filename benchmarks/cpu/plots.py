@@ -42,7 +42,7 @@ def draw(reports: Sequence[dict[str, Any]], out: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw."""
+    """Sample."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)

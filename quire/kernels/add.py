@@ -17,7 +17,7 @@ def scaled(x: Tensor, scale: float) -> Tensor:
     if scale == 1.0:
         return x
     factor = _rounded(scale, x.dtype)
-    if not (native.take(x) and x.is_contiguous()):
+    if not (native.supports(x) and x.is_contiguous()):
         return x * factor
     out = empty(x.shape, x.dtype)
     native.kernels.add_scaled(native.CODES[x.dtype], 0, x.data_ptr(), out.data_ptr(), *_size(x), factor)
@@ -31,7 +31,7 @@ def _rounded(scale: float, dtype: torch.dtype) -> float:
 
 def add_scaled(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     """x + y * scale, of two tensors of one shape."""
-    if native.take(x, y) and x.is_contiguous() and y.is_contiguous():
+    if native.supports(x, y) and x.is_contiguous() and y.is_contiguous():
         out = empty(x.shape, x.dtype)
         code = native.CODES[x.dtype]
         native.kernels.add_scaled(code, x.data_ptr(), y.data_ptr(), out.data_ptr(), *_size(x), scale)

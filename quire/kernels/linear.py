@@ -9,13 +9,13 @@ from torch import Tensor
 
 from quire.kernels import native
 from quire.kernels.panels import in_panels, take_panel_rows
-from quire.kernels.quantised import IntegerPanels, bits_for
+from quire.kernels.quantized import PackedInteger, bits_for
 from quire.kernels.recording import empty
 
 Quantization = Literal["none", "int8", "int4"]
 
 
-class Panels(Protocol):
+class PackedWeight(Protocol):
     """A weight (size_out, size_in) in the form of some kernel."""
 
     nbytes: int
@@ -34,7 +34,7 @@ class Panels(Protocol):
         """
 
 
-class BFloat16Panels:
+class PackedBFloat16:
     """(panels, size_in / 2, 32, 2): one load brings two inputs' weights for 16 outputs."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -43,7 +43,7 @@ class BFloat16Panels:
         self.nbytes = self._data.nbytes
 
     def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
-        """See `Panels`."""
+        """See `PackedWeight`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, size_in = x.shape
         if out is None:
@@ -59,18 +59,18 @@ class BFloat16Panels:
         return take_panel_rows(self._data, indices, torch.bfloat16)
 
 
-def panels_of(weight: Tensor, quantization: Quantization) -> Panels | None:
+def pack_weight(weight: Tensor, quantization: Quantization) -> PackedWeight | None:
     """The weight in the form that is fastest here; none where that is the plain one.
 
     Args:
         weight: (size_out, size_in).
         quantization: how far it may be rounded.
     """
-    if not native.take(weight):
+    if not native.supports(weight):
         return None
     bits = bits_for(weight.shape[1], quantization)
     if bits is not None:
-        return IntegerPanels(weight, bits)
+        return PackedInteger(weight, bits)
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0:
-        return BFloat16Panels(weight)
+        return PackedBFloat16(weight)
     return None

@@ -27,12 +27,12 @@ def instructions() -> str | None:
     return kernels.INSTRUCTIONS if _enabled else None
 
 
-def computes_bfloat16() -> bool:
+def has_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 numbers, and the kernels use it."""
     return instructions() == "avx512bf16"
 
 
-def take(*tensors: Tensor) -> bool:
+def supports(*tensors: Tensor) -> bool:
     """Whether the kernels can work on tensors: of one known type, on the CPU, their last dimension without gaps."""
     dtype = tensors[0].dtype
     if not _enabled or dtype not in CODES:

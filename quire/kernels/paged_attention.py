@@ -3,7 +3,7 @@ kernels read them in place.
 
 Keys and values are (kv_heads, blocks, block_size, dim), so that gathering leaves each head's positions in order;
 how they lie in memory is free but for the last dimension. Values may be a view of the keys (latent attention). Pages of
-int8 hold rows of ``rounded_pages``, whose last dimension is longer by their scale.
+int8 hold rows of ``int8_pages``, whose last dimension is longer by their scale.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native
+from quire.kernels.int8_pages import SCALE, dequantize_rows, quantize_rows
 from quire.kernels.recording import empty
-from quire.kernels.rounded_pages import SCALE, rounded, widened
 from quire.kernels.softcap import softcap
 
 _MAX_SCORES = 1 << 24  # numbers in one chunk of scores, 64 MiB as float32
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreMath:
+class AttentionParams:
     """What happens to the products of queries and keys.
 
     Attributes:
@@ -50,7 +50,7 @@ def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tenso
         return
     block, offset = slots // keys.shape[2], slots % keys.shape[2]
     for pages, rows in zip((keys, values), new, strict=False):
-        pages[:, block, offset] = (rounded(rows) if pages.dtype is torch.int8 else rows).transpose(0, 1)
+        pages[:, block, offset] = (quantize_rows(rows) if pages.dtype is torch.int8 else rows).transpose(0, 1)
 
 
 def _write_compiled(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
@@ -67,7 +67,9 @@ def _pages(pages: Tensor) -> tuple[int, int, int, int]:
     return pages.data_ptr(), head, block, row
 
 
-def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath) -> Tensor:
+def paged_decode(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: AttentionParams
+) -> Tensor:
     """One query per sequence.
 
     Args:
@@ -79,7 +81,7 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, length
     Returns:
         (sequences, heads, value_dim)
     """
-    if reads_in_place(keys, values) and _takes(keys, values, q):
+    if supports_pages(keys, values) and _takes(keys, values, q):
         return _decode_in_place(_without_gaps(q), keys, values, tables, lengths, math)
     return decode_reference(q, keys, values, tables, lengths, math)
 
@@ -89,7 +91,7 @@ def _without_gaps(q: Tensor) -> Tensor:
     return q if q.stride(2) == 1 and q.stride(1) == q.shape[2] else q.contiguous()
 
 
-def reads_in_place(keys: Tensor, values: Tensor) -> bool:
+def supports_pages(keys: Tensor, values: Tensor) -> bool:
     """Whether the compiled kernel can read such pages; lengths may then differ at no cost."""
     dims = _dim(keys), _dim(values)
     return _takes(keys, values) and all(dim % native.PAIR == 0 and dim <= native.MAX_DIM for dim in dims)
@@ -102,13 +104,13 @@ def _dim(pages: Tensor) -> int:
 def _takes(keys: Tensor, values: Tensor, *rows: Tensor) -> bool:
     """Whether the kernels can work on such pages and on rows that belong to them."""
     if keys.dtype is not torch.int8:
-        return native.take(keys, values, *rows)
+        return native.supports(keys, values, *rows)
     fit = all(_dim(pages) % native.LANES == 0 and pages.is_cpu and pages.stride(-1) == 1 for pages in (keys, values))
-    return fit and native.take(*rows) if rows else fit and native.instructions() is not None
+    return fit and native.supports(*rows) if rows else fit and native.instructions() is not None
 
 
 def _decode_in_place(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: AttentionParams
 ) -> Tensor:
     sequences, heads, key_dim = q.shape
     (kv_heads, _, block_size, _), value_dim = values.shape, _dim(values)
@@ -124,7 +126,7 @@ def _decode_in_place(
 
 
 def decode_reference(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: ScoreMath
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, math: AttentionParams
 ) -> Tensor:
     """`paged_decode` in torch."""
     count, heads, _ = q.shape
@@ -148,7 +150,7 @@ def decode_reference(
 
 
 @dataclass(frozen=True, slots=True)
-class SpanTables:
+class AttentionMetadata:
     """Consecutive tokens of sequences, at each one's last positions, the spans of one token first.
 
     Attributes:
@@ -162,12 +164,12 @@ class SpanTables:
     counts: Tensor
 
 
-def takes_spans(keys: Tensor, values: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `paged_spans` can read such pages with queries of that type."""
-    return dtype is torch.bfloat16 and native.instructions() is not None and reads_in_place(keys, values)
+def supports_varlen(keys: Tensor, values: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `paged_varlen` can read such pages with queries of that type."""
+    return dtype is torch.bfloat16 and native.instructions() is not None and supports_pages(keys, values)
 
 
-def paged_spans(q: Tensor, keys: Tensor, values: Tensor, spans: SpanTables, math: ScoreMath) -> Tensor:
+def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetadata, math: AttentionParams) -> Tensor:
     """All of a step's queries in one call: `paged_decode` of single tokens, `paged_prefill` of longer spans.
 
     Args:
@@ -182,7 +184,7 @@ def paged_spans(q: Tensor, keys: Tensor, values: Tensor, spans: SpanTables, math
     (kv_heads, _, block_size, _), value_dim = values.shape, _dim(values)
     out = empty((tokens, heads, value_dim), q.dtype)
     sinks = None if math.sinks is None else math.sinks.float()
-    native.kernels.paged_spans(
+    native.kernels.paged_varlen(
         q.data_ptr(), *_pages(keys), *_pages(values), out.data_ptr(), spans.tables.data_ptr(), spans.lengths.data_ptr(),
         spans.counts.data_ptr(), 0 if sinks is None else sinks.data_ptr(), tokens, heads, kv_heads, q.stride(0),
         key_dim, value_dim, block_size, spans.tables.stride(0), math.window or 0, math.scale, math.softcap or 0.0,
@@ -191,7 +193,7 @@ def paged_spans(q: Tensor, keys: Tensor, values: Tensor, spans: SpanTables, math
     return out
 
 
-def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
+def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: AttentionParams) -> Tensor:
     """The queries of one sequence at its last positions, causally.
 
     Args:
@@ -203,13 +205,15 @@ def paged_prefill(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length
     Returns:
         (tokens, heads, value_dim)
     """
-    if q.dtype is torch.bfloat16 and reads_in_place(keys, values) and _takes(keys, values, q):
-        span = SpanTables(table[None], torch.tensor([length]), torch.tensor([1, len(q)]))
-        return paged_spans(q, keys, values, span, math)
+    if q.dtype is torch.bfloat16 and supports_pages(keys, values) and _takes(keys, values, q):
+        span = AttentionMetadata(table[None], torch.tensor([length]), torch.tensor([1, len(q)]))
+        return paged_varlen(q, keys, values, span, math)
     return prefill_reference(q, keys, values, table, length, math)
 
 
-def prefill_reference(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: ScoreMath) -> Tensor:
+def prefill_reference(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int, math: AttentionParams
+) -> Tensor:
     """`paged_prefill` in torch."""
     k, v = (_gather(pages, table, q.dtype)[:, :length] for pages in (keys, values))
     if math.softcap is None and math.sinks is None and k.shape[-1] == v.shape[-1]:
@@ -223,10 +227,10 @@ def prefill_reference(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, le
 def _gather(pages: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """(kv_heads, positions, dim) of the given blocks."""
     rows = pages.index_select(1, blocks).flatten(1, 2)
-    return widened(rows, dtype) if pages.dtype is torch.int8 else rows
+    return dequantize_rows(rows, dtype) if pages.dtype is torch.int8 else rows
 
 
-def _fused_prefill(q: Tensor, k: Tensor, v: Tensor, math: ScoreMath) -> Tensor:
+def _fused_prefill(q: Tensor, k: Tensor, v: Tensor, math: AttentionParams) -> Tensor:
     tokens, length = q.shape[0], k.shape[1]
     whole = tokens == length and (math.window is None or math.window >= length)
     mask = None if whole else _mask(tokens, length - tokens, length, math.window, q.device)
@@ -238,7 +242,7 @@ def _fused_prefill(q: Tensor, k: Tensor, v: Tensor, math: ScoreMath) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def _plain_prefill(q: Tensor, k: Tensor, v: Tensor, first: int, math: ScoreMath) -> Tensor:
+def _plain_prefill(q: Tensor, k: Tensor, v: Tensor, first: int, math: AttentionParams) -> Tensor:
     """Queries at positions from `first` on; scores are spelled out, so any math goes."""
     tokens, heads, _ = q.shape
     kv_heads = k.shape[0]
@@ -259,7 +263,7 @@ def _mask(tokens: int, first: int, length: int, window: int | None, device: torc
     return seen if window is None else seen & (position > query - window)
 
 
-def _scores(q: Tensor, k: Tensor, math: ScoreMath) -> Tensor:
+def _scores(q: Tensor, k: Tensor, math: AttentionParams) -> Tensor:
     scores = torch.matmul(q, k.transpose(-1, -2)).float() * math.scale
     return scores if math.softcap is None else softcap(scores, math.softcap)
 

@@ -40,14 +40,14 @@ class Recording:
             complete: whether the kernels, for that many rows, were all that it did; only then may it be replayed.
         """
         watch = _Watch()
-        native.kernels.begin_recording(list(counts))
+        native.kernels.begin_capture(list(counts))
         _local.workspace = workspace
         try:
             with watch:
                 function()
         finally:
             _local.workspace = None
-            self._calls: Any = native.kernels.end_recording()
+            self._calls: Any = native.kernels.end_capture()
         self._workspace = workspace  # its memory is what the calls write to
         self.complete = watch.complete and self._calls is not None
 

@@ -11,7 +11,7 @@ from quire.kernels.recording import empty
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's dtype."""
-    if x.dim() == 2 and native.take(x, weight):
+    if x.dim() == 2 and native.supports(x, weight):
         return _native(x, weight, eps, offset)
     return reference(x, weight, eps, offset)
 

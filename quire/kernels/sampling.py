@@ -20,10 +20,10 @@ def mask_words(vocab_size: int) -> int:
 
 
 def _takes(logits: Tensor) -> bool:
-    return native.take(logits) and logits.dtype is torch.float32 and logits.is_contiguous()
+    return native.supports(logits) and logits.dtype is torch.float32 and logits.is_contiguous()
 
 
-def hold(logits: Tensor, masks: Masks, pairs: Sequence[tuple[int, int]]) -> None:
+def apply_token_bitmask(logits: Tensor, masks: Masks, pairs: Sequence[tuple[int, int]]) -> None:
     """Make tokens impossible that masks do not allow.
 
     Where nothing is left of what a mask allows, or something is no number, the mask wins: what it allows gets 0.
@@ -35,7 +35,7 @@ def hold(logits: Tensor, masks: Masks, pairs: Sequence[tuple[int, int]]) -> None
     """
     if _takes(logits):
         places = np.array(pairs, np.int64)
-        native.kernels.hold(
+        native.kernels.apply_token_bitmask(
             logits.data_ptr(), masks.ctypes.data, places.ctypes.data, len(pairs), logits.shape[1], masks.shape[1]
         )
         return
@@ -51,14 +51,14 @@ def _hold_row(logits: Tensor, mask: NDArray[np.uint32]) -> None:
         logits.zero_().masked_fill_(forbidden, -torch.inf)
 
 
-def likeliest(logits: Tensor) -> list[int]:
+def argmax(logits: Tensor) -> list[int]:
     """The likeliest token of each row of logits (rows, vocab) float32; of equals the first."""
     if not _takes(logits):
         return logits.argmax(-1).tolist()
-    return native.kernels.likeliest(logits.data_ptr(), *logits.shape)
+    return native.kernels.argmax(logits.data_ptr(), *logits.shape)
 
 
-def draw(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[float]) -> list[int]:
+def sample(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[float]) -> list[int]:
     """The tokens at which running sums of e^(logit / temperature) pass the random shares of their totals.
 
     Args:
@@ -69,7 +69,7 @@ def draw(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[float]
     if not _takes(logits):
         scaled = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
         return invert(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64))
-    return native.kernels.draw(logits.data_ptr(), list(temperatures), list(randoms), *logits.shape)
+    return native.kernels.sample(logits.data_ptr(), list(temperatures), list(randoms), *logits.shape)
 
 
 def invert(probs: Tensor, randoms: Tensor) -> list[int]:

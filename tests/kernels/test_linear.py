@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quire.kernels import native
-from quire.kernels.linear import BFloat16Panels, panels_of
-from quire.kernels.quantised import IntegerPanels
+from quire.kernels.linear import PackedBFloat16, pack_weight
+from quire.kernels.quantized import PackedInteger
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="installed without a compiler")
 ROWS = [1, 2, 6, 7, 11, 12, 13, 25, 150]
@@ -18,7 +18,7 @@ ROWS = [1, 2, 6, 7, 11, 12, 13, 25, 150]
 def test_it_is_the_product(size_in: int, size_out: int, rows: int) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(rows, size_in).bfloat16(), torch.randn(size_out, size_in).bfloat16()
-    bias, panels = torch.randn(size_out), BFloat16Panels(weight)
+    bias, panels = torch.randn(size_out), PackedBFloat16(weight)
     out = panels(x, None, wide=True)
     torch.testing.assert_close(out, x.float() @ weight.float().T, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(panels(x, bias), (out + bias).bfloat16())
@@ -27,7 +27,7 @@ def test_it_is_the_product(size_in: int, size_out: int, rows: int) -> None:
 def test_rows_of_the_weight_come_back() -> None:
     weight = torch.randn(100, 64).bfloat16()
     rows = torch.tensor([0, 99, 32, 31, 0])
-    assert torch.equal(BFloat16Panels(weight).rows(rows), weight[rows])
+    assert torch.equal(PackedBFloat16(weight).rows(rows), weight[rows])
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.015), (4, 0.12)])
@@ -39,7 +39,7 @@ def test_rounded_weights_come_near(
 ) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, size_in).to(dtype), torch.randn(size_out, size_in), torch.randn(size_out)
-    panels = IntegerPanels(weight, bits)
+    panels = PackedInteger(weight, bits)
     expected = x.float() @ weight.T + bias
     out = panels(x, bias, wide=True)
     assert (out - expected).norm() / expected.norm() < error
@@ -55,14 +55,14 @@ def test_what_can_be_said_in_few_bits_is_exact(bits: int) -> None:
     weight, x = torch.randint(low, high + 1, (70, 128)).float(), torch.randint(-127, 128, (9, 128)).float()
     weight[:, 0], weight[:, 64], x[:, 0] = low, low, 127.0
     weight[3], x[5] = 0.0, 0.0
-    torch.testing.assert_close(IntegerPanels(weight, bits)(x, None), x @ weight.T, atol=0.05, rtol=1e-5)
+    torch.testing.assert_close(PackedInteger(weight, bits)(x, None), x @ weight.T, atol=0.05, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
 def test_what_is_no_number_stays_none(bits: int, odd: float) -> None:
     torch.manual_seed(0)
-    x, panels = torch.randn(4, 64), IntegerPanels(torch.randn(40, 64), bits)
+    x, panels = torch.randn(4, 64), PackedInteger(torch.randn(40, 64), bits)
     x[2, 17] = odd
     out = panels(x, None)
     assert out[2].isnan().all()
@@ -72,7 +72,7 @@ def test_what_is_no_number_stays_none(bits: int, odd: float) -> None:
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_row_is_the_same_in_any_company(quantization: str) -> None:
     torch.manual_seed(0)
-    x, panels = torch.randn(40, 512).bfloat16(), panels_of(torch.randn(200, 512).bfloat16(), quantization)  # type: ignore[arg-type]
+    x, panels = torch.randn(40, 512).bfloat16(), pack_weight(torch.randn(200, 512).bfloat16(), quantization)  # type: ignore[arg-type]
     assert panels is not None
     together = panels(x, None)
     for count in range(1, 40):
@@ -82,7 +82,7 @@ def test_a_row_is_the_same_in_any_company(quantization: str) -> None:
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_rows_with_gaps_and_without_any(quantization: str) -> None:
     torch.manual_seed(0)
-    panels = panels_of(torch.randn(32, 64).bfloat16(), quantization)  # type: ignore[arg-type]
+    panels = pack_weight(torch.randn(32, 64).bfloat16(), quantization)  # type: ignore[arg-type]
     assert panels is not None
     wide = torch.randn(5, 3 * 64).bfloat16()
     part = wide[:, 64:128]
@@ -92,10 +92,10 @@ def test_rows_with_gaps_and_without_any(quantization: str) -> None:
 
 
 def test_the_form_depends_on_sizes_and_types() -> None:
-    assert panels_of(torch.randn(4, 4), "none") is None
-    assert panels_of(torch.randn(4, 3).bfloat16(), "none") is None
-    assert panels_of(torch.randn(4, 10), "int4") is None
-    assert isinstance(panels_of(torch.randn(4, 16), "int4"), IntegerPanels)
-    assert isinstance(panels_of(torch.randn(4, 10).bfloat16(), "int8"), BFloat16Panels)
+    assert pack_weight(torch.randn(4, 4), "none") is None
+    assert pack_weight(torch.randn(4, 3).bfloat16(), "none") is None
+    assert pack_weight(torch.randn(4, 10), "int4") is None
+    assert isinstance(pack_weight(torch.randn(4, 16), "int4"), PackedInteger)
+    assert isinstance(pack_weight(torch.randn(4, 10).bfloat16(), "int8"), PackedBFloat16)
     with native.disabled():
-        assert panels_of(torch.randn(4, 4).bfloat16(), "none") is None
+        assert pack_weight(torch.randn(4, 4).bfloat16(), "none") is None

@@ -10,13 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native, paged_attention
-from quire.kernels.paged_attention import ScoreMath, SpanTables, paged_decode, paged_prefill, paged_spans, write_pages
-from quire.kernels.rounded_pages import SCALE, widened
+from quire.kernels.int8_pages import SCALE, dequantize_rows
+from quire.kernels.paged_attention import (
+    AttentionMetadata,
+    AttentionParams,
+    paged_decode,
+    paged_prefill,
+    paged_varlen,
+    write_pages,
+)
 
 BLOCK = 4
 
 
-def spelled_out(q: Tensor, k: Tensor, v: Tensor, math: ScoreMath) -> Tensor:
+def spelled_out(q: Tensor, k: Tensor, v: Tensor, math: AttentionParams) -> Tensor:
     """Query i of the last len(q) positions sees what lies before it; one head and one query at a time."""
     tokens, heads, _ = q.shape
     length, kv_heads, _ = k.shape
@@ -55,14 +62,14 @@ def paged(sequences: list[tuple[Tensor, Tensor]], blocks: int = 40) -> tuple[Ten
     return keys, values, tables
 
 
-def maths(heads: int) -> list[ScoreMath]:
+def maths(heads: int) -> list[AttentionParams]:
     sinks = torch.randn(heads)
     return [
-        ScoreMath(0.3),
-        ScoreMath(0.3, window=5),
-        ScoreMath(0.3, softcap=2.0),
-        ScoreMath(0.3, sinks=sinks),
-        ScoreMath(0.3, window=6, softcap=3.0, sinks=sinks),
+        AttentionParams(0.3),
+        AttentionParams(0.3, window=5),
+        AttentionParams(0.3, softcap=2.0),
+        AttentionParams(0.3, sinks=sinks),
+        AttentionParams(0.3, window=6, softcap=3.0, sinks=sinks),
     ]
 
 
@@ -98,7 +105,7 @@ def test_long_sequences_read_in_place(dtype: torch.dtype, window: int | None) ->
     sequences = [(torch.randn(n, 2, 64), torch.randn(n, 2, 32)) for n in lengths]
     keys, values, tables = paged(sequences, blocks=600)
     keys, values, q = keys.to(dtype), values.to(dtype), torch.randn(len(lengths), 6, 64).to(dtype)
-    math = ScoreMath(0.2, window=window, softcap=20.0, sinks=torch.randn(6))
+    math = AttentionParams(0.2, window=window, softcap=20.0, sinks=torch.randn(6))
     out = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), math)
     for i, length in enumerate(lengths):
         alone = paged_decode(q[i : i + 1], keys, values, tables[i][None].int(), torch.tensor([length]), math)
@@ -117,7 +124,7 @@ def test_a_stretch_in_which_nothing_counts_changes_nothing(dtype: torch.dtype) -
     q[..., 0], k[256:, :, 0] = -1.0, torch.inf
     keys, values, tables = paged([(k, v)], blocks=65)
     keys, values, q = keys.to(dtype), values.to(dtype), q.to(dtype)
-    table, math = packed(tables), ScoreMath(0.125)
+    table, math = packed(tables), AttentionParams(0.125)
     out = paged_decode(q, keys, values, table, torch.tensor([260]), math)
     torch.testing.assert_close(out, paged_decode(q, keys, values, table, torch.tensor([256]), math))
 
@@ -128,7 +135,7 @@ def test_a_stretch_in_which_nothing_counts_changes_nothing(dtype: torch.dtype) -
 def test_a_shared_beginning_changes_nothing(dtype: torch.dtype, heads: int, kv_heads: int, window: int | None) -> None:
     """Sequences of which some have their first blocks in common: bit for bit what each gets alone."""
     torch.manual_seed(0)
-    first, math = 520, ScoreMath(0.3, window=window)
+    first, math = 520, AttentionParams(0.3, window=window)
     lengths = torch.tensor([521, 530, 522, 700, 521, 300, 530])
     blocks = -(-int(lengths.max()) // BLOCK)
     keys, values = (torch.randn(1000, kv_heads, BLOCK, 64).transpose(0, 1).to(dtype) for _ in range(2))
@@ -167,7 +174,7 @@ def test_compiled_prefill(
 ) -> None:
     """And a query's numbers are the same, however many come with it."""
     torch.manual_seed(0)
-    math = [*maths(heads), ScoreMath(0.2, window=40)][which]
+    math = [*maths(heads), AttentionParams(0.2, window=40)][which]
     k, v = torch.randn(length, kv_heads, dim).bfloat16(), torch.randn(length, kv_heads, value_dim).bfloat16()
     keys, values, (table,) = paged([(k.float(), v.float())])
     keys[:, [block for block in range(40) if block not in table]] = torch.nan
@@ -181,7 +188,7 @@ def test_compiled_prefill(
         assert torch.equal(part, out[: tokens // 2 + 1])
 
 
-@pytest.mark.skipif(not native.computes_bfloat16(), reason="in bfloat16 only")
+@pytest.mark.skipif(not native.has_bfloat16(), reason="in bfloat16 only")
 @pytest.mark.parametrize("counts", [[1, 1], [7], [1, 40, 3, 3], [64, 64, 20, 64]])
 @pytest.mark.parametrize("shared", [0, 20, 100])
 @pytest.mark.parametrize("which", range(6))
@@ -191,7 +198,7 @@ def test_spans_in_one_call(counts: list[int], shared: int, which: int, rounded: 
     """Each span gets what it gets alone, bit by bit, also where those before it begin with the same blocks."""
     torch.manual_seed(shared)
     heads, kv_heads, dim, blocks = 6, 2, 64, -(-480 // size)
-    math = [*maths(heads), ScoreMath(0.3, window=50)][which]
+    math = [*maths(heads), AttentionParams(0.3, window=50)][which]
     keys, values = (
         torch.zeros(kv_heads, blocks, size, SCALE + dim, dtype=torch.int8)
         if rounded
@@ -204,9 +211,9 @@ def test_spans_in_one_call(counts: list[int], shared: int, which: int, rounded: 
     lengths = [shared + count + 2 * i for i, count in enumerate(counts)]
     tables = torch.stack([torch.randperm(blocks) for _ in counts]).int()
     tables[1:, : shared // size] = tables[:1, : shared // size]
-    spans = SpanTables(tables, torch.tensor(lengths), torch.tensor([len(counts), *counts]))
+    spans = AttentionMetadata(tables, torch.tensor(lengths), torch.tensor([len(counts), *counts]))
     q = torch.randn(sum(counts), heads, dim).bfloat16()
-    together = paged_spans(q, keys, values, spans, math)
+    together = paged_varlen(q, keys, values, spans, math)
     for i, (count, own, out) in enumerate(zip(counts, q.split(counts), together.split(counts), strict=True)):
         if count == 1:
             alone = paged_decode(own, keys, values, tables[i : i + 1], spans.lengths[i : i + 1], math)
@@ -225,7 +232,7 @@ def test_queries_with_gaps_are_read_in_place_too(dtype: torch.dtype) -> None:
     wide = torch.randn(5, 4, 96).to(dtype)
     wide[4, 0] = torch.nan
     q = wide[..., 32:64]
-    for math in (ScoreMath(0.3), ScoreMath(0.3, softcap=2.0)):
+    for math in (AttentionParams(0.3), AttentionParams(0.3, softcap=2.0)):
         packed_q = q.contiguous()
         out = paged_prefill(q, keys, values, table, 40, math)
         torch.testing.assert_close(out, paged_prefill(packed_q, keys, values, table, 40, math), equal_nan=True)
@@ -240,7 +247,7 @@ def test_queries_with_gaps_are_read_in_place_too(dtype: torch.dtype) -> None:
 def test_prefill_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that would be too large at once are computed for some queries at a time."""
     torch.manual_seed(0)
-    math = ScoreMath(0.3, softcap=2.0)
+    math = AttentionParams(0.3, softcap=2.0)
     k, v = torch.randn(15, 2, 8), torch.randn(15, 2, 8)
     keys, values, (table,) = paged([(k, v)])
     q = torch.randn(11, 4, 8)
@@ -254,7 +261,7 @@ def test_values_that_lie_in_the_keys(dim: int, part: int) -> None:
     k = torch.randn(9, 1, dim)
     keys, _, (table,) = paged([(k, k)])
     q = torch.randn(1, 4, dim)
-    math = ScoreMath(0.3)
+    math = AttentionParams(0.3)
     out = paged_decode(q, keys, keys[..., :part], table[None].int(), torch.tensor([9]), math)
     torch.testing.assert_close(out, spelled_out(q, k, k[..., :part], math))
 
@@ -300,7 +307,9 @@ def test_rounded_pages(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, 
             write_pages(same[0], same[1], slots, k, v)
         tables.append(table)
     for pages, others in zip(small, same, strict=True):
-        torch.testing.assert_close(widened(pages, torch.float32), widened(others, torch.float32), rtol=0, atol=0.04)
+        torch.testing.assert_close(
+            dequantize_rows(pages, torch.float32), dequantize_rows(others, torch.float32), rtol=0, atol=0.04
+        )
     q, q_long = torch.randn(4, heads, dim).to(dtype), torch.randn(20, heads, dim).to(dtype)
 
     def attend(pages: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -326,8 +335,8 @@ def test_rounded_values_that_lie_in_the_keys() -> None:
     k = torch.randn(9, 1, 96)
     write_pages(keys, values, torch.arange(9), k, None)
     q = torch.randn(1, 4, 96)
-    out = paged_decode(q, keys, values, torch.arange(3)[None].int(), torch.tensor([9]), ScoreMath(0.1))
-    torch.testing.assert_close(out, spelled_out(q, k, k[..., :64], ScoreMath(0.1)), rtol=0.05, atol=0.05)
+    out = paged_decode(q, keys, values, torch.arange(3)[None].int(), torch.tensor([9]), AttentionParams(0.1))
+    torch.testing.assert_close(out, spelled_out(q, k, k[..., :64], AttentionParams(0.1)), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -339,7 +348,7 @@ def test_a_rounded_row_that_is_not_finite_is_no_number(compiled: bool, odd: floa
     tables, q = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1, 32)
     with nullcontext() if compiled else native.disabled():
         write_pages(keys, values, torch.arange(2), k, v)
-        whole = paged_decode(q, keys, values, tables, torch.tensor([1]), ScoreMath(1.0))
-        spoiled = paged_decode(q, keys, values, tables, torch.tensor([2]), ScoreMath(1.0))
+        whole = paged_decode(q, keys, values, tables, torch.tensor([1]), AttentionParams(1.0))
+        spoiled = paged_decode(q, keys, values, tables, torch.tensor([2]), AttentionParams(1.0))
     torch.testing.assert_close(whole, torch.ones(1, 1, 32))
     assert not spoiled.isfinite().any()

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from quire.kernels import native
-from quire.kernels.linear import BFloat16Panels
+from quire.kernels.linear import PackedBFloat16
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="torch's threads run the references")
 
 
 def test_callers_on_several_threads_do_not_meet() -> None:
-    panels = BFloat16Panels(torch.randn(2048, 512).bfloat16())
+    panels = PackedBFloat16(torch.randn(2048, 512).bfloat16())
     inputs = [torch.randn(3, 512).bfloat16() for _ in range(4)]
     expected = [panels(x, None) for x in inputs]
     wrong: list[int] = []
@@ -32,7 +32,7 @@ def test_callers_on_several_threads_do_not_meet() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_any_number_of_threads_gives_the_same(threads: int) -> None:
-    panels, x = BFloat16Panels(torch.randn(4096, 256).bfloat16()), torch.randn(40, 256).bfloat16()
+    panels, x = PackedBFloat16(torch.randn(4096, 256).bfloat16()), torch.randn(40, 256).bfloat16()
     expected = panels(x, None)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

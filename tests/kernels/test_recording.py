@@ -10,7 +10,7 @@ import torch
 
 from quire.kernels import native
 from quire.kernels.add import add_scaled, reference
-from quire.kernels.linear import BFloat16Panels
+from quire.kernels.linear import PackedBFloat16
 from quire.kernels.recording import Recording, Workspace
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rows import take_rows
@@ -44,7 +44,7 @@ def test_sums_of_branches(dtype: torch.dtype, scale: float, shape: tuple[int, in
 
 def test_a_replay_computes_with_what_its_inputs_hold_then() -> None:
     x, weight, room = torch.randn(9, 32).bfloat16(), torch.randn(32).bfloat16(), torch.zeros(9, 64)
-    head = BFloat16Panels(torch.randn(64, 32).bfloat16())
+    head = PackedBFloat16(torch.randn(64, 32).bfloat16())
 
     def function(rows: int, out: torch.Tensor | None = None) -> torch.Tensor:
         branch = rms_norm(x[:rows], weight, 1e-6)
@@ -63,7 +63,7 @@ def test_a_replay_computes_with_what_its_inputs_hold_then() -> None:
 
 def test_each_call_is_replayed_for_as_many_rows_as_there_are_of_its_kind() -> None:
     x, weight, room = torch.randn(8, 32).bfloat16(), torch.randn(32).bfloat16(), torch.zeros(4, 64)
-    head, chosen = BFloat16Panels(torch.randn(64, 32).bfloat16()), torch.tensor([5, 1, 7, 0])
+    head, chosen = PackedBFloat16(torch.randn(64, 32).bfloat16()), torch.tensor([5, 1, 7, 0])
 
     def function(rows: int, ends: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return head(take_rows(rms_norm(x[:rows], weight, 1e-6), chosen[:ends]), None, wide=True, out=out)

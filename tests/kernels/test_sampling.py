@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.kernels import native
-from quire.kernels.sampling import Masks, draw, hold, likeliest, mask_words
+from quire.kernels.sampling import Masks, apply_token_bitmask, argmax, mask_words, sample
 
 both = pytest.mark.parametrize("compiled", [True, False])
 
@@ -35,7 +35,7 @@ def test_what_a_mask_forbids_becomes_impossible(compiled: bool, vocab: int) -> N
     expected = logits.clone()
     expected[3] = expected[3].where(allowed[0], -torch.inf)
     expected[1] = expected[1].where(allowed[1], -torch.inf)
-    _run(compiled, lambda: hold(logits, _mask(allowed), [(3, 0), (1, 1)]))
+    _run(compiled, lambda: apply_token_bitmask(logits, _mask(allowed), [(3, 0), (1, 1)]))
     assert torch.equal(logits, expected)
 
 
@@ -45,7 +45,7 @@ def test_what_a_mask_forbids_becomes_impossible(compiled: bool, vocab: int) -> N
 def test_a_mask_wins_where_nothing_else_is_left(compiled: bool, poison: float, at: int) -> None:
     logits, allowed = torch.randn(1, 41), torch.zeros(1, 41, dtype=torch.bool)
     allowed[0, at], logits[0, at] = True, poison
-    _run(compiled, lambda: hold(logits, _mask(allowed), [(0, 0)]))
+    _run(compiled, lambda: apply_token_bitmask(logits, _mask(allowed), [(0, 0)]))
     assert logits[0].isfinite().nonzero()[:, 0].tolist() == [at]
 
 
@@ -57,7 +57,7 @@ def test_the_likeliest_is_the_first_of_equals(compiled: bool, vocab: int) -> Non
     logits[2] = -torch.inf
     logits[3, vocab - 1] = torch.inf
     expected = [int(logits[0].argmax()), vocab // 2, 0, vocab - 1]
-    assert _run(compiled, lambda: likeliest(logits)) == expected
+    assert _run(compiled, lambda: argmax(logits)) == expected
 
 
 @both
@@ -68,7 +68,7 @@ def test_tokens_come_as_often_as_their_weights_say(compiled: bool, vocab: int, t
     sums = (logits / temperature).softmax(-1).cumsum(-1)
     randoms = torch.rand(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     drawn = _run(
-        compiled, lambda: draw(logits.float().expand(400, -1).contiguous(), [temperature] * 400, randoms.tolist())
+        compiled, lambda: sample(logits.float().expand(400, -1).contiguous(), [temperature] * 400, randoms.tolist())
     )
     assert drawn is not None
     tokens = torch.tensor(drawn)
@@ -81,14 +81,14 @@ def test_tokens_come_as_often_as_their_weights_say(compiled: bool, vocab: int, t
 def test_the_impossible_is_never_drawn(compiled: bool, random: float) -> None:
     logits = torch.full((3, 9000), -torch.inf)
     logits[0, 8191], logits[1, 0], logits[2, 4095:4097] = -50.0, 3.0, 1.0
-    drawn = _run(compiled, lambda: draw(logits, [1.0] * 3, [random] * 3))
+    drawn = _run(compiled, lambda: sample(logits, [1.0] * 3, [random] * 3))
     assert drawn == [8191, 0, 4095 if random < 0.5 else 4096]
 
 
 @both
 def test_rows_of_no_numbers_still_give_tokens(compiled: bool) -> None:
     logits = torch.tensor([[torch.nan] * 40, [torch.inf] * 40, [0.0] * 40])
-    drawn = _run(compiled, lambda: draw(logits, [1.0] * 3, [0.5] * 3))
+    drawn = _run(compiled, lambda: sample(logits, [1.0] * 3, [0.5] * 3))
     assert drawn is not None
     assert all(0 <= token < 40 for token in drawn)
     assert drawn[2] == 20
@@ -97,5 +97,5 @@ def test_rows_of_no_numbers_still_give_tokens(compiled: bool) -> None:
 def test_a_row_is_drawn_from_alike_in_any_company() -> None:
     logits = torch.randn(64, 5000)
     randoms = torch.rand(64).tolist()
-    together = draw(logits, [1.0] * 64, randoms)
-    assert [draw(logits[i : i + 1], [1.0], randoms[i : i + 1])[0] for i in range(64)] == together
+    together = sample(logits, [1.0] * 64, randoms)
+    assert [sample(logits[i : i + 1], [1.0], randoms[i : i + 1])[0] for i in range(64)] == together

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels import native
+from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add import scaled
-from quire.kernels.gated import act_and_mul, clamped_swiglu
-from quire.kernels.heads import Angles, HeadNorms, turn_heads
+from quire.kernels.qk_norm_rope import CosSin, QKNormWeights, qk_norm_rope
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
 from quire.kernels.rows import take_rows
@@ -109,12 +109,14 @@ def test_compiled_heads(tokens: int, pairs: int | None, offset: float | None, dt
     torch.manual_seed(0)
     heads, kv_heads, dim = 5, 2, 80
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim + 16).to(dtype)[:, 16:]
-    norms = None if offset is None else HeadNorms(torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6, offset)
+    norms = (
+        None if offset is None else QKNormWeights(torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6, offset)
+    )
     angle = torch.randn(tokens, pairs or 1) * 3
-    angles = None if pairs is None else Angles(angle.cos(), angle.sin(), interleaved=False)
+    angles = None if pairs is None else CosSin(angle.cos(), angle.sin(), interleaved=False)
     with native.disabled():
-        expected = turn_heads(qkv.clone(), heads, kv_heads, norms, angles)
-    out = turn_heads(qkv, heads, kv_heads, norms, angles)
+        expected = qk_norm_rope(qkv.clone(), heads, kv_heads, norms, angles)
+    out = qk_norm_rope(qkv, heads, kv_heads, norms, angles)
     tolerance = 1e-5 if dtype == torch.float32 else 0.04  # of numbers up to ten, rounded three times by the reference
     for one, other in zip(out, expected, strict=True):
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)

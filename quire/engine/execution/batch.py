@@ -13,7 +13,7 @@ from quire.engine.execution.table import RequestTable
 from quire.engine.models.layers.replays import MOST_TOKENS
 from quire.engine.scheduling.plan import Work
 from quire.kernels import native
-from quire.kernels.paged_attention import SpanTables
+from quire.kernels.paged_attention import AttentionMetadata
 
 _MOST_PARTS = 256  # sizes of steps whose views of the arrays are kept
 
@@ -79,9 +79,9 @@ class StepTables:
     """
 
     stay: bool
-    spans: SpanTables
+    spans: AttentionMetadata
     end_rows: Tensor
-    ends: SpanTables
+    ends: AttentionMetadata
 
 
 class Layout:
@@ -118,7 +118,7 @@ class Layout:
         ends = [i for i, span in enumerate(spans) if span.samples and not span.draft]
         if len(ends) == count:
             ends = []
-        last_block = native.kernels.lay_out(
+        last_block = native.kernels.build_inputs(
             [span.row for span in spans], [span.start for span in spans], counts, ends, self._known,
             table.tokens.shape[1], self._blocks, table.blocks.shape[1], table.block_size, *arrays.addresses,
         )  # fmt: skip
@@ -150,14 +150,14 @@ class _Arrays:
         return found
 
 
-def _span_tables(table: RequestTable) -> SpanTables:
+def _span_tables(table: RequestTable) -> AttentionMetadata:
     rows = len(table.lengths)
     tables = torch.zeros(table.blocks.shape, dtype=torch.int32)
-    return SpanTables(tables, torch.zeros(rows, dtype=torch.int64), torch.zeros(1 + rows, dtype=torch.int64))
+    return AttentionMetadata(tables, torch.zeros(rows, dtype=torch.int64), torch.zeros(1 + rows, dtype=torch.int64))
 
 
-def _first(tables: SpanTables, count: int) -> SpanTables:
-    return SpanTables(tables.tables[:count], tables.lengths[:count], tables.counts)
+def _first(tables: AttentionMetadata, count: int) -> AttentionMetadata:
+    return AttentionMetadata(tables.tables[:count], tables.lengths[:count], tables.counts)
 
 
 def _spans(work: Sequence[Work], table: RequestTable) -> list[Span]:

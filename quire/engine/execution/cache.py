@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.config.options import EngineOptions
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.decoder import CacheShape
-from quire.kernels.rounded_pages import SCALE
+from quire.kernels.int8_pages import SCALE
 
 _FOUND_AT_ONCE = 8 << 20  # bytes
 

@@ -89,7 +89,7 @@ def _check_quantisation(config: Any) -> None:
     method = section.get("quant_method") if isinstance(section, Mapping) else section.quant_method
     name = str(getattr(method, "value", method))
     if name not in ("mxfp4", "fp8"):
-        raise UnsupportedModel(f"checkpoints quantised with {name!r} are not supported; mxfp4 and block-wise fp8 are")
+        raise UnsupportedModel(f"checkpoints quantized with {name!r} are not supported; mxfp4 and block-wise fp8 are")
 
 
 def start_reading(folders: Sequence[Path], implementation: ModelImplementation) -> list[Future[Blueprint]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.errors import BrokenFolder
-from quire.engine.models.quantised import is_scale, packing_of
+from quire.engine.models.quantized import is_scale, packing_of
 from quire.engine.models.safetensors import SafetensorsFile
 
 _INDEX = "model.safetensors.index.json"

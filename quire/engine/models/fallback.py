@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.step import Attend
-from quire.kernels.paged_attention import ScoreMath
+from quire.kernels.paged_attention import AttentionParams
 
 _NAME = "quire_paged"
 _loading = threading.Lock()  # from_pretrained changes torch's default dtype for the whole process, and back
@@ -51,7 +51,7 @@ def _paged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     dtype = module.quire_binding.dtype  # some modules leave a rope's or a norm's float32 as it is
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
-    math = ScoreMath(scale, sliding_window, softcap, s_aux)
+    math = AttentionParams(scale, sliding_window, softcap, s_aux)
     return module.quire_binding.attend(module.layer_idx, q, k, v, math)[None], None
 
 
@@ -154,7 +154,7 @@ class _Probe:
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
-        math: ScoreMath,
+        math: AttentionParams,
         *,
         last: bool = False,
         cut: bool = False,

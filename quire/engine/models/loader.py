@@ -16,7 +16,7 @@ from quire.engine.models.blueprint import Blueprint, read_config
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import CausalLM, Decoder
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.layers.linear import Settling
+from quire.engine.models.layers.linear import Packable
 from quire.engine.models.spec import DecoderSpec
 from quire.engine.models.weights import WeightFiller, allocate
 from quire.kernels import native
@@ -86,7 +86,7 @@ def _load_decoder(
 
 
 def _bytes(model: Decoder) -> int:
-    panels = sum(layer.panel_bytes for layer in model.modules() if isinstance(layer, Settling))
+    panels = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, Packable))
     return panels + sum(parameter.nbytes for parameter in model.parameters())
 
 
@@ -95,7 +95,7 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, options.dtype)
         return dtype
     stored = checkpoint.dtype()
-    if stored == torch.float16 or (stored == torch.float32 and native.computes_bfloat16()):
+    if stored == torch.float16 or (stored == torch.float32 and native.has_bfloat16()):
         return torch.bfloat16  # CPUs are ten times slower in float16, and half as fast in float32
     return stored
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.errors import WeightMismatch
-from quire.engine.models.layers.linear import Linear, Settling
+from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.naming import Place, arrange_swapped, place_of
 from quire.kernels.linear import Quantization
 
@@ -115,19 +115,19 @@ class WeightFiller:
         del self._parameters[parameter]
         for layer, parameters in self._users.get(parameter, ()):
             if not any(self._missing[own] for own in parameters):
-                layer.settle(self._quantization)
+                layer.pack_weights(self._quantization)
 
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
         return match is not None and 0 <= int(match[1]) - len(self._model.spec.layers) < self._extra_layers
 
 
-def _users(model: nn.Module) -> dict[str, list[tuple[Settling, list[str]]]]:
+def _users(model: nn.Module) -> dict[str, list[tuple[Packable, list[str]]]]:
     """The layers that use a parameter and wait for it, each with the names of all its parameters."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    users: dict[str, list[tuple[Settling, list[str]]]] = {}
+    users: dict[str, list[tuple[Packable, list[str]]]] = {}
     for layer in model.modules():
-        if isinstance(layer, Settling):
+        if isinstance(layer, Packable):
             own = [names[id(parameter)] for parameter in layer.parameters(recurse=False)]
             for name in own:
                 users.setdefault(name, []).append((layer, own))

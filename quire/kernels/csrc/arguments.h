@@ -17,7 +17,7 @@ struct RmsNorm {  // row r lies at x + r * stride
     float eps, offset;
 };
 
-struct TurnHeads {  // token t lies at x + t * stride
+struct QKNormRope {  // token t lies at x + t * stride
     void *x;
     const float *cos, *sin;           // (tokens, pairs); pairs may be 0
     const void *q_weight, *k_weight;  // (dim,) or null
@@ -75,7 +75,7 @@ struct PagedPrefill {  // bfloat16; the queries of a sequence's last `tokens` po
     int rounded;           // pages of int8
 };
 
-struct PagedSpans {  // of sequences' last tokens, side by side: first the single ones, which attend as in PagedDecode
+struct PagedVarlen {  // of sequences' last tokens, side by side: first the single ones, which attend as in PagedDecode
     PagedDecode all;        // queries and results of all tokens, block table and length of each span; bfloat16
     const int64_t *counts;  // how many spans there are, then each one's tokens
 };
@@ -88,7 +88,7 @@ struct Linear {
     int wide;
 };
 
-struct QuantisedLinear {
+struct QuantizedLinear {
     const void *x, *weight;
     const float *scales, *corrections;  // (groups, panels * 32) and (panels * 32)
     const float *bias;                  // or null
@@ -104,20 +104,20 @@ struct TakeRows {  // word w of row r lies at (r / panel * stride + w) * panel +
     int64_t count, words, stride, panel;
 };
 
-struct Hold {
+struct ApplyTokenBitmask {
     float *logits;         // (.., vocab)
     const uint32_t *masks;  // (.., words); bit i % 32 of word i / 32 says whether token i may come
     const int64_t *pairs;  // (count, 2) a row of logits, and one of masks
     int64_t count, vocab, words;
 };
 
-struct Likeliest {
+struct Argmax {
     const float *logits;  // (rows, vocab)
     int64_t *tokens;
     int64_t rows, vocab;
 };
 
-struct Draw {
+struct Sample {
     const float *logits;  // (rows, vocab)
     const float *temperatures;
     const double *randoms;  // in [0, 1)
@@ -127,16 +127,16 @@ struct Draw {
 
 struct Kernels {
     void (*rms_norm)(const RmsNorm &);
-    void (*turn_heads)(const TurnHeads &);
+    void (*qk_norm_rope)(const QKNormRope &);
     void (*add_scaled)(const AddScaled &);
     void (*act_and_mul)(const ActAndMul &);
     void (*paged_decode)(const PagedDecode &);
     void (*write_pages)(const WritePages &);
-    void (*paged_spans)(const PagedSpans &);
+    void (*paged_varlen)(const PagedVarlen &);
     void (*linear)(const Linear &);
-    void (*quantised_linear)(const QuantisedLinear &);
+    void (*quantized_linear)(const QuantizedLinear &);
     void (*take_rows)(const TakeRows &);
-    void (*hold)(const Hold &);
-    void (*likeliest)(const Likeliest &);
-    void (*draw)(const Draw &);
+    void (*apply_token_bitmask)(const ApplyTokenBitmask &);
+    void (*argmax)(const Argmax &);
+    void (*sample)(const Sample &);
 };

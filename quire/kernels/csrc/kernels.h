@@ -45,7 +45,7 @@ void rms_norm(const RmsNorm &a) {
 // Norm, if there are weights, and rotation, if there are angles, of the heads of queries and keys, in place: a token's
 // heads lie side by side, first those of the queries. The halves of the first 2 * pairs numbers are the pairs.
 template <class T>
-void turn_heads(const TurnHeads &a) {
+void qk_norm_rope(const QKNormRope &a) {
     typedef typename T::Number Number;
     spread(a.tokens, a.tokens * (a.q_heads + a.k_heads) * a.dim > SERIAL, [&](int64_t token) {
         const float *cos = a.cos + token * a.pairs, *sin = a.sin + token * a.pairs;
@@ -177,11 +177,11 @@ inline void take_rows(const TakeRows &a) {
 #include "attention.h"
 #include "linear.h"
 #include "prefill.h"
-#include "quantised.h"
+#include "quantized.h"
 #include "sampling.h"
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {rms_norm<T>, turn_heads<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_spans,
-            linear, quantised_linear<T>, take_rows, hold, likeliest, draw};
+    return {rms_norm<T>, qk_norm_rope<T>, add_scaled<T>, act_and_mul<T>, paged_decode<T>, write_pages<T>, paged_varlen,
+            linear, quantized_linear<T>, take_rows, apply_token_bitmask, argmax, sample};
 }

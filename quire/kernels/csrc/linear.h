@@ -11,11 +11,11 @@ constexpr int64_t FEW_ROWS = 64;         // up to which reading the weights is w
 // How rows and panels are divided: as few tiles of rows as registers allow, of like sizes; a piece is some panels, which
 // stay near while all rows are multiplied with them.
 struct Division {
-    int64_t rows, panels, panel_bytes, row_bytes, tiles, tile, group, pieces;
-    Division(int64_t rows, int64_t size_out, int64_t panel_bytes, int64_t row_bytes, int64_t most_rows)
-        : rows(rows), panels((size_out + PANEL - 1) / PANEL), panel_bytes(panel_bytes), row_bytes(row_bytes),
+    int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, pieces;
+    Division(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t most_rows)
+        : rows(rows), panels((size_out + PANEL - 1) / PANEL), packed_bytes(packed_bytes), row_bytes(row_bytes),
           tiles((rows + most_rows - 1) / most_rows), tile((rows + tiles - 1) / tiles),
-          group(rows <= FEW_ROWS ? 1 : std::max<int64_t>(1, std::min<int64_t>(4, NEAR / panel_bytes))),
+          group(rows <= FEW_ROWS ? 1 : std::max<int64_t>(1, std::min<int64_t>(4, NEAR / packed_bytes))),
           pieces((panels + group - 1) / group) {}
     // Calls body(first row, rows, panel, ahead) for all of a piece. What lies ahead is to be fetched on the way: the same
     // panel of the next piece, all of it if rows come in one tile, else one half beside each of the first two; where none is
@@ -26,8 +26,8 @@ struct Division {
         for (int64_t t = 0; t * tile < rows; t++)
             for (int64_t panel = first; panel < end; panel++) {
                 int64_t then = panel + (next - piece) * group;
-                const char *ahead = weight + panel * panel_bytes;
-                if (t < 2 && then < panels) ahead = weight + then * panel_bytes + t * panel_bytes / 2;
+                const char *ahead = weight + panel * packed_bytes;
+                if (t < 2 && then < panels) ahead = weight + then * packed_bytes + t * packed_bytes / 2;
                 else if (panel == first && t + 1 < tiles) ahead = x + (t + 1) * tile * row_bytes;
                 body(t * tile, std::min(tile, rows - t * tile), panel, Ahead{ahead, tiles == 1 ? 2 * LINE : LINE});
             }
@@ -132,7 +132,7 @@ void linear_to(const Linear &a) {
     auto some = [&](int64_t piece, int64_t next) {
         division.each(piece, next, (const char *)near.x, weight, [&](int64_t row, int64_t rows, int64_t panel, Ahead ahead) {
             multiply_rows<Outputs<T>>(rows)(near.x + row * near.stride, near.stride,
-                                            (const uint16_t *)(weight + panel * division.panel_bytes), a.size_in, ahead,
+                                            (const uint16_t *)(weight + panel * division.packed_bytes), a.size_in, ahead,
                                             Outputs<T>(a, row, rows, panel * PANEL));
         });
     };

@@ -151,7 +151,7 @@ PyObject *run(const Arguments &arguments, int64_t rows, int64_t work, Call call)
 
 constexpr const char *RECORDING = "quire.kernels._native.recording";
 
-PyObject *begin_recording(PyObject *, PyObject *const *values, Py_ssize_t count) {
+PyObject *begin_capture(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 1);
     std::vector<int64_t> counts;
     in >> counts;
@@ -165,7 +165,7 @@ PyObject *begin_recording(PyObject *, PyObject *const *values, Py_ssize_t count)
     Py_RETURN_NONE;
 }
 
-PyObject *end_recording(PyObject *, PyObject *) {
+PyObject *end_capture(PyObject *, PyObject *) {
     if (!recording) {
         PyErr_SetString(PyExc_RuntimeError, "this thread is not recording");
         return nullptr;
@@ -206,14 +206,14 @@ PyObject *rms_norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return run(in, a.rows, a.rows * a.dim, [=](int64_t rows) mutable { a.rows = rows, kernels[narrow]->rms_norm(a); });
 }
 
-PyObject *turn_heads(PyObject *, PyObject *const *values, Py_ssize_t count) {
+PyObject *qk_norm_rope(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 14);
     int narrow;
-    TurnHeads a;
+    QKNormRope a;
     in >> narrow >> a.x >> a.cos >> a.sin >> a.q_weight >> a.k_weight >> a.tokens >> a.q_heads >> a.k_heads >> a.dim >>
         a.stride >> a.pairs >> a.eps >> a.offset;
     return run(in, a.tokens, a.tokens * (a.q_heads + a.k_heads) * a.dim,
-               [=](int64_t tokens) mutable { a.tokens = tokens, kernels[narrow]->turn_heads(a); });
+               [=](int64_t tokens) mutable { a.tokens = tokens, kernels[narrow]->qk_norm_rope(a); });
 }
 
 PyObject *write_pages(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -255,14 +255,14 @@ PyObject *paged_decode(PyObject *, PyObject *const *values, Py_ssize_t count) {
                [=](int64_t sequences) mutable { a.sequences = sequences, kernels[narrow]->paged_decode(a); });
 }
 
-PyObject *paged_spans(PyObject *, PyObject *const *values, Py_ssize_t count) {
+PyObject *paged_varlen(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 26);
-    PagedSpans a;
+    PagedVarlen a;
     int64_t tokens = 0;
     in >> a.all.q >> a.all.keys >> a.all.values >> a.all.out >> a.all.tables >> a.all.lengths >> a.counts >> a.all.sinks >>
         tokens >> a.all.heads >> a.all.kv_heads >> a.all.q_stride >> a.all.key_dim >> a.all.value_dim >> a.all.block_size >>
         a.all.table_stride >> a.all.window >> a.all.scale >> a.all.softcap >> a.all.rounded;
-    return run(in, tokens, LONG, [=](int64_t) { kernels[1]->paged_spans(a); });
+    return run(in, tokens, LONG, [=](int64_t) { kernels[1]->paged_varlen(a); });
 }
 
 PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -272,14 +272,14 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return run(in, a.rows, a.size_in * a.size_out, [=](int64_t rows) mutable { a.rows = rows, kernels[1]->linear(a); });
 }
 
-PyObject *quantised_linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
+PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 13);
     int narrow;
-    QuantisedLinear a;
+    QuantizedLinear a;
     in >> narrow >> a.x >> a.weight >> a.scales >> a.corrections >> a.bias >> a.out >> a.rows >> a.size_in >> a.size_out >>
         a.x_stride >> a.bits >> a.wide;
     return run(in, a.rows, a.size_in * a.size_out,
-               [=](int64_t rows) mutable { a.rows = rows, kernels[narrow]->quantised_linear(a); });
+               [=](int64_t rows) mutable { a.rows = rows, kernels[narrow]->quantized_linear(a); });
 }
 
 PyObject *take_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -289,11 +289,11 @@ PyObject *take_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return run(in, a.count, a.count * a.words, [=](int64_t rows) mutable { a.count = rows, kernels[0]->take_rows(a); });
 }
 
-PyObject *hold(PyObject *, PyObject *const *values, Py_ssize_t count) {
+PyObject *apply_token_bitmask(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 6);
-    Hold a;
+    ApplyTokenBitmask a;
     in >> a.logits >> a.masks >> a.pairs >> a.count >> a.vocab >> a.words;
-    return run(in, UNLIKE_OTHERS, a.count * a.vocab, [=](int64_t) { kernels[0]->hold(a); });
+    return run(in, UNLIKE_OTHERS, a.count * a.vocab, [=](int64_t) { kernels[0]->apply_token_bitmask(a); });
 }
 
 // A list of what the call writes. It is no part of a recording.
@@ -314,26 +314,26 @@ PyObject *listed(const Arguments &arguments, int64_t rows, Call call) {
     return list;
 }
 
-PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
+PyObject *argmax(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 3);
-    Likeliest a;
+    Argmax a;
     in >> a.logits >> a.rows >> a.vocab;
-    return listed(in, a.rows, [a](int64_t *tokens) mutable { a.tokens = tokens, kernels[0]->likeliest(a); });
+    return listed(in, a.rows, [a](int64_t *tokens) mutable { a.tokens = tokens, kernels[0]->argmax(a); });
 }
 
-PyObject *draw(PyObject *, PyObject *const *values, Py_ssize_t count) {
+PyObject *sample(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 5);
-    Draw a;
+    Sample a;
     std::vector<float> temperatures;
     std::vector<double> randoms;
     in >> a.logits >> temperatures >> randoms >> a.rows >> a.vocab;
     a.temperatures = temperatures.data(), a.randoms = randoms.data();
-    return listed(in, a.rows, [a](int64_t *tokens) mutable { a.tokens = tokens, kernels[0]->draw(a); });
+    return listed(in, a.rows, [a](int64_t *tokens) mutable { a.tokens = tokens, kernels[0]->sample(a); });
 }
 
 // Lays out a step's spans of tokens, and the last tokens of those that end in one which gives another. Gives the last of
 // the blocks that it writes to.
-PyObject *lay_out(PyObject *, PyObject *const *values, Py_ssize_t count) {
+PyObject *build_inputs(PyObject *, PyObject *const *values, Py_ssize_t count) {
     Arguments in(values, count, 18);
     std::vector<int64_t> rows, starts, sizes, ends;
     const int32_t *known, *blocks;
@@ -368,21 +368,21 @@ PyObject *lay_out(PyObject *, PyObject *const *values, Py_ssize_t count) {
 
 PyMethodDef methods[] = {
     {"rms_norm", _PyCFunction_CAST(rms_norm), METH_FASTCALL, nullptr},
-    {"turn_heads", _PyCFunction_CAST(turn_heads), METH_FASTCALL, nullptr},
+    {"qk_norm_rope", _PyCFunction_CAST(qk_norm_rope), METH_FASTCALL, nullptr},
     {"write_pages", _PyCFunction_CAST(write_pages), METH_FASTCALL, nullptr},
     {"add_scaled", _PyCFunction_CAST(add_scaled), METH_FASTCALL, nullptr},
     {"act_and_mul", _PyCFunction_CAST(act_and_mul), METH_FASTCALL, nullptr},
     {"paged_decode", _PyCFunction_CAST(paged_decode), METH_FASTCALL, nullptr},
-    {"paged_spans", _PyCFunction_CAST(paged_spans), METH_FASTCALL, nullptr},
+    {"paged_varlen", _PyCFunction_CAST(paged_varlen), METH_FASTCALL, nullptr},
     {"linear", _PyCFunction_CAST(linear), METH_FASTCALL, nullptr},
-    {"quantised_linear", _PyCFunction_CAST(quantised_linear), METH_FASTCALL, nullptr},
-    {"lay_out", _PyCFunction_CAST(lay_out), METH_FASTCALL, nullptr},
+    {"quantized_linear", _PyCFunction_CAST(quantized_linear), METH_FASTCALL, nullptr},
+    {"build_inputs", _PyCFunction_CAST(build_inputs), METH_FASTCALL, nullptr},
     {"take_rows", _PyCFunction_CAST(take_rows), METH_FASTCALL, nullptr},
-    {"hold", _PyCFunction_CAST(hold), METH_FASTCALL, nullptr},
-    {"likeliest", _PyCFunction_CAST(likeliest), METH_FASTCALL, nullptr},
-    {"draw", _PyCFunction_CAST(draw), METH_FASTCALL, nullptr},
-    {"begin_recording", _PyCFunction_CAST(begin_recording), METH_FASTCALL, nullptr},
-    {"end_recording", end_recording, METH_NOARGS, nullptr},
+    {"apply_token_bitmask", _PyCFunction_CAST(apply_token_bitmask), METH_FASTCALL, nullptr},
+    {"argmax", _PyCFunction_CAST(argmax), METH_FASTCALL, nullptr},
+    {"sample", _PyCFunction_CAST(sample), METH_FASTCALL, nullptr},
+    {"begin_capture", _PyCFunction_CAST(begin_capture), METH_FASTCALL, nullptr},
+    {"end_capture", end_capture, METH_NOARGS, nullptr},
     {"replay", _PyCFunction_CAST(replay), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

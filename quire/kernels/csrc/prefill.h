@@ -115,10 +115,10 @@ inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_
 // Keys and values of a sequence in panels, and room for what attention needs beside them. Of the next sequence only that
 // is packed which does not lie in the same blocks at the same positions.
 template <class Rows>
-class Panels {
+class PackedWeight {
   public:
     // For sequences of up to so many positions.
-    Panels(const PagedPrefill &a, int64_t most_positions)
+    PackedWeight(const PagedPrefill &a, int64_t most_positions)
         : positions_((most_positions + PANEL - 1) / PANEL * PANEL), stride_(positions_ | PANEL),  // never whole pages
           keys_(new uint16_t[a.kv_heads * positions_ * a.key_dim]), values_(new uint16_t[a.kv_heads * positions_ * a.value_dim]),
           scores_(new float[MOST_ROWS * stride_ * pool_threads()]), weights_(new uint16_t[MOST_ROWS * stride_ * pool_threads()]) {}
@@ -174,11 +174,11 @@ void prefill_spans(const PagedDecode &all, const int64_t *tokens, int64_t begin,
                 all.lengths[i], all.heads, all.kv_heads, all.q_stride, all.key_dim, all.value_dim, all.block_size, all.window,
                 all.scale, all.softcap, all.rounded};
     };
-    Panels<Rows> panels(span(begin, begin), *std::max_element(all.lengths + begin, all.lengths + end));
+    PackedWeight<Rows> panels(span(begin, begin), *std::max_element(all.lengths + begin, all.lengths + end));
     for (int64_t i = begin, row = begin; i < end; row += tokens[i++]) panels.attend(span(i, row));
 }
 
-inline void paged_spans(const PagedSpans &a) {
+inline void paged_varlen(const PagedVarlen &a) {
     const int64_t spans = a.counts[0], *tokens = a.counts + 1;
     PagedDecode all = a.all;
     all.sequences = std::find_if(tokens, tokens + spans, [](int64_t count) { return count > 1; }) - tokens;

@@ -29,7 +29,7 @@ inline void hold_row(float *logits, const uint32_t *mask, int64_t vocab) {
     for (int64_t i = 0; i < vocab; i++) logits[i] = may(i) ? 0.0f : -INFINITY;
 }
 
-inline void hold(const Hold &a) {
+inline void apply_token_bitmask(const ApplyTokenBitmask &a) {
     spread(a.count, a.count * a.vocab > SERIAL, [&](int64_t i) {
         hold_row(a.logits + a.pairs[2 * i] * a.vocab, a.masks + a.pairs[2 * i + 1] * a.words, a.vocab);
     });
@@ -49,7 +49,7 @@ inline float most_of(const float *logits, int64_t count) {
 }
 
 // Of equally likely tokens the first.
-inline void likeliest(const Likeliest &a) {
+inline void argmax(const Argmax &a) {
     int64_t stretches = (a.vocab + STRETCH - 1) / STRETCH;
     std::unique_ptr<float[]> most(new float[a.rows * stretches]);
     spread(a.rows * stretches, a.rows * a.vocab > SERIAL, [&](int64_t i) {
@@ -96,7 +96,7 @@ inline int64_t draw_row(const float *logits, int64_t vocab, float temperature, d
     return token;  // sums in another order may end a little below
 }
 
-inline void draw(const Draw &a) {
+inline void sample(const Sample &a) {
     int64_t stretches = (a.vocab + STRETCH - 1) / STRETCH;
     std::unique_ptr<double[]> sums(new double[a.rows * stretches]);
     spread(a.rows, a.rows * a.vocab > SERIAL, [&](int64_t row) {

@@ -14,13 +14,13 @@ from quire.engine.execution.cache import KVCache, LayerCache
 from quire.engine.execution.table import RequestTable
 from quire.kernels import native
 from quire.kernels.paged_attention import (
-    ScoreMath,
-    SpanTables,
+    AttentionMetadata,
+    AttentionParams,
     paged_decode,
     paged_prefill,
-    paged_spans,
-    reads_in_place,
-    takes_spans,
+    paged_varlen,
+    supports_pages,
+    supports_varlen,
     write_pages,
 )
 from quire.kernels.rows import take_rows
@@ -53,9 +53,9 @@ class PagedAttention:
         """`dtype`: of queries, keys and values."""
         self._cache = cache
         self._table = table
-        readable = (reads_in_place(layer.keys, layer.values) for layer in cache.layers)
+        readable = (supports_pages(layer.keys, layer.values) for layer in cache.layers)
         self._in_place = dtype in native.CODES and all(readable)
-        self._takes_spans = all(takes_spans(layer.keys, layer.values, dtype) for layer in cache.layers)
+        self._supports_varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers)
 
     def plan(self, inputs: StepInputs) -> StepAttention:
         """Group the step's tokens by how they attend."""
@@ -65,7 +65,7 @@ class PagedAttention:
             if inputs.single:
                 group = _Group(0, len(inputs.spans), tables.spans.tables, tables.spans.lengths)
                 return StepAttention(self._cache.layers, inputs.slots, [group], [], stays=tables.stay)
-            if self._takes_spans:
+            if self._supports_varlen:
                 stays = tables.stay and not any(span.draft for span in inputs.spans)
                 return StepAttention(self._cache.layers, inputs.slots, [], [], tables.spans, stays, tables)
         single = [span for span in inputs.spans if span.count == 1]
@@ -100,7 +100,7 @@ class StepAttention:
     slots: Tensor
     groups: Sequence[_Group]
     prefills: Sequence[_Prefill]
-    spans: SpanTables | None = None
+    spans: AttentionMetadata | None = None
     stays: bool = False
     last: StepTables | None = None
 
@@ -115,7 +115,7 @@ class StepAttention:
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
-        math: ScoreMath,
+        math: AttentionParams,
         *,
         last: bool = False,
         cut: bool = False,
@@ -138,9 +138,9 @@ class StepAttention:
         whole[rows] = ends
         return whole
 
-    def _whole(self, q: Tensor, cache: LayerCache, math: ScoreMath) -> Tensor:
+    def _whole(self, q: Tensor, cache: LayerCache, math: AttentionParams) -> Tensor:
         if self.spans is not None:
-            return paged_spans(q, cache.keys, cache.values, self.spans, math)
+            return paged_varlen(q, cache.keys, cache.values, self.spans, math)
         out = [
             paged_decode(q[group.begin : group.end], cache.keys, cache.values, group.tables, group.lengths, math)
             for group in self.groups

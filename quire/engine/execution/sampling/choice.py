@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.wire.protocol import SamplingParams
-from quire.kernels.sampling import draw, invert, likeliest
+from quire.kernels.sampling import argmax, invert, sample
 
 _Way = Callable[[Tensor, Sequence[SamplingParams], Sequence[float]], list[int]]
 _NUCLEUS = (256, 4096)  # likeliest tokens looked at before a whole vocabulary is sorted for top-p
@@ -49,15 +49,15 @@ def _way(one: SamplingParams) -> _Way:
 
 
 def _greedy(logits: Tensor, *_: object) -> list[int]:
-    return likeliest(logits)
+    return argmax(logits)
 
 
 def _plain(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
-    return draw(logits, [one.temperature for one in params], randoms)
+    return sample(logits, [one.temperature for one in params], randoms)
 
 
 def _floored(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
-    return draw(_tempered(logits, params), [1.0] * len(params), randoms)
+    return sample(_tempered(logits, params), [1.0] * len(params), randoms)
 
 
 def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

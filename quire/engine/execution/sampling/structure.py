@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.engine.execution.table import RequestTable
 from quire.engine.wire.grammar import GrammarTokens
 from quire.engine.wire.protocol import SamplingParams
-from quire.kernels.sampling import Masks, hold, mask_words
+from quire.kernels.sampling import Masks, apply_token_bitmask, mask_words
 
 _MOST_GRAMMARS = 256  # kept compiled
 _Key = tuple[str, tuple[int, ...]]
@@ -123,7 +123,7 @@ class Structure:
         pairs = [(index, row) for index, row in enumerate(rows) if row in self._walks]
         if pairs:
             self._wait()
-            hold(logits, self._masks, pairs)
+            apply_token_bitmask(logits, self._masks, pairs)
 
     def errors(self, rows: Sequence[int]) -> dict[int, str]:
         """Why sequences cannot go on, by index in `rows`, after their masks were applied."""

@@ -9,8 +9,8 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import DecoderSpec, GroupedAttention, QKNorm
-from quire.kernels.heads import HeadNorms, turn_heads
-from quire.kernels.paged_attention import ScoreMath
+from quire.kernels.paged_attention import AttentionParams
+from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 
 
 class GroupedAttentionLayer(nn.Module):
@@ -36,10 +36,10 @@ class GroupedAttentionLayer(nn.Module):
                 q, k, v = qkv.split(self.qkv.parts, -1)
                 qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
             else:
-                norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
+                norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
         angles = None if spec.rope is None else step.ropes[spec.rope]
-        q, k, v = turn_heads(qkv, spec.heads, spec.kv_heads, norms, angles)
-        math = ScoreMath(spec.scale, spec.window, spec.softcap, self.sinks)
+        q, k, v = qk_norm_rope(qkv, spec.heads, spec.kv_heads, norms, angles)
+        math = AttentionParams(spec.scale, spec.window, spec.softcap, self.sinks)
         out: Tensor = self.out(step.attend(self.index, q, k, v, math, last=last, cut=last and step.cut).flatten(1))
         return out
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.layers.linear import Linear, Settling
-from quire.kernels.linear import BFloat16Panels, Quantization
+from quire.engine.models.layers.linear import Linear, Packable
+from quire.kernels.linear import PackedBFloat16, Quantization
 from quire.kernels.rows import take_rows
 
 
-class Embedding(Settling):
+class Embedding(Packable):
     """Rows of a table, which a tied head multiplies with. Where that keeps it whole in panels, they serve both."""
 
     def __init__(self, vocab: int, hidden: int, tied: Linear | None = None) -> None:
@@ -22,16 +22,16 @@ class Embedding(Settling):
         if tied is not None:
             tied.weight = self.weight
 
-    def settle(self, quantization: Quantization) -> None:
-        """See `Settling`."""
+    def pack_weights(self, quantization: Quantization) -> None:
+        """See `Packable`."""
         for head in self._tied:
-            head.settle(quantization)
+            head.pack_weights(quantization)
         if self._panels is not None:
             self.weight = None
 
     @property
-    def panel_bytes(self) -> int:
-        """See `Settling`; panels count as the head's."""
+    def packed_bytes(self) -> int:
+        """See `Packable`; panels count as the head's."""
         return 0
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -42,6 +42,6 @@ class Embedding(Settling):
         return take_rows(self.weight, tokens)
 
     @property
-    def _panels(self) -> BFloat16Panels | None:
-        found = [head.panels for head in self._tied if isinstance(head.panels, BFloat16Panels)]
+    def _panels(self) -> PackedBFloat16 | None:
+        found = [head.panels for head in self._tied if isinstance(head.panels, PackedBFloat16)]
         return found[0] if found else None

@@ -9,7 +9,7 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import DecoderSpec, LatentAttention
-from quire.kernels.paged_attention import ScoreMath
+from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.rope import apply_rope
 
 _EPS = 1e-6  # of the norms of the compressed vectors, whatever the decoder's is
@@ -52,6 +52,6 @@ class LatentAttentionLayer(nn.Module):
         key_up, value_up = up.split([spec.nope_dim, spec.value_dim], 1)
         query = torch.cat((torch.einsum("thn,hnr->thr", q_nope, key_up), q_rope), -1)
         key = torch.cat((self.kv_a_norm(latent)[:, None], k_rope), -1)
-        seen = step.attend(self.index, query, key, None, ScoreMath(spec.scale), last=last, cut=last and step.cut)
+        seen = step.attend(self.index, query, key, None, AttentionParams(spec.scale), last=last, cut=last and step.cut)
         out: Tensor = self.out(torch.einsum("thr,hvr->thv", seen, value_up).flatten(1))
         return out

@@ -8,23 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.kernels.linear import Panels, Quantization, panels_of
+from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 
 
-class Settling(nn.Module, ABC):
+class Packable(nn.Module, ABC):
     """A layer whose weights may take another form once they are all known."""
 
     @abstractmethod
-    def settle(self, quantization: Quantization) -> None:
+    def pack_weights(self, quantization: Quantization) -> None:
         """Take the form that is fastest here, rounded as far as is asked for."""
 
     @property
     @abstractmethod
-    def panel_bytes(self) -> int:
+    def packed_bytes(self) -> int:
         """Bytes of the weights that are no parameters any more."""
 
 
-class Linear(Settling):
+class Linear(Packable):
     """y = x W^T + b, where the rows of W are the outputs of one or more projections.
 
     Attributes:
@@ -39,21 +39,21 @@ class Linear(Settling):
         self.plain = plain
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
-        self.panels: Panels | None = None
+        self.panels: PackedWeight | None = None
 
-    def settle(self, quantization: Quantization) -> None:
-        """See `Settling`."""
+    def pack_weights(self, quantization: Quantization) -> None:
+        """See `Packable`."""
         if self.plain or self.weight is None:
             return
-        self.panels = panels_of(self.weight, quantization)
+        self.panels = pack_weight(self.weight, quantization)
         if self.panels is not None:
             self.weight = None
             if self.bias is not None:
                 self.bias.data = self.bias.data.float()
 
     @property
-    def panel_bytes(self) -> int:
-        """See `Settling`."""
+    def packed_bytes(self) -> int:
+        """See `Packable`."""
         return 0 if self.panels is None else self.panels.nbytes
 
     def forward(self, x: Tensor, *, wide: bool = False, out: Tensor | None = None) -> Tensor:

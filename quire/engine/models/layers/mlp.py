@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
-from quire.kernels.gated import act_and_mul
+from quire.kernels.activation import act_and_mul
 
 
 class GatedMLPLayer(nn.Module):

@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.layers.linear import Linear, Settling
+from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.spec import ClampedSwigluExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
-from quire.kernels.gated import act_and_mul, clamped_swiglu
-from quire.kernels.linear import Panels, Quantization, panels_of
+from quire.kernels.activation import act_and_mul, clamped_swiglu
+from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 
 
-class Experts(Settling):
+class Experts(Packable):
     """The weights of all experts, with or without biases: stacked, until each expert's take a form of their own."""
 
     def __init__(self, hidden: int, spec: MoE) -> None:
@@ -22,7 +22,7 @@ class Experts(Settling):
         biased = isinstance(spec.expert, ClampedSwigluExperts)
         self.gate_up: nn.Parameter | None = _stack(spec.experts, 2 * spec.size, hidden)
         self.down: nn.Parameter | None = _stack(spec.experts, hidden, spec.size)
-        self.panels: list[tuple[Panels, Panels]] = []
+        self.panels: list[tuple[PackedWeight, PackedWeight]] = []
         self.gate_up_bias = _stack(spec.experts, 2 * spec.size) if biased else None
         self.down_bias = _stack(spec.experts, hidden) if biased else None
 
@@ -35,14 +35,14 @@ class Experts(Settling):
             out.index_add_(0, tokens, result)
         return out
 
-    def settle(self, quantization: Quantization) -> None:
-        """See `Settling`."""
+    def pack_weights(self, quantization: Quantization) -> None:
+        """See `Packable`."""
         if self.gate_up is None or self.down is None:
             return
         panels = [
             (up, down)
             for up_weight, down_weight in zip(self.gate_up, self.down, strict=True)
-            if (up := panels_of(up_weight, quantization)) and (down := panels_of(down_weight, quantization))
+            if (up := pack_weight(up_weight, quantization)) and (down := pack_weight(down_weight, quantization))
         ]
         if len(panels) < len(self.gate_up):
             return
@@ -52,8 +52,8 @@ class Experts(Settling):
                 bias.data = bias.data.float()
 
     @property
-    def panel_bytes(self) -> int:
-        """See `Settling`."""
+    def packed_bytes(self) -> int:
+        """See `Packable`."""
         return sum(form.nbytes for pair in self.panels for form in pair)
 
     def _run(self, index: int, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Angles of rotary position embeddings."""
+"""CosSin of rotary position embeddings."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.spec import DynamicNtk, LongRope, Rope
-from quire.kernels.heads import Angles
+from quire.kernels.qk_norm_rope import CosSin
 from quire.kernels.rows import take_rows
 
 _AT_ONCE = 1 << 14  # positions of a table that are computed together
 
 
-def angles(rope: Rope, positions: Tensor, context_len: int) -> Angles:
+def angles(rope: Rope, positions: Tensor, context_len: int) -> CosSin:
     """Cosine and sine at the given positions (tokens,).
 
     `context_len` decides between a long rope's two frequency sets, so that it is one for all requests and their keys
     can be shared.
     """
     phase = positions.float()[:, None] * _frequencies(rope, positions, context_len)
-    return Angles(phase.cos() * rope.factor, phase.sin() * rope.factor, rope.interleaved)
+    return CosSin(phase.cos() * rope.factor, phase.sin() * rope.factor, rope.interleaved)
 
 
 class RopeTables:
@@ -30,21 +30,21 @@ class RopeTables:
     def __init__(self, ropes: Iterable[Rope], context_len: int) -> None:
         self._tables = {rope: _table(rope, context_len) for rope in ropes}
 
-    def at(self, positions: Tensor) -> dict[Rope, Angles]:
+    def at(self, positions: Tensor) -> dict[Rope, CosSin]:
         """Of the given positions (tokens,)."""
         return {
-            rope: Angles(take_rows(table.cos, positions), take_rows(table.sin, positions), table.interleaved)
+            rope: CosSin(take_rows(table.cos, positions), take_rows(table.sin, positions), table.interleaved)
             for rope, table in self._tables.items()
         }
 
 
-def _table(rope: Rope, context_len: int) -> Angles:
+def _table(rope: Rope, context_len: int) -> CosSin:
     cos, sin = (torch.empty(context_len, len(rope.inv_freq)) for _ in range(2))
     for begin in range(0, context_len, _AT_ONCE):
         some = slice(begin, min(context_len, begin + _AT_ONCE))
         made = angles(rope, torch.arange(some.start, some.stop), context_len)
         cos[some], sin[some] = made.cos, made.sin
-    return Angles(cos, sin, rope.interleaved)
+    return CosSin(cos, sin, rope.interleaved)
 
 
 def _frequencies(rope: Rope, positions: Tensor, context_len: int) -> Tensor:

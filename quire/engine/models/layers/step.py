@@ -8,8 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.engine.models.spec import Rope
-from quire.kernels.heads import Angles
-from quire.kernels.paged_attention import ScoreMath
+from quire.kernels.paged_attention import AttentionParams
+from quire.kernels.qk_norm_rope import CosSin
 
 
 class Attend(Protocol):
@@ -32,7 +32,7 @@ class Attend(Protocol):
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
-        math: ScoreMath,
+        math: AttentionParams,
         *,
         last: bool = False,
         cut: bool = False,
@@ -61,6 +61,6 @@ class StepContext:
         cut: nothing but the rows `attend.ends` is wanted of the last layer.
     """
 
-    ropes: dict[Rope, Angles]
+    ropes: dict[Rope, CosSin]
     attend: Attend
     cut: bool = False

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from quire.engine.models.quantised import unpack_fp8, unpack_mxfp4
+from quire.engine.models.quantized import unpack_fp8, unpack_mxfp4
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 

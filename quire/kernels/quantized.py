@@ -23,8 +23,8 @@ def bits_for(size_in: int, quantization: str) -> int | None:
     return 8 if quantization != "none" and size_in % native.LANES == 0 else None
 
 
-class IntegerPanels:
-    """See ``csrc/quantised.h`` for how the weights lie."""
+class PackedInteger:
+    """See ``csrc/quantized.h`` for how the weights lie."""
 
     def __init__(self, weight: Tensor, bits: int) -> None:
         """Round a weight (size_out, size_in)."""
@@ -36,12 +36,12 @@ class IntegerPanels:
         self.nbytes = self._data.nbytes + self._scales.nbytes + self._corrections.nbytes
 
     def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
-        """See `Panels`."""
+        """See `PackedWeight`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, size_in = x.shape
         if out is None:
             out = empty((rows, self.size_out), torch.float32 if wide else x.dtype)
-        native.kernels.quantised_linear(
+        native.kernels.quantized_linear(
             native.CODES[x.dtype], x.data_ptr(), self._data.data_ptr(), self._scales.data_ptr(),
             self._corrections.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             rows, size_in, self.size_out, x.stride(0), self._bits, int(wide),

@@ -12,7 +12,7 @@ from quire.kernels.rope import apply_rope
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
+class QKNormWeights:
     """Weights (dim,) of the norms of each query head and each key head."""
 
     query: Tensor
@@ -22,7 +22,7 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Angles:
+class CosSin:
     """Cosines and sines, each (tokens, pairs) float32; see `apply_rope`."""
 
     cos: Tensor
@@ -30,8 +30,8 @@ class Angles:
     interleaved: bool
 
 
-def turn_heads(
-    qkv: Tensor, heads: int, kv_heads: int, norms: HeadNorms | None, angles: Angles | None
+def qk_norm_rope(
+    qkv: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | None, angles: CosSin | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split projections into heads; norm and rotate those of queries and keys.
 
@@ -45,7 +45,7 @@ def turn_heads(
     if norms is None and angles is None:
         return _parts(split, heads, kv_heads)
     if _fits(qkv, split.shape[2], angles):
-        _turn_in_place(split, heads, kv_heads, norms, angles)
+        _native(split, heads, kv_heads, norms, angles)
         return _parts(split, heads, kv_heads)
     q, k, v = _parts(split, heads, kv_heads)
     if norms is not None:
@@ -59,16 +59,16 @@ def _parts(split: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
     return split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
 
 
-def _fits(qkv: Tensor, dim: int, angles: Angles | None) -> bool:
-    if dim % native.LANES or dim > native.MAX_DIM or not native.take(qkv):
+def _fits(qkv: Tensor, dim: int, angles: CosSin | None) -> bool:
+    if dim % native.LANES or dim > native.MAX_DIM or not native.supports(qkv):
         return False
     return angles is None or not (angles.interleaved or angles.cos.shape[1] % native.LANES)
 
 
-def _turn_in_place(split: Tensor, heads: int, kv_heads: int, norms: HeadNorms | None, angles: Angles | None) -> None:
+def _native(split: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | None, angles: CosSin | None) -> None:
     tokens, _, dim = split.shape
     cos, sin = (None, None) if angles is None else (angles.cos.contiguous(), angles.sin.contiguous())
-    native.kernels.turn_heads(
+    native.kernels.qk_norm_rope(
         native.CODES[split.dtype], split.data_ptr(), 0 if cos is None else cos.data_ptr(),
         0 if sin is None else sin.data_ptr(), 0 if norms is None else norms.query.data_ptr(),
         0 if norms is None else norms.key.data_ptr(), tokens, heads, kv_heads, dim, split.stride(0),

@@ -24,7 +24,7 @@ _NATIVE = {"silu": 0, "gelu_new": 1, "gelu_pytorch_tanh": 1, "relu": 2}
 def act_and_mul(gate_up: Tensor, act: str) -> Tensor:
     """act(gate) * up, where the last dimension of (tokens, 2 * size) holds gate and then up."""
     size = gate_up.shape[-1] // 2
-    if act in _NATIVE and size % native.LANES == 0 and native.take(gate_up) and gate_up.is_contiguous():
+    if act in _NATIVE and size % native.LANES == 0 and native.supports(gate_up) and gate_up.is_contiguous():
         return _native(gate_up, size, act)
     return reference(gate_up, act)
 

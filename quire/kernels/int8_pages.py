@@ -11,7 +11,7 @@ from torch import Tensor
 SCALE = torch.float32.itemsize  # bytes in front of a row's numbers
 
 
-def rounded(x: Tensor) -> Tensor:
+def quantize_rows(x: Tensor) -> Tensor:
     """(..., dim) to rows (..., SCALE + dim) of int8; a row with a number that is not finite has such a scale."""
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True)
@@ -20,7 +20,7 @@ def rounded(x: Tensor) -> Tensor:
     return torch.cat((scale.view(torch.int8), whole), -1)
 
 
-def widened(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantize_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows (..., SCALE + dim) to what they stand for, (..., dim)."""
     scale, whole = rows[..., :SCALE].contiguous().view(torch.float32), rows[..., SCALE:]
     return (whole.float() * scale).to(dtype)

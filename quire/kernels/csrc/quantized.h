@@ -110,7 +110,7 @@ MultiplyBytes<Put> *multiply_bytes(int bits, int64_t count) {
 template <class T>
 class RoundedOutputs {
   public:
-    RoundedOutputs(const QuantisedLinear &a, const float *steps, int64_t row, int64_t rows, int64_t output)
+    RoundedOutputs(const QuantizedLinear &a, const float *steps, int64_t row, int64_t rows, int64_t output)
         : outputs_(a, row, rows, output), corrections_(a.corrections + output), steps_(steps + row) {}
     void operator()(int row, Floats low, Floats high) const {
         outputs_(row, (low - Float32::load(corrections_)) * steps_[row],
@@ -123,7 +123,7 @@ class RoundedOutputs {
 };
 
 template <class T, class Out>
-void quantised_linear_to(const QuantisedLinear &a) {
+void quantised_linear_to(const QuantizedLinear &a) {
     typedef RoundedOutputs<Out> Put;
     int64_t stride = a.size_in + (NearRows::clashing(a.size_in) ? LINE : 0);
     Division division(a.rows, a.size_out, a.size_in * PANEL * a.bits / 8, stride, a.bits == 8 ? MOST_ROWS : MOST_ROWS_INT4);
@@ -137,7 +137,7 @@ void quantised_linear_to(const QuantisedLinear &a) {
     auto some = [&](int64_t piece, int64_t next) {
         division.each(piece, next, (const char *)x.get(), weight, [&](int64_t row, int64_t rows, int64_t panel, Ahead ahead) {
             multiply_bytes<Put>(a.bits, rows)(&x[row * stride], stride, a.size_in,
-                                              (const uint8_t *)weight + panel * division.panel_bytes, a.scales + panel * PANEL,
+                                              (const uint8_t *)weight + panel * division.packed_bytes, a.scales + panel * PANEL,
                                               division.panels * PANEL, ahead, Put(a, steps.get(), row, rows, panel * PANEL));
         });
     };
@@ -145,7 +145,7 @@ void quantised_linear_to(const QuantisedLinear &a) {
 }
 
 template <class T>
-void quantised_linear(const QuantisedLinear &a) {
+void quantized_linear(const QuantizedLinear &a) {
     if (a.rows == 0) return;
     a.wide ? quantised_linear_to<T, Float32>(a) : quantised_linear_to<T, T>(a);
 }
