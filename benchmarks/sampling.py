@@ -44,7 +44,7 @@ def milliseconds(draw: Callable[[torch.Tensor], list[int]]) -> dict[str, float]:
     for _ in range(REPEATS + 2):
         fresh = logits.clone()
         started = time.perf_counter()
-        sample(fresh)
+        draw(fresh)
         times.append((time.perf_counter() - started) * 1000)
     low, median, high = np.percentile(times[2:], (0, 50, 100))
     return {"min": low, "median": median, "max": high}
