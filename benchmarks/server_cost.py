@@ -32,7 +32,7 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     Ready,
-    SequenceOutput,
+    TokensOutput,
     Shutdown,
     StepOutput,
     StepStats,
@@ -66,7 +66,7 @@ def steady_core(address: str) -> None:
                         return
             outputs = []
             for request_id, count in list(left.items()):
-                outputs.append(SequenceOutput(request_id, [LETTER], "length" if count == 1 else None, scheduled_at=due))
+                outputs.append(TokensOutput(request_id, [LETTER], "length" if count == 1 else None, scheduled_at=due))
                 left[request_id] -= 1
                 if count == 1:
                     del left[request_id]

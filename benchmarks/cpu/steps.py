@@ -19,8 +19,9 @@ import torch
 
 from benchmarks.cpu.limits import Limits
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.core import CoreConfig, EngineCore, build_core
-from quire.engine.models.blueprint import read_blueprint
+from quire.engine.build import CoreConfig, build_core
+from quire.engine.core import EngineCore
+from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import Abort, AddRequest, ModelInfo, SamplingParams, StepOutput
 from quire.kernels import native
 
@@ -52,7 +53,7 @@ class Steps:
         options: dict[str, Any] = {"kv_cache_memory": 6 << 30, "kv_cache_dtype": pages}
         engine = EngineOptions(max_num_seqs=sequences, prefix_caching=False, **options)
         model = ModelOptions(quantization=quantization, max_model_len=context + _ROOM)
-        config = CoreConfig(folder=folder, blueprint=read_blueprint(folder), model=model, engine=engine)
+        config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=model, engine=engine)
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.outbox)  # type: ignore[arg-type]

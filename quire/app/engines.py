@@ -14,9 +14,9 @@ from quire.api.structured.checker import GrammarChecker
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions
-from quire.engine.core import CoreConfig, serve_core
+from quire.engine.build import CoreConfig, serve_core
 from quire.engine.execution.memory import free_memory
-from quire.engine.models.blueprint import Blueprint
+from quire.engine.models.model_config import ModelConfig
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.wire.transport import FrontChannel
@@ -42,7 +42,9 @@ def memory_share(sources: Sequence[ModelSource]) -> int | None:
 class RunningEngine:
     """One model's core and the client that talks to it."""
 
-    def __init__(self, source: ModelSource, blueprint: Blueprint, settings: Serve, memory_share: int | None) -> None:
+    def __init__(
+        self, source: ModelSource, model_config: ModelConfig, settings: Serve, memory_share: int | None
+    ) -> None:
         """Begin to load; `serve` waits for the end of it."""
         self._source = source
         self._settings = settings
@@ -55,7 +57,7 @@ class RunningEngine:
         )
         config = CoreConfig(
             folder=source.folder,
-            blueprint=blueprint,
+            model_config=model_config,
             model=ModelOptions.of(settings),
             engine=EngineOptions.of(settings),
             memory_share=memory_share,

@@ -12,7 +12,7 @@ from quire.app.sockets import bound
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import ServerOptions
-from quire.engine.models.blueprint import start_reading
+from quire.engine.models.model_config import start_reading_configs
 
 
 def run(settings: Serve) -> int:
@@ -23,10 +23,10 @@ def run(settings: Serve) -> int:
     _check(settings)
     with bound(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
-        blueprints = start_reading([source.folder for source in sources], settings.model_impl)
+        model_configs = start_reading_configs([source.folder for source in sources], settings.model_impl)
         from quire.app.serving import serve  # noqa: PLC0415 torch and more: the configs are read meanwhile
 
-        return serve(settings, sources, blueprints, sockets)
+        return serve(settings, sources, model_configs, sockets)
 
 
 def _check(settings: Serve) -> None:

@@ -23,7 +23,7 @@ from quire.app.server import Server
 from quire.config.commands import Serve
 from quire.config.options import LimitOptions, ServerOptions
 from quire.config.tool_servers import labelled
-from quire.engine.models.blueprint import Blueprint, result_of
+from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.models.errors import ModelError
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
@@ -36,12 +36,12 @@ logger = logging.getLogger("quire")
 def serve(
     settings: Serve,
     sources: Sequence[ModelSource],
-    blueprints: Sequence[Future[Blueprint]],
+    model_configs: Sequence[Future[ModelConfig]],
     sockets: list[socket.socket],
 ) -> int:
     """Serve the models, whose configs are being read; gives the exit status."""
     try:
-        status: int = uvloop.run(_serve(settings, sources, blueprints, sockets))
+        status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))
         return status
     except (EngineDead, ModelError, TokenizerMissing, PromptError, StoreFailed) as error:
         logger.error("cannot serve: %s", error)
@@ -51,13 +51,13 @@ def serve(
 async def _serve(
     settings: Serve,
     sources: Sequence[ModelSource],
-    blueprints: Sequence[Future[Blueprint]],
+    model_configs: Sequence[Future[ModelConfig]],
     sockets: list[socket.socket],
 ) -> int:
     store = ResponseStore(settings.response_store, settings.response_ttl)
     if settings.response_store is not None:
         await store.open()
-    async with _engines(settings, sources, blueprints) as models:
+    async with _engines(settings, sources, model_configs) as models:
         services = Services(
             models=models,
             limits=LimitOptions.of(settings),
@@ -81,15 +81,15 @@ async def _serve(
 
 @asynccontextmanager
 async def _engines(
-    settings: Serve, sources: Sequence[ModelSource], blueprints: Sequence[Future[Blueprint]]
+    settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Future[ModelConfig]]
 ) -> AsyncIterator[list[ServedModel]]:
     """All engines, loaded side by side and stopped at the end."""
     engines: list[RunningEngine] = []
     try:
         share = memory_share(sources)
         engines.extend(
-            RunningEngine(source, result_of(reading), settings, share)
-            for source, reading in zip(sources, blueprints, strict=True)
+            RunningEngine(source, model_config_of(reading), settings, share)
+            for source, reading in zip(sources, model_configs, strict=True)
         )
         yield [await engine.serve() for engine in engines]
     finally:

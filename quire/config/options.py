@@ -106,7 +106,9 @@ class ModelOptions(Options):
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="bits to which the weights of linear layers are rounded while they load"
     )
-    device: Literal["cpu"] = Field("cpu", description="device that runs the model")
+    device: Literal["cpu", "torch"] = Field(
+        "cpu", description="device that runs the model; torch is the CPU without compiled kernels, for comparisons"
+    )
     max_model_len: Positive | None = Field(
         None, description="context length in tokens; the model's own, as far as the KV cache holds it, if not given"
     )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.recording import empty
+from quire.kernels.capture import empty
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

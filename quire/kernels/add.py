@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.recording import empty
+from quire.kernels.capture import empty
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:

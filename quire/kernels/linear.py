@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.kernels import native
 from quire.kernels.panels import in_panels, take_panel_rows
 from quire.kernels.quantized import PackedInteger, bits_for
-from quire.kernels.recording import empty
+from quire.kernels.capture import empty
 
 Quantization = Literal["none", "int8", "int4"]
 
@@ -20,13 +20,15 @@ class PackedWeight(Protocol):
 
     nbytes: int
 
-    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, *, float32_out: bool = False, out: Tensor | None = None
+    ) -> Tensor:
         """x W^T + b.
 
         Args:
             x: (rows, size_in).
             bias: (size_out,) float32.
-            wide: give float32 instead of x's type.
+            float32_out: give float32 instead of x's type.
             out: (rows, size_out) of that type, where it is to be written.
 
         Returns:
@@ -42,15 +44,17 @@ class PackedBFloat16:
         self._data = in_panels(weight.view(torch.int32))
         self.nbytes = self._data.nbytes
 
-    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, *, float32_out: bool = False, out: Tensor | None = None
+    ) -> Tensor:
         """See `PackedWeight`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, size_in = x.shape
         if out is None:
-            out = empty((rows, self.size_out), torch.float32 if wide else torch.bfloat16)
+            out = empty((rows, self.size_out), torch.float32 if float32_out else torch.bfloat16)
         native.kernels.linear(
             x.data_ptr(), self._data.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-            rows, size_in, self.size_out, x.stride(0), int(wide),
+            rows, size_in, self.size_out, x.stride(0), int(float32_out),
         )  # fmt: skip
         return out
 

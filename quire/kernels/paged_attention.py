@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.kernels import native
 from quire.kernels.int8_pages import SCALE, dequantize_rows, quantize_rows
-from quire.kernels.recording import empty
+from quire.kernels.capture import empty
 from quire.kernels.softcap import softcap
 
 _MAX_SCORES = 1 << 24  # numbers in one chunk of scores, 64 MiB as float32

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.kernels import native
 from quire.kernels.panels import PANEL, in_panels
-from quire.kernels.recording import empty
+from quire.kernels.capture import empty
 
 GROUP = 64  # inputs that share a scale, of 4-bit weights
 _OUTPUTS = 32 * PANEL  # rounded at a time, as that takes several times their size
@@ -35,16 +35,18 @@ class PackedInteger:
         self._scales, self._corrections = scales.T.contiguous(), corrections
         self.nbytes = self._data.nbytes + self._scales.nbytes + self._corrections.nbytes
 
-    def __call__(self, x: Tensor, bias: Tensor | None, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, *, float32_out: bool = False, out: Tensor | None = None
+    ) -> Tensor:
         """See `PackedWeight`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, size_in = x.shape
         if out is None:
-            out = empty((rows, self.size_out), torch.float32 if wide else x.dtype)
+            out = empty((rows, self.size_out), torch.float32 if float32_out else x.dtype)
         native.kernels.quantized_linear(
             native.CODES[x.dtype], x.data_ptr(), self._data.data_ptr(), self._scales.data_ptr(),
             self._corrections.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-            rows, size_in, self.size_out, x.stride(0), self._bits, int(wide),
+            rows, size_in, self.size_out, x.stride(0), self._bits, int(float32_out),
         )  # fmt: skip
         return out
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.recording import empty
+from quire.kernels.capture import empty
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

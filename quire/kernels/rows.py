@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.recording import empty
+from quire.kernels.capture import empty
 
 _WORD = 4  # bytes
 

@@ -13,10 +13,23 @@ import numpy as np
 import torch
 
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.core import CoreConfig, EngineCore, build_core
-from quire.engine.models.blueprint import read_blueprint
+from quire.engine.build import CoreConfig, build_core
+from quire.engine.core import EngineCore
+from quire.engine.execution.devices.select import find_device
 from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.wire.protocol import Abort, AddRequest, ModelInfo, SamplingParams, SequenceOutput, StepOutput
+from quire.engine.models.model_config import read_model_config
+from quire.engine.wire.protocol import (
+    Abort,
+    AddRequest,
+    ErrorOutput,
+    ModelInfo,
+    PooledOutput,
+    RequestOutput,
+    SamplingParams,
+    StepOutput,
+    Task,
+    TokensOutput,
+)
 
 
 @contextmanager
@@ -28,7 +41,9 @@ def no_bar(_: int) -> Iterator[Callable[[int], None]]:
 def load(folder: Path, **options: Any) -> LoadedModel:
     """Load a model folder, in float32 unless something else is asked for."""
     chosen = ModelOptions(**{"dtype": "float32", **options})
-    return load_model(folder, read_blueprint(folder, chosen.model_impl), chosen, no_bar)
+    device = find_device(chosen.device)
+    with device.activate():
+        return load_model(folder, read_model_config(folder, chosen.model_impl), chosen, device, no_bar)
 
 
 @dataclass
@@ -49,10 +64,14 @@ class Result:
     """Everything that came of one request."""
 
     tokens: list[int] = field(default_factory=list)
-    outputs: list[SequenceOutput] = field(default_factory=list)
+    outputs: list[TokensOutput] = field(default_factory=list)
+    pooled: PooledOutput | None = None
+    error: str | None = None
 
     @property
     def finish_reason(self) -> str | None:
+        if self.error is not None:
+            return "error"
         return self.outputs[-1].finish_reason if self.outputs else None
 
 
@@ -70,7 +89,7 @@ class Engine:
             model = model.model_copy(update={"dtype": "float32"})
         config = CoreConfig(
             folder=folder,
-            blueprint=read_blueprint(folder, model.model_impl),
+            model_config=read_model_config(folder, model.model_impl),
             model=model,
             engine=EngineOptions(**{**defaults, **options}),
         )
@@ -80,9 +99,9 @@ class Engine:
         self.results: dict[str, Result] = {}
         self.preemptions = self.drafted = self.accepted = 0
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, **fields: Any) -> None:
+    def add(self, request_id: str, prompt: Sequence[int], task: Task, **fields: Any) -> None:
         self.results[request_id] = Result()
-        message = AddRequest(request_id, np.array(prompt, np.int32), params, **fields)
+        message = AddRequest(request_id, np.array(prompt, np.int32), task, **fields)
         self.core._handle(message)
         wait(prepared for _, prepared in self.core._preparing)
         self.core._add_prepared()
@@ -94,15 +113,19 @@ class Engine:
 
     @property
     def model(self) -> Any:
-        return self.core._execute.__self__._model  # type: ignore[attr-defined]
+        return self.runner.model
+
+    @property
+    def runner(self) -> Any:
+        return self.core.executor._runner  # type: ignore[attr-defined]
 
     @property
     def busy(self) -> bool:
-        return self.core._scheduler.has_work
+        return self.core.has_work
 
     @property
     def blocks_used(self) -> int:
-        return self.core._scheduler.pool.num_used
+        return self.core.scheduler.pool.num_used
 
     def step(self) -> None:
         self.core.step()
@@ -127,9 +150,18 @@ class Engine:
                 self.drafted += message.stats.drafted_tokens
                 self.accepted += message.stats.accepted_tokens
                 for output in message.outputs:
-                    self.results[output.request_id].tokens += output.token_ids
-                    self.results[output.request_id].outputs.append(output)
+                    self._take(self.results[output.request_id], output)
         self.channel.sent.clear()
+
+    def _take(self, result: Result, output: RequestOutput) -> None:
+        match output:
+            case TokensOutput():
+                result.tokens += output.token_ids
+                result.outputs.append(output)
+            case PooledOutput():
+                result.pooled = output
+            case ErrorOutput(error=error):
+                result.error = error
 
 
 def greedy(max_tokens: int, **fields: Any) -> SamplingParams:

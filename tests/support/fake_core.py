@@ -21,7 +21,7 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     Ready,
-    SequenceOutput,
+    TokensOutput,
     Shutdown,
     StepOutput,
     StepStats,
@@ -134,7 +134,7 @@ class FakeCore:
             if params.prompt_logprobs is not None and made == 1:
                 prompt_logprobs = [None, *(_logprobs(int(t), params.prompt_logprobs) for t in message.prompt[1:])]
             outputs.append(
-                SequenceOutput(
+                TokensOutput(
                     request_id,
                     [token],
                     reason,  # type: ignore[arg-type]

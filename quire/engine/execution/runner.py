@@ -1,125 +1,144 @@
-"""ModelRunner: a plan in, sampled tokens out."""
+"""ModelRunner: runs the plans of the scheduler on a model."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from quire.engine.execution.attention.backend import AttentionBackend
-from quire.engine.execution.batch import Layout, Span, StepInputs
+from quire.engine.execution.inputs import InputBuilder, Span
+from quire.engine.execution.pooling import Pooler
 from quire.engine.execution.sampling.logprobs import report
 from quire.engine.execution.sampling.sampler import Choice, Sampler
+from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import RequestTable
-from quire.engine.models.decoder import CausalLM
+from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import Sampled, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
 
-_LOGIT_ROWS = 256  # rows of logits at once, where whole prompts are wanted
+logger = logging.getLogger(__name__)
+_LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts
 
 
 class ModelRunner:
-    """Keeps the request table and runs model and sampler over it."""
+    """Keeps the request table up to date, and runs model, sampler and pooler over it."""
 
-    def __init__(self, model: CausalLM, attention: AttentionBackend, table: RequestTable, sampler: Sampler) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: LanguageModel,
+        inputs: InputBuilder,
+        attention: AttentionBackend,
+        steps: StepRunner,
+        table: RequestTable,
+        sampler: Sampler,
+    ) -> None:
+        self.model = model
+        self.steps = steps
+        self._inputs = inputs
         self._attention = attention
         self._table = table
         self._sampler = sampler
-        self._layout = Layout(table)
+        self._pooler = Pooler(table)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step."""
-        emptied, filled = self._table.apply(plan)
-        self._sampler.update(emptied, filled)
-        if not plan.work:
-            return StepResult([])
-        inputs = self._layout.inputs(plan.work)
-        attend = self._attention.plan(inputs)
+        freed, filled = self._table.apply(plan)
+        self._sampler.update(freed, filled)
+        self._pooler.update(freed, filled)
+        if not plan.scheduled:
+            return StepResult()
+        inputs = self._inputs.build(plan.scheduled)
+        attention = self._attention.prepare(inputs)
         sampling = [span for span in inputs.spans if span.samples]
-        reporting = [span for span in inputs.spans if self._reports(span)]
-        if attend.stays and not reporting:
-            logits = self._model.decode(inputs.tokens, inputs.positions, attend)
-            return StepResult(self._sample(logits, sampling) if sampling else [])
-        needed = _rows(sampling, reporting)
-        features = self._model.forward(inputs.tokens, inputs.positions, attend, needed)
-        count = sum(1 + len(span.draft) for span in sampling)
-        sampled = self._sample(self._model.logits(features[:count]), sampling) if sampling else []
-        return StepResult(sampled, self._report_prompts(features[count:], reporting, inputs))
+        result = StepResult()
+        if not any(span.draft or self._wants_hidden(span) for span in inputs.spans):
+            logits = self.steps.logits(inputs, attention)
+            self._sample(logits, sampling, result)
+            return result
+        hidden = self.model.run(inputs.model, attention.attend)
+        if sampling:
+            logits = compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling))
+            self._sample(logits, sampling, result)
+        self._report_prompts(hidden, [span for span in inputs.spans if self._reports_prompt(span)], result)
+        result.pooled.update(self._pooler.pool(hidden, inputs.spans))
+        return result
 
     def check(self) -> None:
-        """Assert that the books balance."""
+        """Assert that the request table is consistent."""
         self._table.check()
 
-    def _sample(self, logits: Tensor, spans: Sequence[Span]) -> list[Sampled]:
-        """The next tokens of the spans' sequences from the logits of each one's last token and of its draft.
+    def close(self) -> None:
+        """End the sampler's threads."""
+        self._sampler.close()
 
-        In rounds: a sequence whose draft was right goes on with the draft's next token, so that each token is sampled
-        in the light of all before it, as it would be without a draft.
+    def _wants_hidden(self, span: Span) -> bool:
+        """Whether more than the logits of the span's last token is wanted."""
+        return self._pooler.pools(span.row) or self._reports_prompt(span)
+
+    def _sample(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:
+        """Sample from the logits of each span's last known token and of its draft.
+
+        In rounds: a sequence whose draft is confirmed so far samples again from the draft's next token, so each token
+        is sampled from the state after all tokens before it, as without a draft.
         """
         ends = itertools.accumulate(1 + len(span.draft) for span in spans)
         firsts = [end - 1 - len(span.draft) for span, end in zip(spans, ends, strict=True)]
-        chosen: list[list[Choice]] = [[] for _ in spans]
-        going = list(range(len(spans)))
+        choices: list[list[Choice]] = [[] for _ in spans]
+        active = list(range(len(spans)))
         for depth in itertools.count():
-            here = logits if len(going) == len(logits) else logits[[firsts[i] + depth for i in going]]
-            for i, choice in zip(going, self._sampler.sample(here, [spans[i].row for i in going]), strict=True):
-                chosen[i].append(choice)
-            going = [i for i in going if _was_right(spans[i].draft, depth, chosen[i][-1])]
-            if not going:
+            if not active:
                 break
-        return [self._sampled(span, choices) for span, choices in zip(spans, chosen, strict=True)]
+            rows = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
+            for i, choice in zip(active, self._sampler.sample(rows, [spans[i].row for i in active]), strict=True):
+                choices[i].append(choice)
+            active = [i for i in active if _confirmed(spans[i].draft, depth, choices[i][-1])]
+        for span, chosen in zip(spans, choices, strict=True):
+            request_id, error = self._table[span.row].request_id, chosen[-1].error
+            if error is not None:
+                result.errors[request_id] = error
+                continue
+            logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
+            result.sampled.append(Sampled(request_id, [choice.token for choice in chosen], logprobs or None))
 
-    def _sampled(self, span: Span, choices: Sequence[Choice]) -> Sampled:
-        row = self._table[span.row]
-        logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
-        return Sampled(row.request_id, [choice.token for choice in choices], logprobs or None, choices[-1].error)
-
-    def _reports(self, span: Span) -> bool:
-        """Whether something is to be told of tokens that follow the span's."""
+    def _reports_prompt(self, span: Span) -> bool:
+        """Whether log-probabilities of prompt tokens after the span's are wanted."""
         row = self._table[span.row]
         return row.prompt_logprobs is not None and span.start < row.prompt_len - 1
 
-    def _report_prompts(
-        self, features: Tensor, spans: Sequence[Span], inputs: StepInputs
-    ) -> dict[str, list[TokenLogprobs]]:
-        """Log-probabilities of the prompt tokens that follow those of this step; features are the spans' own."""
-        reports: dict[str, list[TokenLogprobs]] = {}
-        offset = 0
+    def _report_prompts(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
+        """Log-probabilities of the prompt tokens that follow those of this step."""
         for span in spans:
-            row = self._table[span.row]
-            # The token behind each position; behind the prompt's last one it is no longer the prompt's.
-            following = self._table.tokens[span.row, span.start + 1 : min(span.length, row.prompt_len - 1) + 1].tolist()
-            own = features[offset : offset + len(following)]
-            offset += span.count
-            reports[row.request_id] = [
-                entry
-                for begin in range(0, len(following), _LOGIT_ROWS)
-                for entry in report(
-                    self._model.logits(own[begin : begin + _LOGIT_ROWS]),
-                    following[begin : begin + _LOGIT_ROWS],
-                    row.prompt_logprobs or 0,
-                )
-            ]
-        return reports
+            request_id = self._table[span.row].request_id
+            try:
+                result.prompt_logprobs[request_id] = self._prompt_logprobs(hidden, span)
+            except Exception as error:  # the sequence's edge: the others go on
+                logger.exception("the prompt log-probabilities of request %s failed", request_id)
+                result.errors[request_id] = f"prompt_logprobs failed: {type(error).__name__}: {error}"
+
+    def _prompt_logprobs(self, hidden: Tensor, span: Span) -> list[TokenLogprobs]:
+        row = self._table[span.row]
+        # The token after each position; the token after the prompt's last one is not a prompt token.
+        tokens = self._table.tokens[span.row, span.start + 1 : min(span.length, row.prompt_len - 1) + 1].tolist()
+        entries: list[TokenLogprobs] = []
+        for begin in range(0, len(tokens), _LOGITS_CHUNK):
+            chunk, first = tokens[begin : begin + _LOGITS_CHUNK], span.offset + begin
+            logits = compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
+            entries += report(logits, chunk, row.prompt_logprobs or 0)
+        return entries
 
 
-def _was_right(draft: Sequence[int], depth: int, choice: Choice) -> bool:
+def _confirmed(draft: Sequence[int], depth: int, choice: Choice) -> bool:
     return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 
-def _rows(sampling: Sequence[Span], reporting: Sequence[Span]) -> Tensor:
-    """Rows of the batch whose features are needed.
-
-    First the last known token and the draft of each sequence that samples, then all tokens of reported ones.
-    """
-    last = [
-        row
-        for span in sampling
-        for row in range(span.offset + span.count - 1 - len(span.draft), span.offset + span.count)
+def _rows_to_sample(spans: Sequence[Span]) -> Tensor:
+    """Rows of the last known token and of the draft of each span."""
+    rows = [
+        row for span in spans for row in range(span.offset + span.count - 1 - len(span.draft), span.offset + span.count)
     ]
-    every = (row for span in reporting for row in range(span.offset, span.offset + span.count))
-    return torch.tensor([*last, *every], dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""RequestTable: one fixed row for each sequence in the batch."""
+"""RequestTable: a fixed row for each sequence in the batch."""
 
 from __future__ import annotations
 
@@ -7,26 +7,32 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.scheduling.plan import Admission, StepPlan
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.scheduling.plan import NewSequence, StepPlan
+from quire.engine.wire.protocol import SamplingParams, Task
 
 
 @dataclass(slots=True)
 class Row:
-    """What the runner knows of a sequence besides the table's arrays."""
+    """The runner's state of a sequence, besides the table's arrays."""
 
     request_id: str
-    params: SamplingParams
+    task: Task
     prompt_len: int
     prompt_logprobs: int | None
 
+    @property
+    def params(self) -> SamplingParams:
+        """The task of a sequence that generates."""
+        assert isinstance(self.task, SamplingParams)
+        return self.task
+
 
 class RequestTable:
-    """Tokens and block tables by row.
+    """Token ids and block tables of the sequences in the batch, by row.
 
     Attributes:
-        tokens: (rows, context_len) int32; lengths: (rows,) how many are known.
-        blocks: (rows, blocks of a context) int32; num_blocks: (rows,) how many are held.
+        tokens: (rows, context_len) int32; lengths: (rows,) known tokens of each row.
+        blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
     """
 
     def __init__(self, rows: int, context_len: int, block_size: int) -> None:
@@ -47,22 +53,22 @@ class RequestTable:
         return self._index[request_id]
 
     def apply(self, plan: StepPlan) -> tuple[list[int], list[int]]:
-        """Bring the rows up to a plan; gives the rows that were emptied and those that were filled."""
-        emptied = [self._remove(request_id) for request_id in plan.removed]
-        filled = [self._add(admission) for admission in plan.admitted]
-        for work in plan.work:
-            if work.new_blocks:
-                row = self._index[work.request_id]
+        """Apply a plan's changes to the batch; returns the rows that were freed and those that were filled."""
+        freed = [self._remove(request_id) for request_id in plan.removed]
+        filled = [self._add(new) for new in plan.new]
+        for item in plan.scheduled:
+            if item.new_blocks:
+                row = self._index[item.request_id]
                 held = self.num_blocks[row]
-                self.blocks[row, held : held + len(work.new_blocks)] = work.new_blocks
-                self.num_blocks[row] = held + len(work.new_blocks)
-            if work.draft:  # behind what is known; what is sampled then takes its place
-                known = self.lengths[self._index[work.request_id]]
-                self.tokens[self._index[work.request_id], known : known + len(work.draft)] = work.draft
-        return emptied, filled
+                self.blocks[row, held : held + len(item.new_blocks)] = item.new_blocks
+                self.num_blocks[row] = held + len(item.new_blocks)
+            if item.draft:  # after the known tokens; sampled tokens then overwrite it
+                known = self.lengths[self._index[item.request_id]]
+                self.tokens[self._index[item.request_id], known : known + len(item.draft)] = item.draft
+        return freed, filled
 
     def append(self, row: int, token: int) -> None:
-        """Add a sampled token."""
+        """Append a sampled token."""
         if self.lengths[row] < self.tokens.shape[1]:
             self.tokens[row, self.lengths[row]] = token
             self.lengths[row] += 1
@@ -72,16 +78,16 @@ class RequestTable:
         return self.tokens[row, : self.lengths[row]]
 
     def check(self) -> None:
-        """Assert that the books balance."""
+        """Assert that rows, index and free list are consistent."""
         assert sorted(self._index.values()) == sorted(self._rows), "rows and index differ"
         assert len(self._free) + len(self._rows) == len(self.lengths), "rows got lost"
 
-    def _add(self, admission: Admission) -> int:
+    def _add(self, new: NewSequence) -> int:
         row = self._free.pop()
-        self._rows[row] = Row(admission.request_id, admission.params, admission.prompt_len, admission.prompt_logprobs)
-        self._index[admission.request_id] = row
-        self.tokens[row, : len(admission.tokens)] = admission.tokens
-        self.lengths[row] = len(admission.tokens)
+        self._rows[row] = Row(new.request_id, new.task, new.prompt_len, new.prompt_logprobs)
+        self._index[new.request_id] = row
+        self.tokens[row, : len(new.tokens)] = new.tokens
+        self.lengths[row] = len(new.tokens)
         self.num_blocks[row] = 0
         return row
 

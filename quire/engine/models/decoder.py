@@ -1,15 +1,14 @@
-"""One decoder for every architecture that a DecoderSpec can say."""
+"""The decoder that runs every `DecoderSpec`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
+from quire.engine.models.inputs import Attend, ModelInputs
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.embedding import Embedding
 from quire.engine.models.layers.latent import LatentAttentionLayer
@@ -17,20 +16,17 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import RMSNorm
-from quire.engine.models.layers.replays import Replays
 from quire.engine.models.layers.rope import RopeTables
-from quire.engine.models.layers.step import Attend, StepContext
+from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
 from quire.kernels.add import add_scaled, scaled
 from quire.kernels.rows import take_rows
 from quire.kernels.softcap import softcap
 
-_MOST_ENDS = 128  # sequences whose logits have a fixed place
-
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one layer keeps of a token: key_dim numbers for each head, and value_dim more unless values lie in keys."""
+    """What one layer caches of a token: key_dim elements per head, and value_dim more unless values lie in the keys."""
 
     heads: int
     key_dim: int
@@ -38,32 +34,67 @@ class CacheShape:
     values_in_keys: bool = False
 
     @property
-    def numbers(self) -> int:
-        """Numbers per token."""
+    def elements(self) -> int:
+        """Elements per token."""
         return self.heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
     @property
     def rows(self) -> int:
-        """Rows of numbers per token."""
+        """Rows of elements per token, one for each head's key and value."""
         return self.heads * (1 if self.values_in_keys else 2)
 
 
-class CausalLM(Protocol):
+class LanguageModel(Protocol):
     """What the model runner needs of a model."""
 
-    caches: Sequence[CacheShape]
+    @property
+    def caches(self) -> Sequence[CacheShape]:
+        """What each layer's KV cache holds of a token."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
-        """Run all tokens at their positions, both (tokens,), and give what `logits` takes for some rows of them."""
+    @property
+    def lm_head(self) -> LogitsHead:
+        """The head that gives logits."""
 
-    def logits(self, features: Tensor) -> Tensor:
-        """(rows, vocab) float32."""
+    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
+        """Hidden states after the final norm.
 
-    def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Logits (ends, vocab) float32 of the ends of a step whose attention `stays`, valid until the next call."""
+        Args:
+            inputs: the tokens of a step.
+            attend: the step's attention.
+            last_token_only: compute only the rows `inputs.logits_indices`, where it is not None.
+
+        Returns:
+            (tokens, hidden), or (len(logits_indices), hidden).
+        """
 
     def set_context(self, context_len: int) -> None:
-        """No sequence will be longer; a long rope chooses its frequencies by this."""
+        """Set the length of the longest sequence, by which a long rope chooses its frequencies."""
+
+
+class LogitsHead(Protocol):
+    """Logits of hidden states: a projection, then scale and softcap."""
+
+    vocab_size: int
+
+    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        """The output projection.
+
+        Args:
+            hidden: the result of the model's last run, (tokens, hidden).
+            rows: rows of `hidden` to project; None for all.
+            out: memory for the result.
+
+        Returns:
+            (rows, vocab) float32.
+        """
+
+    def adjust(self, projected: Tensor) -> Tensor:
+        """Logits from the projection; may return its argument."""
+
+
+def compute_logits(head: LogitsHead, hidden: Tensor, rows: Tensor | slice | None = None) -> Tensor:
+    """Logits (rows, vocab) float32; see `LogitsHead.project`."""
+    return head.adjust(head.project(hidden, rows=rows))
 
 
 class DecoderLayer(nn.Module):
@@ -89,16 +120,38 @@ class DecoderLayer(nn.Module):
         self.attn_norm, self.ffn_norm = norm(spec.pre_norm), norm(spec.pre_norm)
         self.attn_post_norm, self.ffn_post_norm = norm(spec.post_norm), norm(spec.post_norm)
 
-    def forward(self, x: Tensor, step: StepContext, *, last: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden); if the step's last layer is cut, to (ends, hidden) there."""
-        attended = self.attn_post_norm(self.attn(self.attn_norm(x), step, last=last))
-        ends = step.attend.ends if last and step.cut else None
-        x = add_scaled(x if ends is None else take_rows(x, ends), attended, self.scale)
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
+        attended = self.attn_post_norm(self.attn(self.attn_norm(x), step, last_layer=last_layer))
+        if last_layer and step.last_token_only and step.logits_indices is not None:
+            x = take_rows(x, step.logits_indices)
+        x = add_scaled(x, attended, self.scale)
         return add_scaled(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))), self.scale)
 
 
+class LMHead(nn.Module):
+    """The output projection of a decoder; see `LogitsHead`."""
+
+    def __init__(self, spec: DecoderSpec, linear: Linear) -> None:
+        super().__init__()
+        self.vocab_size = spec.vocab
+        self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
+        self._linear = (linear,)  # in a tuple: it is registered with the decoder, under the checkpoint's name
+
+    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        """See `LogitsHead`."""
+        hidden = hidden if rows is None else hidden[rows]
+        projected: Tensor = self._linear[0](hidden, float32_out=True, out=out)
+        return projected
+
+    def adjust(self, projected: Tensor) -> Tensor:
+        """See `LogitsHead`."""
+        logits = projected if self._scale == 1.0 else projected * self._scale
+        return logits if self._softcap is None else softcap(logits, self._softcap)
+
+
 class Decoder(nn.Module):
-    """Embedding, layers, norm and head, as the spec says. It wants `set_context` before it runs."""
+    """Embedding, layers, final norm and head of a `DecoderSpec`. Call `set_context` before the first `run`."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -108,58 +161,23 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(i, layer, spec) for i, layer in enumerate(spec.layers))
         self.norm = RMSNorm(spec.hidden, spec.eps, spec.norm_offset)
         self.head = head
+        self.lm_head = LMHead(spec, head)
         self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
-        """Last hidden states (rows, hidden) of some rows of the tokens at positions, both (tokens,)."""
-        cut = attend.ends is not None and torch.equal(attend.ends, rows)
-        last = self._run_layers(tokens, positions, attend, cut=cut)
-        out: Tensor = self.norm(last if cut else last[rows])
-        return out
-
-    def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `CausalLM`."""
-        cut = attend.ends is not None
-        ends = len(tokens) if attend.ends is None else len(attend.ends)
-        room = self._room[:ends] if ends <= len(self._room) else None
-
-        def step() -> Tensor:
-            features = self.norm(self._run_layers(tokens, positions, attend, cut=cut))
-            out: Tensor = self.head(features, wide=True, out=room)
-            return out
-
-        if room is None:
-            return self._adjusted(step())
-        self._replays.run(step, len(tokens), ends)
-        return self._adjusted(room)
+    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
+        """See `LanguageModel`."""
+        x = scaled(self.embed(inputs.token_ids), self.spec.embed_scale)
+        step = StepContext(self._ropes.at(inputs.positions), attend, inputs.logits_indices, last_token_only)
+        for layer in self.layers:
+            x = layer(x, step, last_layer=layer is self.layers[-1])
+        hidden: Tensor = self.norm(x)
+        return hidden
 
     def set_context(self, context_len: int) -> None:
-        """See `CausalLM`."""
+        """See `LanguageModel`."""
         ropes = {layer.attn.rope for layer in self.spec.layers if layer.attn.rope is not None}
         self.context_len = context_len
-        self._ropes = RopeTables(ropes, context_len)
-        self._replays = Replays()
-
-    def logits(self, features: Tensor) -> Tensor:
-        """(rows, vocab) float32 of hidden states (rows, hidden)."""
-        return self._adjusted(self.head(features, wide=True))
-
-    def _run_layers(self, tokens: Tensor, positions: Tensor, attend: Attend, *, cut: bool = False) -> Tensor:
-        x = scaled(self.embed(tokens), self.spec.embed_scale)
-        step = StepContext(self._ropes.at(positions), attend, cut)
-        for layer in self.layers:
-            x = layer(x, step, last=layer is self.layers[-1])
-        return x
-
-    def _adjusted(self, logits: Tensor) -> Tensor:
-        if self.spec.logit_scale != 1.0:
-            logits = logits * self.spec.logit_scale
-        return logits if self.spec.logit_softcap is None else softcap(logits, self.spec.logit_softcap)
-
-    @cached_property
-    def _room(self) -> Tensor:
-        """Where steps write their logits."""
-        return torch.empty(_MOST_ENDS, self.spec.vocab)
+        self._ropes = RopeTables(ropes, context_len, self.norm.weight.device)
 
 
 def _cache_shape(spec: GroupedAttention | LatentAttention) -> CacheShape:

@@ -1,7 +1,7 @@
 """Runs any Hugging Face causal LM whose attention goes through transformers' AttentionInterface.
 
-The module is Hugging Face's own; only its attention is replaced by ours, so it takes part in continuous batching like
-any other model. Slower than the decoder, but there from a new model's first day.
+The module is Hugging Face's own; only its attention is replaced by paged attention, so it takes part in continuous
+batching like any other model. It is slower than `Decoder`, but covers new architectures without any code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel, WeightMismatch
-from quire.engine.models.layers.step import Attend
+from quire.engine.models.inputs import Attend, ModelInputs
 from quire.kernels.paged_attention import AttentionParams
 
 _NAME = "quire_paged"
@@ -26,7 +26,7 @@ _loading = threading.Lock()  # from_pretrained changes torch's default dtype for
 
 
 class _Binding:
-    """Leads from an attention module of Hugging Face's to the attention of the step that runs."""
+    """Connects the attention modules of a Hugging Face model with the attention of the current step."""
 
     attend: Attend | None = None
     dtype: torch.dtype | None = None  # that of the KV cache
@@ -45,59 +45,82 @@ def _paged_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Our attention under Hugging Face's signature: query, key and value are (1, heads, tokens, dim)."""
+    """Paged attention with Hugging Face's signature: query, key and value are (1, heads, tokens, dim)."""
     if attention_mask is not None:
         raise UnsupportedModel("its attention takes a mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     dtype = module.quire_binding.dtype  # some modules leave a rope's or a norm's float32 as it is
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
-    math = AttentionParams(scale, sliding_window, softcap, s_aux)
-    return module.quire_binding.attend(module.layer_idx, q, k, v, math)[None], None
+    params = AttentionParams(scale, sliding_window, softcap, s_aux)
+    return module.quire_binding.attend(module.layer_idx, q, k, v, params)[None], None
 
 
 AttentionInterface.register(_NAME, _paged_attention)
 
 
-class FallbackModel:
-    """A Hugging Face module behind the interface of our decoder."""
+class FallbackHead:
+    """Logits of the hidden states of the last run, which the module has computed along with them."""
 
     def __init__(self, module: Any) -> None:
-        """Take over a module's attention.
+        self.vocab_size: int = module.config.get_text_config().vocab_size
+        self.hidden = self.logits = torch.empty(0)
+        module.get_output_embeddings().register_forward_pre_hook(self._record)
+
+    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        """See `LogitsHead`."""
+        assert hidden is self.hidden, "these are not the hidden states of the last run"
+        logits = (self.logits if rows is None else self.logits[rows]).float()
+        return logits if out is None else out.copy_(logits)
+
+    def adjust(self, projected: Tensor) -> Tensor:
+        """Nothing to do: the module has applied scale and softcap."""
+        return projected
+
+    def _record(self, _: Any, arguments: tuple[Tensor, ...]) -> None:
+        self.hidden = arguments[0][0]  # the input of the output projection
+
+
+class FallbackModel:
+    """A Hugging Face module as a `LanguageModel`."""
+
+    def __init__(self, module: Any) -> None:
+        """Replace the attention of a module.
 
         Raises:
-            UnsupportedModel: its attention cannot be taken over completely.
+            UnsupportedModel: not all of its attention can be replaced.
         """
         self._module = module
         accepted = set(inspect.signature(module.forward).parameters)
         if "position_ids" not in accepted:
             raise UnsupportedModel("its forward takes no position_ids")
-        self._keeps_rows = "logits_to_keep" in accepted
+        self._selects_rows = "logits_to_keep" in accepted
         self._binding = _Binding()
         self._binding.dtype = module.dtype
         for part in module.modules():
             if hasattr(part, "layer_idx"):
                 part.quire_binding = self._binding
+        self.lm_head = FallbackHead(module)
         self.caches: Sequence[CacheShape] = _probe(self, module.config)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
-        """Logits (rows, vocab) of some rows of the tokens at positions, both (tokens,)."""
+    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
+        """See `LanguageModel`."""
         self._binding.attend = attend
-        arguments: dict[str, Any] = {"logits_to_keep": rows} if self._keeps_rows else {}
-        out = self._module(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **arguments)
-        logits: Tensor = out.logits[0]
-        return logits if self._keeps_rows else logits[rows]
-
-    def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `CausalLM`."""
-        ends = torch.arange(len(tokens)) if attend.ends is None else attend.ends
-        return self.logits(self.forward(tokens, positions, attend, ends))
+        rows = inputs.logits_indices if last_token_only else None
+        select = rows is not None and self._selects_rows
+        out = self._module(
+            input_ids=inputs.token_ids[None],
+            position_ids=inputs.positions[None],
+            use_cache=False,
+            **({"logits_to_keep": rows} if select else {}),
+        )
+        head = self.lm_head
+        head.logits = out.logits[0]
+        if rows is not None and not select:
+            head.hidden, head.logits = head.hidden[rows], head.logits[rows]
+        return head.hidden
 
     def set_context(self, context_len: int) -> None:
-        """Ropes that would depend on it are refused."""
-
-    def logits(self, features: Tensor) -> Tensor:
-        """As float32; they are logits already."""
-        return features.float()
+        """Nothing to do: ropes that depend on the context length are refused."""
 
 
 def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackModel:
@@ -127,22 +150,22 @@ def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackMode
 
 
 def _check_rope(config: Any) -> None:
-    """Refuse ropes that transformers turns by the batch's largest position: other requests would change the output."""
+    """Refuse ropes whose frequencies transformers derives from the batch's largest position.
+
+    Other requests would change the output of a request.
+    """
     params = getattr(config, "rope_parameters", None) or {}
     for part in (params, *(value for value in params.values() if isinstance(value, dict))):
         kind = part.get("rope_type", "default")
         if "dynamic" in kind or kind == "longrope":
             raise UnsupportedModel(
-                f"transformers turns its rope, of type {kind!r}, by the largest position in the batch, "
+                f"transformers derives its rope, of type {kind!r}, from the largest position in the batch, "
                 "so requests would change each other's output"
             )
 
 
 class _Probe:
-    """Stands in for attention in a dry run and notes what each layer wants to cache."""
-
-    stays = False
-    ends = None
+    """Takes the place of attention in a dry run and records what each layer caches."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, CacheShape] = {}
@@ -154,29 +177,27 @@ class _Probe:
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
-        math: AttentionParams,
+        params: AttentionParams,
         *,
-        last: bool = False,
-        cut: bool = False,
+        last_layer: bool = False,
+        last_token_only: bool = False,
     ) -> Tensor:
         assert v is not None
-        assert not last
-        assert not cut
         self.shapes[layer] = CacheShape(k.shape[1], k.shape[2], v.shape[2])
-        self.windows[layer] = math.window
+        self.windows[layer] = params.window
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
 
 
 @torch.inference_mode()
 def _probe(model: FallbackModel, config: Any) -> list[CacheShape]:
     probe = _Probe()
-    first = torch.zeros(1, dtype=torch.int64)
-    model.forward(first, first, probe, first)
+    token = torch.zeros(1, dtype=torch.int64)
+    model.run(ModelInputs(token, token), probe)
     text = config.get_text_config()
     if sorted(probe.shapes) != list(range(text.num_hidden_layers)):
         raise UnsupportedModel("some of its layers are not softmax attention, or do not use transformers' interface")
     for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
         windowed = kind == "sliding_attention"
         if kind not in ("full_attention", "sliding_attention") or windowed != (probe.windows[layer] is not None):
-            raise UnsupportedModel(f"its layer {layer} is of type {kind}, whose mask does not reach us")
+            raise UnsupportedModel(f"its layer {layer} is of type {kind}, whose mask is not passed to the attention")
     return [probe.shapes[layer] for layer in range(text.num_hidden_layers)]

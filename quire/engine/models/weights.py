@@ -1,4 +1,4 @@
-"""Fills a decoder with the weights of a checkpoint, fusing and converting on the way."""
+"""Loads the weights of a checkpoint into a decoder, fusing projections and converting the dtype."""
 
 from __future__ import annotations
 
@@ -11,107 +11,105 @@ from torch import Tensor, nn
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.errors import WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
-from quire.engine.models.naming import Place, arrange_swapped, place_of
+from quire.engine.models.weight_names import WeightTarget, unstack_experts, weight_target
 from quire.kernels.linear import Quantization
 
 _NOT_NEEDED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _KEEP_FLOAT32 = re.compile(r".*\.score_bias")
-_MOST_NAMES = 5  # in an error message
+_MAX_NAMES = 5  # in an error message
 
 
-def allocate(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give every parameter of a model built on the meta device memory of its own, and shared ones the same."""
+def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Allocate every parameter of a model built on the meta device, shared ones once."""
     made: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             keep = _KEEP_FLOAT32.fullmatch(f"{module_name}.{name}") is not None
             if id(parameter) not in made:
-                data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype)
+                data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype, device=device)
                 made[id(parameter)] = nn.Parameter(data, requires_grad=False)
             setattr(module, name, made[id(parameter)])
 
 
 class WeightFiller:
-    """Takes a checkpoint's weights one by one and knows what is still missing."""
+    """Copies a checkpoint's tensors into a decoder's parameters and keeps track of what is missing."""
 
     def __init__(self, model: Decoder, quantization: Quantization = "none", *, extra_layers: int = 0) -> None:
-        """`extra_layers`: layers behind the last that the checkpoint may bring and the decoder leaves out."""
+        """`extra_layers`: layers after the last that the checkpoint may hold; they are ignored."""
         self._quantization = quantization
         self._model = model
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._users = _users(model)
         self._post_norms = any(layer.post_norm for layer in model.spec.layers)
-        self._missing = {name: set(self._pieces(name, tensor)) for name, tensor in self._parameters.items()}
-        self._experts = {name: len(tensor) for name, tensor in self._parameters.items() if ".experts." in name}
+        self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
         self._extra: list[str] = []
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy all weights to their places.
+        """Copy all tensors to their parameters, and pack each layer's weights once they are complete.
 
         Raises:
-            WeightMismatch: one is missing, extra, doubled or of the wrong shape.
+            WeightMismatch: a tensor is missing, extra, doubled or of the wrong shape.
         """
         for name, tensor in weights:
             self._put(name, tensor)
         if self._extra:
             raise WeightMismatch(f"the checkpoint has weights that the model does not know: {_some(self._extra)}")
-        missing = [name for name, pieces in self._missing.items() if pieces]
+        missing = [name for name, parts in self._missing.items() if parts]
         if missing:
             raise WeightMismatch(f"the checkpoint lacks weights: {_some(missing)}")
 
     def _put(self, name: str, tensor: Tensor) -> None:
         if _NOT_NEEDED.fullmatch(name) or (self._model.spec.tied and name == "lm_head.weight") or self._beyond(name):
             return
-        place = place_of(name, self._missing, post_norms=self._post_norms)
-        if place is None or (place.expert is not None and place.expert >= self._experts[place.parameter]):
+        target = weight_target(name, self._missing, post_norms=self._post_norms)
+        if target is None:
             self._extra.append(name)
-            return
-        if place.swapped:
-            tensor = arrange_swapped(place.parameter, tensor)
-        self._tick_off(place, name)
-        target = self._target(place)
-        if target.shape != tensor.shape:
-            raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, but the model's is {tuple(target.shape)}")
-        target.copy_(tensor)
-        if not self._missing[place.parameter]:
-            self._complete(place.parameter)
+        elif target.stacked:
+            self._copy_stacked(name, target, tensor)
+        else:
+            self._copy(name, target, tensor)
 
-    def _target(self, place: Place) -> Tensor:
-        target = self._parameters[place.parameter].data
-        if place.expert is not None:
-            target = target[place.expert]
-        if place.part is None:
-            return target
-        parts = self._parts(place.parameter)
-        return target.narrow(0, sum(parts[: place.part]), parts[place.part])
+    def _copy_stacked(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
+        count = self._num_experts(target)
+        if tensor.dim() < 2 or len(tensor) != count:
+            raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, but the model has {count} experts")
+        for expert, weight in enumerate(unstack_experts(target.parameter, tensor)):
+            self._copy(name, WeightTarget(target.parameter.format(expert=expert)), weight)
+
+    def _num_experts(self, target: WeightTarget) -> int:
+        layer = self._model.get_submodule(target.parameter.partition(".{expert}")[0])
+        assert isinstance(layer, nn.ModuleList)
+        return len(layer)
+
+    def _copy(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
+        self._mark_loaded(name, target)
+        destination = self._parameters[target.parameter].data
+        if target.part is not None:
+            parts = self._parts(target.parameter)
+            destination = destination.narrow(0, sum(parts[: target.part]), parts[target.part])
+        if destination.shape != tensor.shape:
+            raise WeightMismatch(
+                f"{name} has shape {tuple(tensor.shape)}, but the model's is {tuple(destination.shape)}"
+            )
+        destination.copy_(tensor)
+        if not self._missing[target.parameter]:
+            self._complete(target.parameter)
 
     def _parts(self, parameter: str) -> tuple[int, ...]:
+        """Rows of the projections in a parameter."""
         owner = self._model.get_submodule(parameter.rpartition(".")[0])
-        if isinstance(owner, Linear):
-            return owner.parts
-        half = self._parameters[parameter].shape[1] // 2  # stacked experts: gate and up
-        return (half, half)
+        return owner.parts if isinstance(owner, Linear) else (len(self._parameters[parameter]),)
 
-    def _pieces(self, name: str, tensor: Tensor) -> Iterable[tuple[int | None, int | None]]:
-        """(expert, part) of all pieces in which a parameter may come."""
-        owner = self._model.get_submodule(name.rpartition(".")[0])
-        if isinstance(owner, Linear) and len(owner.parts) > 1:
-            return [(None, part) for part in range(len(owner.parts))]
-        if ".experts." in name and tensor.dim() == 3:
-            parts = (0, 1) if name.endswith("gate_up") else (None,)
-            return [(expert, part) for expert in range(tensor.shape[0]) for part in parts]
-        return [(None, None)]
-
-    def _tick_off(self, place: Place, name: str) -> None:
-        missing = self._missing[place.parameter]
-        done = {(e, p) for e, p in missing if place.expert in (None, e) and place.part in (None, p)}
-        if not done:
+    def _mark_loaded(self, name: str, target: WeightTarget) -> None:
+        missing = self._missing[target.parameter]
+        loaded = set(missing) if target.part is None else missing & {target.part}
+        if not loaded:
             raise WeightMismatch(f"{name} comes twice in the checkpoint")
-        missing -= done
+        missing -= loaded
 
     def _complete(self, parameter: str) -> None:
-        """Let go of a parameter, so that layers which are complete can lie in another form and its memory be freed."""
+        """Release a complete parameter, so that packing the layers that use it frees its memory."""
         del self._parameters[parameter]
         for layer, parameters in self._users.get(parameter, ()):
             if not any(self._missing[own] for own in parameters):
@@ -123,7 +121,7 @@ class WeightFiller:
 
 
 def _users(model: nn.Module) -> dict[str, list[tuple[Packable, list[str]]]]:
-    """The layers that use a parameter and wait for it, each with the names of all its parameters."""
+    """The packable layers that use each parameter, with the names of all parameters of the layer."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     users: dict[str, list[tuple[Packable, list[str]]]] = {}
     for layer in model.modules():
@@ -135,5 +133,5 @@ def _users(model: nn.Module) -> dict[str, list[tuple[Packable, list[str]]]]:
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

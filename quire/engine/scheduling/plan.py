@@ -1,32 +1,36 @@
-"""What the scheduler tells the model runner, and what it hears back. Values; nobody changes them."""
+"""Messages between scheduler and model runner. They are values: neither side changes one that it received."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import PooledArray, StepStats, Task, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class NewSequence:
     """A sequence enters the batch, for the first time or again after preemption.
 
-    `prompt_logprobs`: alternatives to report at positions of the prompt; none if nothing is to be reported.
+    Attributes:
+        tokens: prompt and, after preemption, the output so far.
+        prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
     """
 
     request_id: str
     tokens: tuple[int, ...]
     prompt_len: int
-    params: SamplingParams
+    task: Task
     prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScheduledSequence:
     """Compute tokens [start, start + count) of a sequence.
 
-    `new_blocks` are appended to its block table first; `samples`: it has then caught up and gets its next token. The
-    last tokens may be a `draft`, which stands as long as it is what the model says: each right token gives one more.
+    Attributes:
+        new_blocks: appended to the sequence's block table before the step.
+        samples: the step computes the sequence's last token, so the next one is sampled.
+        draft: the last tokens, where they are speculated; each one that the model confirms yields one token more.
     """
 
     request_id: str
@@ -39,34 +43,48 @@ class Work:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: sequences that leave the batch, those that enter it, and the work on all in it."""
+    """One step: sequences that leave the batch, sequences that enter it, and the tokens to compute.
+
+    Attributes:
+        stats: counters of this step; the scheduler completes them when the step has finished.
+    """
 
     removed: list[str] = field(default_factory=list)
-    admitted: list[Admission] = field(default_factory=list)
-    work: list[Work] = field(default_factory=list)
+    new: list[NewSequence] = field(default_factory=list)
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    stats: StepStats = field(default_factory=StepStats)
 
     @property
     def num_tokens(self) -> int:
         """Tokens to compute."""
-        return sum(item.count for item in self.work)
+        return sum(item.count for item in self.scheduled)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do, not even a row to free."""
+        return not (self.removed or self.scheduled)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next tokens of one sequence: one, and one more for each token of its draft that was right.
-
-    With an `error` the last token is none: the sequence cannot go on.
-    """
+    """The next tokens of one sequence: one, and one more for each confirmed token of its draft."""
 
     request_id: str
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the model made of a plan. `prompt_logprobs` holds the positions that this step computed."""
+    """The results of a step.
 
-    sampled: list[Sampled]
+    Attributes:
+        prompt_logprobs: by request id, of the prompt positions that follow the tokens of this step.
+        pooled: by request id, of pooling requests whose last token was computed.
+        errors: by request id, why a sequence cannot continue. The other sequences are not affected.
+    """
+
+    sampled: list[Sampled] = field(default_factory=list)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[str, PooledArray] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)

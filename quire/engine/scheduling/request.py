@@ -1,4 +1,4 @@
-"""Request: the only mutable truth about a sequence. It never leaves the core."""
+"""Request: the scheduler's state of one sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.wire.protocol import FinishReason, SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import FinishReason, PoolingParams, SamplingParams, Task, TokenLogprobs
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
@@ -16,27 +16,36 @@ Hasher = Callable[[bytes], BlockHash]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A sequence being generated.
+    """One sequence. It never leaves the core.
+
+    A step that was submitted and has not finished is in flight. With an executor that allows more than one step in
+    flight, a sequence is scheduled on before its sampled tokens are known: `expected` counts them.
 
     Attributes:
         tokens: prompt and output so far.
-        order: where it stands in the line; smaller goes first.
-        computed: how many of `tokens` have their keys and values in `blocks`. Each step makes it catch up.
+        order: scheduling order; smaller runs first.
+        computed: tokens whose keys and values are in `blocks` once the steps in flight have finished.
+        expected: tokens that steps in flight will append to `tokens`.
+        steps_in_flight: submitted steps that hold this sequence and have not finished.
+        verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
         blocks: the block table.
-        root: hash that the first block's is chained to; equal roots may share blocks.
+        root: parent hash of the first block; sequences with equal roots may share blocks.
         hashes: content hashes of the full blocks of `tokens`, as far as they were asked for.
-        published: blocks that others can find.
-        drafter: guesses what comes next; none without speculation.
-        cached_tokens: prompt tokens that the prefix cache held at first admission; none before that.
+        published: number of blocks that are registered in the prefix cache.
+        drafter: proposes speculative tokens; None without speculation.
+        cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
     """
 
     id: str
     tokens: list[int]
-    params: SamplingParams
+    task: Task
     order: tuple[int, int]
     root: BlockHash = b""
     prompt_len: int = 0
     computed: int = 0
+    expected: int = 0
+    steps_in_flight: int = 0
+    verifies_draft: bool = False
     blocks: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
     published: int = 0
@@ -50,19 +59,42 @@ class Request:
         self.prompt_len = len(self.tokens)
 
     @property
-    def pending(self) -> int:
-        """Tokens that wait to be computed."""
-        return len(self.tokens) - self.computed
+    def params(self) -> SamplingParams:
+        """The task of a request that generates."""
+        assert isinstance(self.task, SamplingParams)
+        return self.task
 
-    def room_for_draft(self, max_model_len: int) -> int:
-        """Tokens that a draft may have: behind them one more must be allowed to come."""
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are sampled once all known tokens are computed."""
+        return type(self.task) is SamplingParams
+
+    def pending(self, max_model_len: int) -> int:
+        """Tokens that can be scheduled now."""
+        if self.expected and (self.verifies_draft or self._ends_with_expected(max_model_len)):
+            return 0
+        return len(self.tokens) + self.expected - self.computed
+
+    def _ends_with_expected(self, max_model_len: int) -> bool:
+        """Whether the tokens in flight are the last ones that the request may have."""
+        return len(self.tokens) + self.expected >= min(self.prompt_len + self.params.max_tokens, max_model_len)
+
+    def max_draft(self, max_model_len: int) -> int:
+        """Longest draft: the token sampled after it must still be allowed."""
         allowed = min(self.prompt_len + self.params.max_tokens, max_model_len)
         return max(0, allowed - len(self.tokens) - 1)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether positions of the prompt still have to be computed for their log-probabilities."""
-        return self.params.prompt_logprobs is not None and not self.prompt_reported
+        """Whether positions of the prompt must still be computed for their log-probabilities."""
+        return self.generates and self.params.prompt_logprobs is not None and not self.prompt_reported
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether tokens found in the prefix cache need not be computed."""
+        if isinstance(self.task, PoolingParams):
+            return not self.task.needs_all_tokens
+        return not self.wants_prompt_logprobs
 
     def block_hashes(self, block_size: int, hasher: Hasher) -> list[BlockHash]:
         """Chained hashes of all full blocks: equal hashes mean equal tokens from the start on, and equal roots."""
@@ -73,19 +105,19 @@ class Request:
         return self.hashes
 
     def mark_scheduled(self) -> None:
-        """Note when it first got into the batch."""
+        """Record when the sequence first entered the batch."""
         self.scheduled_at = self.scheduled_at or time.monotonic()
 
     def append(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
-        """Add a sampled token; say whether it ends the sequence, and by which stop token."""
+        """Append a sampled token; returns the finish reason, if any, and the stop token that caused it."""
         self.tokens.append(token)
-        generated = len(self.tokens) - self.prompt_len
-        # Before min_tokens there is an end only where a grammar leaves nothing else.
-        if generated >= self.params.min_tokens or self.params.grammar:
-            if token in self.params.eos_token_ids:
+        params, generated = self.params, len(self.tokens) - self.prompt_len
+        # A grammar may allow nothing but an end token before min_tokens.
+        if generated >= params.min_tokens or params.grammar:
+            if token in params.eos_token_ids:
                 return "stop", None
-            if token in self.params.stop_token_ids:
+            if token in params.stop_token_ids:
                 return "stop", token
-        if generated >= self.params.max_tokens or len(self.tokens) >= max_model_len:
+        if generated >= params.max_tokens or len(self.tokens) >= max_model_len:
             return "length", None
         return None, None

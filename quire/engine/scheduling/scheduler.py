@@ -1,8 +1,8 @@
-"""Who gets how many tokens this step.
+"""The scheduler: how many tokens of which sequences the next step computes.
 
-There is no prefill phase and no decode phase: a request has tokens and computed tokens, and each step hands out a token
-budget so that the second catch up with the first. Chunked prefill, prefix hits and preemption by recomputation are
-then one case. The idea is vLLM V1's.
+There is no prefill phase and no decode phase: a request has tokens and computed tokens, and each step spends a token
+budget so that the computed ones catch up. Chunked prefill, prefix cache hits and preemption by recomputation need no
+case of their own. The design is vLLM V1's.
 """
 
 from __future__ import annotations
@@ -10,25 +10,34 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import insort
+from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
 
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.scheduling.plan import Admission, Sampled, StepPlan, StepResult, Work
+from quire.engine.scheduling.plan import NewSequence, Sampled, ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.request import Hasher, Request
-from quire.engine.wire.protocol import AddRequest, SequenceOutput, StepStats
+from quire.engine.wire.protocol import (
+    AddRequest,
+    ErrorOutput,
+    PooledArray,
+    PooledOutput,
+    RequestOutput,
+    StepStats,
+    TokensOutput,
+)
 
 _ORDER = attrgetter("order")
-# Up to so many tokens a step are read with the weights that one token needs: beyond, a CPU's arithmetic is what counts.
-_FREE_TOKENS = 24
+# A step of up to this many tokens takes about as long as one token: reading the weights dominates on a CPU.
+_MEMORY_BOUND_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Bounds of a step. `max_tokens` is at least `max_seqs`, so that every running sequence can move.
+    """Limits of a step. `max_tokens` is at least `max_seqs`, so that every running sequence can advance.
 
-    `max_draft`: most tokens that are guessed for a sequence; 0 for no speculation.
+    `max_draft`: longest draft of a sequence in tokens; 0 for no speculation.
     """
 
     max_seqs: int
@@ -42,40 +51,44 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    """Holds every request from its arrival to its end."""
+    """Holds every request from its arrival until it finishes.
+
+    `plan` and `finish` are called in pairs and in order. Further plans may be made before the first has finished;
+    their steps run in the order of the plans.
+    """
 
     def __init__(
         self, limits: SchedulerLimits, pool: BlockPool, *, hasher: Hasher | None, by_priority: bool = False
     ) -> None:
-        """Without a `hasher` no block is ever shared."""
+        """`hasher`: hash function of the prefix cache; None disables it."""
         self.limits = limits
         self.pool = pool
         self._hasher = hasher
         self._by_priority = by_priority
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []  # sorted by order
-        self._waiting: list[tuple[tuple[int, int], Request]] = []  # heap; may hold requests that are gone
+        self._waiting: list[tuple[tuple[int, int], Request]] = []  # heap; may hold requests that have left
+        self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
         self._removed: list[str] = []  # left the batch since the last plan
         self._arrivals = itertools.count()
-        self._stats = StepStats()
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is here."""
+        """Whether any request has not finished."""
         return bool(self._requests)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
     def add(self, message: AddRequest) -> None:
-        """Put a new request in line."""
+        """Queue a new request."""
         arrival = next(self._arrivals)
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
-            params=message.params,
+            task=message.task,
             order=(message.priority if self._by_priority else 0, arrival),
-            # Hashed, so that no salt can pass for the hash of somebody else's block.
+            # Hashed, so that no salt can equal the hash of a block.
             root=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
         )
@@ -83,44 +96,48 @@ class Scheduler:
         heapq.heappush(self._waiting, (request.order, request))
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, wherever it is; one that is unknown or has ended is no error."""
+        """Drop a request in any state; unknown ids are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
             self._leave(request)
 
     def plan(self) -> StepPlan:
-        """Choose this step's work: first for those in the batch, then for those in line."""
-        self._stats = StepStats()
-        plan = StepPlan()
-        budget = self._continue_running(plan, self.limits.max_tokens)
-        if not self._stats.preemptions:
-            self._admit_waiting(plan, budget)
+        """Choose the sequences of the next step: first those in the batch, then waiting ones."""
+        plan, scheduled = StepPlan(), list[Request]()
+        budget = self._schedule_running(plan, scheduled, self.limits.max_tokens)
+        if not plan.stats.preemptions:
+            self._admit_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
+        if scheduled:
+            self._in_flight.append(scheduled)
         return plan
 
-    def finish(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
-        """Take in what the model made of the plan."""
-        for item in plan.work:
-            request = self._requests[item.request_id]
-            request.computed = item.start + item.count - len(item.draft)
-            request.prompt_logprobs += result.prompt_logprobs.get(item.request_id, ())
-        drafts = {item.request_id: len(item.draft) for item in plan.work if item.draft}
-        return [self._extend(sampled, drafts.get(sampled.request_id, 0)) for sampled in result.sampled]
+    def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """Apply the results of the oldest plan that has not finished; returns what to send to the front end."""
+        live: dict[str, tuple[Request, ScheduledSequence]] = {}
+        for request, item in zip(self._in_flight.popleft() if plan.scheduled else (), plan.scheduled, strict=True):
+            request.steps_in_flight -= 1
+            if self._requests.get(request.id) is request:  # else aborted, or finished by an earlier step
+                live[request.id] = (request, item)
+                request.prompt_logprobs += result.prompt_logprobs.get(request.id, ())
+        outputs: list[RequestOutput] = []
+        for request_id, error in result.errors.items():
+            if request_id in live:
+                self._leave(live.pop(request_id)[0])
+                outputs.append(ErrorOutput(request_id, error))
+        outputs += [self._extend(*live[s.request_id], s, plan.stats) for s in result.sampled if s.request_id in live]
+        outputs += [self._finish_pooling(live[name][0], data) for name, data in result.pooled.items() if name in live]
+        return outputs
 
-    def stats(self) -> StepStats:
-        """The books after the last step."""
-        stats = self._stats
+    def stats(self, plan: StepPlan | None = None) -> StepStats:
+        """Gauges as of now, with the counters of a step that has finished if one is given."""
+        stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
         stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
         return stats
 
-    def idle_stats(self) -> StepStats:
-        """The books between steps."""
-        self._stats = StepStats()
-        return self.stats()
-
     def check(self) -> None:
-        """Assert that the books balance."""
+        """Assert that queues, requests and the block pool are consistent."""
         self.pool.check(request.blocks for request in self._requests.values())
         waiting = {request.id for _, request in self._waiting if self._requests.get(request.id) is request}
         running = {request.id for request in self._running}
@@ -132,45 +149,51 @@ class Scheduler:
             assert request.computed <= held, "computed tokens without a block"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
 
-    def _continue_running(self, plan: StepPlan, budget: int) -> int:
-        decoding = sum(1 for request in self._running if request.pending == 1)
-        drafts = max(0, _FREE_TOKENS - decoding)
+    def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
+        pending = [request.pending(self.limits.max_model_len) for request in self._running]
+        decoding = pending.count(1)
+        drafts = max(0, _MEMORY_BOUND_TOKENS - decoding)
         index = 0
-        while index < len(self._running):
+        while index < len(self._running):  # preemption removes from the end, so indices into `pending` stay valid
             request = self._running[index]
-            decoding -= request.pending == 1
-            # A long prompt leaves a token for each sequence behind it that only needs one.
-            count = min(request.pending, budget - decoding)
-            if count > 0 and not self._make_room(request, count):
+            decoding -= pending[index] == 1
+            # A long prompt leaves one token for each sequence after it that needs only one.
+            count = min(pending[index], budget - decoding)
+            if count > 0 and not self._make_room(plan, request, count):
                 break
             if count > 0:
                 draft = self._draft(request, min(budget - decoding - count, drafts))
-                self._schedule(plan, request, count, draft=draft)
+                self._schedule(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
                 drafts -= len(draft)
             index += 1
         return budget
 
     def _draft(self, request: Request, room: int) -> tuple[int, ...]:
-        """A guess at what follows a sequence that only lacks its next token; nobody gives way to a guess."""
-        if request.drafter is None or request.pending != 1:
+        """Draft tokens for a sequence that lacks only its next token; a draft never preempts a sequence."""
+        if request.drafter is None or not request.generates or request.steps_in_flight:
+            return ()
+        if len(request.tokens) - request.computed != 1:
             return ()
         held = (len(request.blocks) + self.pool.num_free) * self.pool.block_size
-        room = min(room, held - len(request.tokens), request.room_for_draft(self.limits.max_model_len))
+        room = min(room, held - len(request.tokens), request.max_draft(self.limits.max_model_len))
         return request.drafter.draft(request.tokens, room)
 
-    def _make_room(self, request: Request, count: int) -> bool:
-        """Preempt from the end of the line until `count` more tokens fit; false if it had to be this request."""
+    def _make_room(self, plan: StepPlan, request: Request, count: int) -> bool:
+        """Preempt the last sequences until `count` more tokens fit; False if that preempted `request` itself."""
         needed = self.pool.blocks_for(request.computed + count) - len(request.blocks)
         while needed > self.pool.num_free:
             victim = self._running[-1]
             self._preempt(victim)
+            plan.stats.preemptions += 1
             if victim is request:
                 return False
         return True
 
-    def _admit_waiting(self, plan: StepPlan, budget: int) -> None:
-        while budget > 0 and len(self._running) < self.limits.max_seqs and (request := self._next_in_line()):
+    def _admit_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
+        while budget > 0 and len(self._running) < self.limits.max_seqs and (request := self._next_waiting()):
+            if request.steps_in_flight:
+                return  # preempted; a step in flight still appends to its tokens
             matched = self._cached_prefix(request)
             computed = len(matched) * self.pool.block_size
             count = min(len(request.tokens) - computed, budget)
@@ -183,42 +206,41 @@ class Scheduler:
             request.blocks, request.computed, request.published = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
-            self._count_prefix(request, computed)
-            plan.admitted.append(
-                Admission(
-                    request.id,
-                    tuple(request.tokens),
-                    request.prompt_len,
-                    request.params,
-                    request.params.prompt_logprobs if request.wants_prompt_logprobs else None,
-                )
-            )
-            self._schedule(plan, request, count, matched)
+            self._count_prefix(plan, request, computed)
+            plan.new.append(_new_sequence(request))
+            self._schedule(plan, scheduled, request, count, matched)
             budget -= count
 
     def _schedule(
         self,
         plan: StepPlan,
+        scheduled: list[Request],
         request: Request,
         count: int,
         matched: list[int] | None = None,
         draft: tuple[int, ...] = (),
     ) -> None:
-        end = request.computed + count
-        # After a draft that was wrong there may be blocks left.
+        start, end = request.computed, request.computed + count
+        # Blocks may be left over from a rejected draft.
         fresh = self.pool.allocate(max(0, self.pool.blocks_for(end + len(draft)) - len(request.blocks)))
         new_blocks = tuple(fresh) if matched is None else (*matched, *fresh)
         request.blocks = request.blocks + fresh
-        samples = end == len(request.tokens)
-        plan.work.append(Work(request.id, request.computed, count + len(draft), new_blocks, samples, draft))
-        self._publish(request, end)
-        self._stats.step_tokens += count + len(draft)
+        samples = request.generates and end == len(request.tokens) + request.expected
+        plan.scheduled.append(ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft))
+        scheduled.append(request)
+        request.computed = end
+        request.steps_in_flight += 1
+        if samples:
+            request.expected += 1
+            request.verifies_draft = bool(draft)
+        self._publish(request, min(end, len(request.tokens)))
+        plan.stats.step_tokens += count + len(draft)
 
     def _publish(self, request: Request, end: int) -> None:
-        """Let others find the blocks that this step fills.
+        """Register the blocks that this step fills in the prefix cache.
 
-        Already now: keys and values of a whole step are written before any of its queries reads them, so a request
-        that enters the same step may share them.
+        Already now, before the step runs: it writes the keys and values of all its tokens before any of its queries
+        reads them, so a sequence that enters in the same step may share the blocks.
         """
         if self._hasher is None:
             return
@@ -226,30 +248,23 @@ class Scheduler:
         hashes = request.block_hashes(size, self._hasher)
         for index in range(request.published, end // size):
             self.pool.publish(request.blocks[index], hashes[index])
-        request.published = end // size
+        request.published = max(request.published, end // size)
 
     def _cached_prefix(self, request: Request) -> list[int]:
-        """Blocks of the known beginning; at least one token is left to compute, for its logits."""
-        if self._hasher is None or request.wants_prompt_logprobs:
+        """Cached blocks of the longest known prefix; at least one token is left to compute."""
+        if self._hasher is None or not request.reads_prefix_cache:
             return []
         hashes = request.block_hashes(self.pool.block_size, self._hasher)
         return self.pool.match(hashes[: (len(request.tokens) - 1) // self.pool.block_size])
 
-    def _count_prefix(self, request: Request, hit: int) -> None:
+    def _count_prefix(self, plan: StepPlan, request: Request, hit: int) -> None:
         if request.cached_tokens is None:
             request.cached_tokens = hit
             if self._hasher is not None:
-                self._stats.prefix_queries += len(request.tokens)
-                self._stats.prefix_hits += hit
+                plan.stats.prefix_queries += len(request.tokens)
+                plan.stats.prefix_hits += hit
 
-    def _judge(self, request: Request, drafted: int, accepted: int) -> None:
-        assert request.drafter is not None
-        request.drafter.judge(drafted, accepted)
-        self._stats.drafts += 1
-        self._stats.drafted_tokens += drafted
-        self._stats.accepted_tokens += accepted
-
-    def _next_in_line(self) -> Request | None:
+    def _next_waiting(self) -> Request | None:
         while self._waiting:
             request = self._waiting[0][1]
             if self._requests.get(request.id) is request:
@@ -261,17 +276,16 @@ class Scheduler:
         self._leave_batch(request)
         request.computed = 0
         heapq.heappush(self._waiting, (request.order, request))
-        self._stats.preemptions += 1
 
     def _leave(self, request: Request) -> None:
         del self._requests[request.id]
         if request.blocks:
             self._leave_batch(request)
         elif len(self._waiting) > 2 * (len(self._requests) - len(self._running)):
-            self._drop_gone()
+            self._compact_waiting()
 
-    def _drop_gone(self) -> None:
-        """Take those that are gone out of the heap; done once they are half of it, this costs little for each."""
+    def _compact_waiting(self) -> None:
+        """Remove requests that have left from the heap; done once they are half of it, so amortised O(1) each."""
         self._waiting = [item for item in self._waiting if self._requests.get(item[1].id) is item[1]]
         heapq.heapify(self._waiting)
 
@@ -281,20 +295,23 @@ class Scheduler:
         request.blocks = []
         self._removed.append(request.id)
 
-    def _extend(self, sampled: Sampled, drafted: int) -> SequenceOutput:
-        request = self._requests[sampled.request_id]
-        if sampled.error is not None:
-            self._leave(request)
-            return SequenceOutput(request.id, [], "error", error=sampled.error)
+    def _extend(self, request: Request, item: ScheduledSequence, sampled: Sampled, stats: StepStats) -> TokensOutput:
+        request.expected -= 1
+        request.verifies_draft = False
         taken = 0
         finish_reason, stop_reason = None, None
         while taken < len(sampled.tokens) and finish_reason is None:
             finish_reason, stop_reason = request.append(sampled.tokens[taken], self.limits.max_model_len)
             taken += 1
-        request.computed += taken - 1  # the draft's right tokens
-        if drafted:
-            self._judge(request, drafted, len(sampled.tokens) - 1)
-        output = SequenceOutput(
+        if request.blocks:  # else preempted while the step was in flight
+            request.computed += taken - 1  # confirmed tokens of the draft
+        if item.draft and request.drafter is not None:
+            accepted = len(sampled.tokens) - 1
+            request.drafter.update(len(item.draft), accepted)
+            stats.drafts += 1
+            stats.drafted_tokens += len(item.draft)
+            stats.accepted_tokens += accepted
+        output = TokensOutput(
             request.id,
             sampled.tokens[:taken],
             finish_reason,
@@ -308,3 +325,17 @@ class Scheduler:
         if finish_reason is not None:
             self._leave(request)
         return output
+
+    def _finish_pooling(self, request: Request, data: PooledArray) -> PooledOutput:
+        self._leave(request)
+        return PooledOutput(request.id, data, request.cached_tokens or 0, request.scheduled_at)
+
+
+def _new_sequence(request: Request) -> NewSequence:
+    return NewSequence(
+        request.id,
+        tuple(request.tokens),
+        request.prompt_len,
+        request.task,
+        request.params.prompt_logprobs if request.wants_prompt_logprobs else None,
+    )

@@ -7,8 +7,8 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from tokenizers import Tokenizer
 
@@ -19,17 +19,27 @@ from quire.engine.wire.protocol import (
     AddRequest,
     CoreDied,
     CoreMessage,
+    ErrorOutput,
     ModelInfo,
     Ping,
     Pong,
     Ready,
-    SequenceOutput,
+    RequestOutput,
     Shutdown,
     StepOutput,
     StepStats,
+    TokensOutput,
 )
 from quire.engine.wire.records import NullObserver, Observer
-from quire.engine.wire.stream import Delta, GenerateRequest, SequenceStream
+from quire.engine.wire.stream import (
+    Delta,
+    GenerateRequest,
+    OutputStream,
+    Pooled,
+    PooledStream,
+    PoolRequest,
+    SequenceStream,
+)
 from quire.engine.wire.transport import FrontChannel
 
 logger = logging.getLogger(__name__)
@@ -44,7 +54,7 @@ class EngineClient:
         self._channel = channel
         self._tokenizer = tokenizer
         self.observer: Observer = NullObserver()
-        self._streams: dict[str, SequenceStream] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._stats = StepStats()
         self._dead: EngineDead | None = None
         self._ended = asyncio.Event()
@@ -126,33 +136,49 @@ class EngineClient:
             EngineDead: the engine has ended.
             DeadlineExceeded: it took longer than it may.
         """
-        if self._dead is not None:
-            raise self._dead
-        request_id = uuid.uuid4().hex
         detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
-        stream = self._streams[request_id] = SequenceStream(request, detokenizer)
-        ended_by_core = False
-        alarm = self._alarm(stream, request.timeout)
-        try:
-            self._channel.send(
-                AddRequest(request_id, request.prompt, request.params, request.priority, request.cache_salt)
-            )
+        stream = SequenceStream(request, detokenizer)
+        with self._open(stream, request):
             while True:
                 delta = await stream.next()
-                ended_by_core = delta.finish_reason is not None and not isinstance(delta.stop_reason, str)
                 yield delta
                 if delta.finish_reason is not None:
                     return
+
+    async def pool(self, request: PoolRequest) -> Pooled:
+        """Pool the hidden states of one prompt; cancelling frees the request within an engine step.
+
+        Raises:
+            RequestFailed: the engine gave the request up.
+            EngineDead: the engine has ended.
+            DeadlineExceeded: the request's timeout has passed.
+        """
+        stream = PooledStream(request)
+        with self._open(stream, request):
+            return await stream.result()
+
+    @contextmanager
+    def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
+        """Send a request to the core and register its stream; at the end abort it if the core has not finished it."""
+        if self._dead is not None:
+            raise self._dead
+        request_id = uuid.uuid4().hex
+        self._streams[request_id] = stream
+        alarm = self._alarm(stream, request.timeout)
+        try:
+            message = AddRequest(request_id, request.prompt, request.params, request.priority, request.cache_salt)
+            self._channel.send(message)
+            yield
         finally:
             if alarm is not None:
                 alarm.cancel()
             del self._streams[request_id]
             self.observer.on_finish(stream.record())
-            if not ended_by_core and self._dead is None:
+            if not stream.finished_by_core and self._dead is None:
                 with suppress(EngineDead):
                     self._channel.send(Abort([request_id]))
 
-    def _alarm(self, stream: SequenceStream, timeout: float | None) -> asyncio.TimerHandle | None:
+    def _alarm(self, stream: OutputStream, timeout: float | None) -> asyncio.TimerHandle | None:
         if timeout is None:
             return None
         error = DeadlineExceeded(f"The request was ended after {timeout:g} seconds.")
@@ -205,20 +231,21 @@ class EngineClient:
             case CoreDied(error=error):
                 self.fail(error)
 
-    def _deliver(self, output: SequenceOutput) -> None:
+    def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)
         if stream is None or stream.finish_reason is not None:
-            return  # the client left, or a stop string ended it; the abort is on its way
+            return  # the reader left, or a stop string finished it; the abort is on its way
         try:
             self._put(stream, output)
         except Exception as error:  # the stream's edge: the others go on
             logger.exception("an output of request %s could not be handled", output.request_id)
             stream.fail(RequestFailed(f"The output could not be handled: {type(error).__name__}: {error}"))
 
-    def _put(self, stream: SequenceStream, output: SequenceOutput) -> None:
+    def _put(self, stream: OutputStream, output: RequestOutput) -> None:
         times, now = stream.times, self._last_seen
-        times.scheduled = times.scheduled or output.scheduled_at
-        if output.token_ids:
+        if not isinstance(output, ErrorOutput):
+            times.scheduled = times.scheduled or output.scheduled_at
+        if isinstance(output, TokensOutput) and output.token_ids:
             self.observer.on_tokens(times, now, len(output.token_ids))
             times.first_token = times.first_token or now
             times.last_token = now

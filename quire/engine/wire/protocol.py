@@ -1,6 +1,6 @@
-"""Every message that crosses the queue between the front end and an engine core.
+"""All messages between the front end and an engine core.
 
-Arrays inside a message travel as raw frames behind its msgpack head (see `transport`).
+Arrays are sent as raw ZMQ frames behind the msgpack-encoded message (see `transport`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 TokenArray = NDArray[np.int32]
+PooledArray = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose the tokens of one sequence. Values are checked at the API's edge, not here."""
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
+    """The task of generating tokens. The API and `quire.engine.validation` check the values, not this class."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -28,17 +29,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    eos_token_ids: tuple[int, ...] = ()  # end the sequence, with no stop_reason
-    stop_token_ids: tuple[int, ...] = ()  # end it as well and are named in stop_reason
+    eos_token_ids: tuple[int, ...] = ()  # finish the sequence without a stop_reason
+    stop_token_ids: tuple[int, ...] = ()  # finish the sequence; the token is its stop_reason
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not appear
-    logprobs: int | None = None  # alternatives to report beside the sampled token
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be generated
+    logprobs: int | None = None  # number of top tokens to report beside the sampled token
     prompt_logprobs: int | None = None
-    grammar: str = ""  # that the output is held to (see `grammar`); empty: none
+    grammar: str = ""  # constrains the output (see `quire.engine.wire.grammar`); empty: no constraint
 
     def leaves_choice(self, vocab_size: int) -> bool:
-        """Whether some token may come at every position, as far as that can be known beforehand."""
+        """Whether at least one token is allowed at every position, as far as the parameters alone tell."""
         forbidden = {word[0] for word in self.bad_words if len(word) == 1}
         if self.min_tokens > 0:
             forbidden.update(self.eos_token_ids, self.stop_token_ids)
@@ -47,39 +48,64 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return len(forbidden) < vocab_size
 
 
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, tag="pool"):
+    """The task of pooling the last layer's hidden states of a prompt.
+
+    Attributes:
+        kind: "last" and "cls" give the hidden state of the last and of the first token (hidden,), "mean" the mean over
+            all tokens (hidden,), "all" the hidden states of all tokens (tokens, hidden).
+    """
+
+    kind: Literal["last", "mean", "cls", "all"]
+
+    @property
+    def needs_all_tokens(self) -> bool:
+        """Whether tokens that the prefix cache holds must be computed all the same, for their hidden states."""
+        return self.kind != "last"
+
+
+Task = SamplingParams | PoolingParams
+
+
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Generate one sequence after `prompt` (1-D int32)."""
+    """Run `task` on `prompt`, 1-D int32 token ids."""
 
     request_id: str
     prompt: TokenArray
-    params: SamplingParams
-    priority: int = 0  # lower goes first, under the priority policy
-    cache_salt: str | None = None  # prefix blocks are shared only between equal salts
+    task: Task
+    priority: int = 0  # lower runs first, under the priority policy
+    cache_salt: str | None = None  # only requests with equal salts share prefix blocks
+
+    @property
+    def params(self) -> SamplingParams:
+        """The task of a request that generates."""
+        assert isinstance(self.task, SamplingParams)
+        return self.task
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Forget these requests; nothing more is sent about them."""
+    """Drop these requests; nothing more is sent about them."""
 
     request_ids: list[str]
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Ask the loop for a `Pong`."""
+    """Liveness probe; the core answers with `Pong`."""
 
     serial: int
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
-    """End the loop."""
+    """Stop the core."""
 
 
 FrontMessage = AddRequest | Abort | Ping | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position: first the token itself, then the likeliest ones in order.
+    """Log-probabilities at one position: of the token itself, then of the top tokens in descending order.
 
-    `ranks` count from 1; the three lists have equal length.
+    The three lists have equal length; `ranks` count from 1.
     """
 
     token_ids: list[int]
@@ -87,22 +113,40 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     ranks: list[int]
 
 
-class SequenceOutput(msgspec.Struct, array_like=True):
-    """What one step brought for one sequence."""
+class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
+    """New tokens of one generating request."""
 
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None  # the stop token id that ended it
+    stop_reason: int | None = None  # the stop token id that finished the sequence
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # with the first token; none for the first position
-    cached_tokens: int = 0  # prompt tokens that the prefix cache held
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # with the first token; None at the first position
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     scheduled_at: float = 0.0  # monotonic seconds
-    error: str | None = None
+
+
+class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
+    """The result of one pooling request, which it finishes. `data` is float32, of the shape `PoolingParams` tells."""
+
+    request_id: str
+    data: PooledArray
+    cached_tokens: int = 0
+    scheduled_at: float = 0.0
+
+
+class ErrorOutput(msgspec.Struct, array_like=True, tag="error"):
+    """One request failed or was refused; other requests go on."""
+
+    request_id: str
+    error: str
+
+
+RequestOutput = TokensOutput | PooledOutput | ErrorOutput
 
 
 class StepStats(msgspec.Struct, array_like=True):
-    """State of the engine after a step; counters are what this step added."""
+    """Gauges of the engine after a step, and counters of this step alone."""
 
     running: int = 0
     waiting: int = 0
@@ -119,14 +163,14 @@ class StepStats(msgspec.Struct, array_like=True):
 
 
 class StepOutput(msgspec.Struct, tag="step"):
-    """One message a step, with all its sequences."""
+    """The outputs of all requests in one step."""
 
-    outputs: list[SequenceOutput]
+    outputs: list[RequestOutput]
     stats: StepStats
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the front end needs to know of a loaded model."""
+    """Facts about a loaded model, for the front end."""
 
     architecture: str
     implementation: Literal["quire", "transformers"]
@@ -141,19 +185,19 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The model is loaded; requests may come."""
+    """The model is loaded and requests are accepted."""
 
     info: ModelInfo
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """The loop came by."""
+    """Answer to `Ping`."""
 
     serial: int
 
 
 class CoreDied(msgspec.Struct, frozen=True, tag="died"):
-    """The core's last word."""
+    """The core has ended; no further message follows."""
 
     error: str
 

@@ -1,16 +1,16 @@
-"""Plain records of what happened, for whoever keeps the books (metrics, logs)."""
+"""Records of engine events, for metrics and logs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from quire.engine.wire.protocol import FinishReason, StepStats
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Monotonic seconds at which a sequence passed its stations; 0 where it never came."""
+    """Monotonic seconds of a request's events; 0 for an event that did not happen."""
 
     arrived: float
     scheduled: float = 0.0
@@ -18,40 +18,41 @@ class RequestTimes:
     last_token: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One finished sequence."""
+    """One finished request. The last two attributes are 0 for pooling."""
 
+    task: Literal["generate", "pool"]
     times: RequestTimes
     finished: float
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    output_tokens: int
-    max_tokens: int
+    output_tokens: int = 0
+    max_tokens: int = 0
 
 
 class Observer(Protocol):
-    """Told of everything that an engine does, on the event loop; must be quick."""
+    """Receives the events of one engine, on the event loop; must not block."""
 
     def on_step(self, stats: StepStats) -> None:
-        """The engine made a step."""
+        """The engine finished a step."""
 
     def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
-        """A sequence got `count` tokens; `times` still holds the moment of its tokens before."""
+        """A sequence got `count` tokens at `now`; `times` still holds the time of its previous token."""
 
     def on_finish(self, record: RequestRecord) -> None:
-        """A sequence ended."""
+        """A request finished."""
 
 
 class NullObserver:
-    """Keeps no books."""
+    """Ignores all events."""
 
     def on_step(self, stats: StepStats) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def on_finish(self, record: RequestRecord) -> None:
-        """Ignore it."""
+        """Ignore the event."""

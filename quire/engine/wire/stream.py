@@ -1,14 +1,26 @@
-"""The output of one sequence on its way from the engine to whoever asked for it."""
+"""Streams from the client to the code that made a request: token deltas, or one pooled array."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.errors import EngineError, RequestFailed
-from quire.engine.wire.protocol import FinishReason, SamplingParams, SequenceOutput, TokenArray, TokenLogprobs
+from quire.engine.wire.protocol import (
+    ErrorOutput,
+    FinishReason,
+    PooledArray,
+    PooledOutput,
+    PoolingParams,
+    RequestOutput,
+    SamplingParams,
+    TokenArray,
+    TokenLogprobs,
+    TokensOutput,
+)
 from quire.engine.wire.records import RequestRecord, RequestTimes
 
 
@@ -18,9 +30,9 @@ class GenerateRequest:
 
     Attributes:
         prompt: token ids, 1-D int32.
-        priority: lower goes first, under the priority policy.
-        cache_salt: prefix blocks are shared only between requests with equal salts.
-        timeout: seconds until it is ended, if it has not come to its own end.
+        priority: lower runs first, under the priority policy.
+        cache_salt: only requests with equal salts share prefix blocks.
+        timeout: seconds after which the request fails with `DeadlineExceeded`.
     """
 
     prompt: TokenArray
@@ -31,12 +43,32 @@ class GenerateRequest:
     timeout: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """One prompt whose hidden states are pooled; see `GenerateRequest` for the other attributes."""
+
+    prompt: TokenArray
+    params: PoolingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The result of a `PoolRequest`; `data` is float32, of the shape that `PoolingParams` tells."""
+
+    data: PooledArray
+    cached_tokens: int
+    times: RequestTimes
+
+
 @dataclass(slots=True)
 class Delta:
-    """What is new in a sequence since the last delta. Steps that nobody fetched in time are merged into one.
+    """The new part of a sequence since the last delta. Steps that the reader did not fetch in time are merged.
 
     Attributes:
-        times: of the whole sequence, in its last delta.
+        times: of the whole sequence; set in its last delta.
     """
 
     text: str = ""
@@ -49,8 +81,29 @@ class Delta:
     times: RequestTimes | None = None
 
 
+class OutputStream(Protocol):
+    """What the client needs of the stream of one request.
+
+    Attributes:
+        finished_by_core: the core holds nothing of the request any more. A stop string, found here, leaves this False.
+    """
+
+    times: RequestTimes
+    finish_reason: FinishReason | None
+    finished_by_core: bool
+
+    def put(self, output: RequestOutput) -> None:
+        """Take the request's output of one step."""
+
+    def fail(self, error: EngineError) -> None:
+        """Raise `error` in the reader, after it has read what is pending."""
+
+    def record(self) -> RequestRecord:
+        """The finished request, for metrics; without a finish reason of its own it was aborted."""
+
+
 class SequenceStream:
-    """Collects the outputs of one sequence; one reader takes them with `next`."""
+    """The deltas of one sequence; one reader takes them with `next`."""
 
     def __init__(self, request: GenerateRequest, detokenizer: Detokenizer) -> None:
         self.request = request
@@ -58,13 +111,14 @@ class SequenceStream:
         self.output_tokens = 0
         self.cached_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self.finished_by_core = False
         self._detokenizer = detokenizer
         self._pending: Delta | None = None
         self._error: EngineError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> Delta:
-        """What came since the last call, waiting for it if need be.
+        """Wait for the next delta.
 
         Raises:
             RequestFailed: the engine gave this sequence up.
@@ -81,10 +135,11 @@ class SequenceStream:
         delta, self._pending = self._pending, None
         return delta
 
-    def put(self, output: SequenceOutput) -> None:
-        """Take in what a step brought."""
-        if output.error is not None:
-            self.fail(RequestFailed(output.error))
+    def put(self, output: RequestOutput) -> None:
+        """See `OutputStream`."""
+        if not isinstance(output, TokensOutput):
+            self.finished_by_core = isinstance(output, ErrorOutput)
+            self.fail(_unexpected(output))
             return
         before = self._detokenizer.tokens_used
         reason = output.finish_reason
@@ -102,20 +157,22 @@ class SequenceStream:
             delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.matched
         elif reason is not None:
             delta.finish_reason, delta.stop_reason = reason, output.stop_reason
+        self.finished_by_core = reason is not None
         self.finish_reason = delta.finish_reason
         delta.times = None if self.finish_reason is None else self.times
         self._pending = delta
         self._wake()
 
     def fail(self, error: EngineError) -> None:
-        """Let the reader meet `error` after what is pending."""
+        """See `OutputStream`."""
         self.finish_reason = "error"
         self._error = error
         self._wake()
 
     def record(self) -> RequestRecord:
-        """The books' entry, once the sequence has ended; without an end of its own it was aborted."""
+        """See `OutputStream`."""
         return RequestRecord(
+            task="generate",
             times=self.times,
             finished=time.monotonic(),
             finish_reason=self.finish_reason or "abort",
@@ -128,3 +185,59 @@ class SequenceStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class PooledStream:
+    """The single result of a pooling request."""
+
+    def __init__(self, request: PoolRequest) -> None:
+        self.request = request
+        self.times = RequestTimes(arrived=time.monotonic())
+        self.finish_reason: FinishReason | None = None
+        self.finished_by_core = False
+        self._cached_tokens = 0
+        self._result: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
+
+    async def result(self) -> Pooled:
+        """Wait for the result.
+
+        Raises:
+            RequestFailed: the engine gave this request up.
+            EngineDead: the engine ended.
+        """
+        return await self._result
+
+    def put(self, output: RequestOutput) -> None:
+        """See `OutputStream`."""
+        self.finished_by_core = not isinstance(output, TokensOutput)
+        if not isinstance(output, PooledOutput):
+            self.fail(_unexpected(output))
+            return
+        self.finish_reason = "stop"
+        self._cached_tokens = output.cached_tokens
+        if not self._result.done():
+            self._result.set_result(Pooled(output.data, output.cached_tokens, self.times))
+
+    def fail(self, error: EngineError) -> None:
+        """See `OutputStream`."""
+        self.finish_reason = "error"
+        if not self._result.done():
+            self._result.set_exception(error)
+            self._result.exception()  # marks it as retrieved; the reader may be gone
+
+    def record(self) -> RequestRecord:
+        """See `OutputStream`."""
+        return RequestRecord(
+            task="pool",
+            times=self.times,
+            finished=time.monotonic(),
+            finish_reason=self.finish_reason or "abort",
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self._cached_tokens,
+        )
+
+
+def _unexpected(output: RequestOutput) -> RequestFailed:
+    if isinstance(output, ErrorOutput):
+        return RequestFailed(output.error)
+    return RequestFailed(f"the engine answered with {type(output).__name__}, which does not fit the request's task")

@@ -10,7 +10,7 @@ import torch
 
 from quire.config.options import EngineOptions
 from quire.engine.execution import cache
-from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import HostKVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.decoder import CacheShape
 
@@ -22,9 +22,9 @@ def test_bytes_of_a_block() -> None:
 
 
 def test_memory_that_was_asked_for() -> None:
-    assert count_blocks(EngineOptions(kv_cache_memory=1000), 90, 10_000) == 11
+    assert count_blocks(EngineOptions(kv_cache_memory=1000), 90, 10_000, 0) == 11
     with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory"):
-        count_blocks(EngineOptions(kv_cache_memory=1000), 1001, 10_000)
+        count_blocks(EngineOptions(kv_cache_memory=1000), 1001, 10_000, 0)
 
 
 def test_a_share_of_free_memory_but_no_more_than_can_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_the_page_cache_of_a_container_is_free(tmp_path: Path) -> None:
 def test_pages_take_no_memory_until_they_are_written() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
-    caches = KVCache([CacheShape(8, 64, 64)] * 4, 4096, 16, torch.bfloat16).layers
+    caches = HostKVCache([CacheShape(8, 64, 64)] * 4, 4096, 16, torch.bfloat16).layers
     size = sum(one.keys.nbytes + one.values.nbytes for one in caches)
     assert size == 512 << 20
     assert process.memory_info().rss - before < size / 10
@@ -73,7 +73,7 @@ def test_pages_take_no_memory_until_they_are_written() -> None:
 
 
 def test_latent_values_lie_in_the_keys() -> None:
-    (latent,) = KVCache([SHAPES[1]], 4, 16, torch.float32).layers
+    (latent,) = HostKVCache([SHAPES[1]], 4, 16, torch.float32).layers
     assert latent.values.shape == (1, 4, 16, 8)
     latent.keys[0, 1, 2] = 5
     assert latent.values[0, 1, 2].tolist() == [5] * 8
@@ -82,13 +82,13 @@ def test_latent_values_lie_in_the_keys() -> None:
 def test_memory_is_found_for_what_is_used_and_somewhat_ahead() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
-    cache = KVCache([CacheShape(8, 64, 64)] * 4, 16384, 16, torch.bfloat16, 1 << 30)  # 2 GiB, 128 KiB a block
-    cache.reach(1023)
+    cache = HostKVCache([CacheShape(8, 64, 64)] * 4, 16384, 16, torch.bfloat16, 1 << 30)  # 2 GiB, 128 KiB a block
+    cache.ensure_mapped(1023)
     assert 128 << 20 <= process.memory_info().rss - before < 160 << 20
     cache.layers[3].values[:, 1023] = 7
-    while cache.find_ahead():
+    while cache.prefault():
         pass
     assert 1152 << 20 <= process.memory_info().rss - before < 1200 << 20
     assert (cache.layers[3].values[:, 1023] == 7).all()
-    cache.reach(16383)
-    assert not cache.find_ahead()
+    cache.ensure_mapped(16383)
+    assert not cache.prefault()

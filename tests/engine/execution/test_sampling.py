@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quire.engine.execution.sampling.choice import choose, uniform
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
-from quire.engine.scheduling.plan import Admission, StepPlan
+from quire.engine.scheduling.plan import NewSequence, StepPlan
 from quire.engine.wire.protocol import SamplingParams
 
 VOCAB = 50
@@ -27,7 +27,7 @@ class Bench:
         self.table = RequestTable(8, 64, 4)
         self.sampler = Sampler(self.table, vocab)
         plan = StepPlan(
-            admitted=[Admission(f"r{i}", prompt, len(prompt), params, None) for i, params in enumerate(requests)]
+            new=[NewSequence(f"r{i}", prompt, len(prompt), params, None) for i, params in enumerate(requests)]
         )
         self.sampler.update(*self.table.apply(plan))
         self.rows = [self.table.row_of(f"r{i}") for i in range(len(requests))]
@@ -212,8 +212,8 @@ def test_penalties_are_rebuilt_after_preemption() -> None:
     """A sequence that comes back brings its output with it."""
     table = RequestTable(2, 64, 4)
     sampler = Sampler(table, VOCAB)
-    back = Admission("r", (1, 2, 3, 10, 10), 3, params(frequency_penalty=1.0), None)
-    sampler.update(*table.apply(StepPlan(admitted=[back])))
+    back = NewSequence("r", (1, 2, 3, 10, 10), 3, params(frequency_penalty=1.0), None)
+    sampler.update(*table.apply(StepPlan(new=[back])))
     wanted = torch.zeros(1, VOCAB)
     wanted[0, 10], wanted[0, 11] = 3.0, 1.5
     assert sampler.sample(wanted, [table.row_of("r")])[0].token == 11

@@ -28,12 +28,12 @@ def test_no_draft_without_a_match_or_room() -> None:
 def test_drafts_grow_while_they_are_right() -> None:
     drafter, tokens = Drafter(16), [1, 2] * 20
     assert len(drafter.draft(tokens, 99)) == 4
-    drafter.judge(4, 4)
+    drafter.update(4, 4)
     assert len(drafter.draft(tokens, 99)) == 8
-    drafter.judge(8, 8)
-    drafter.judge(16, 16)
+    drafter.update(8, 8)
+    drafter.update(16, 16)
     assert len(drafter.draft(tokens, 99)) == 16
-    drafter.judge(16, 2)
+    drafter.update(16, 2)
     assert len(drafter.draft(tokens, 99)) == 3
 
 
@@ -41,7 +41,7 @@ def test_wrong_drafts_rest_ever_longer() -> None:
     drafter, tokens = Drafter(4), [1, 2] * 20
     rests = []
     for _ in range(4):
-        drafter.judge(4, 0)
+        drafter.update(4, 0)
         rest = 0
         while not drafter.draft(tokens, 99):
             rest += 1

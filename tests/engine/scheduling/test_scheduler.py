@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
-from quire.engine.scheduling.plan import Sampled, StepPlan, StepResult, Work
+from quire.engine.scheduling.plan import Sampled, StepPlan, StepResult, ScheduledSequence
 from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from quire.engine.wire.protocol import AddRequest, SamplingParams
 
@@ -56,17 +56,17 @@ class Follower:
         plan = self.scheduler.plan()
         for name in plan.removed:
             del self.tables[name]
-        for admission in plan.admitted:
-            assert admission.request_id not in self.tables
-            self.tables[admission.request_id] = []
-            self.tokens[admission.request_id] = list(admission.tokens)
+        for new in plan.new:
+            assert new.request_id not in self.tables
+            self.tables[new.request_id] = []
+            self.tokens[new.request_id] = list(new.tokens)
         limits = self.scheduler.limits
         assert plan.num_tokens <= limits.max_tokens
-        assert len(plan.work) <= limits.max_seqs
-        assert len({work.request_id for work in plan.work}) == len(plan.work)
-        for work in plan.work:
+        assert len(plan.scheduled) <= limits.max_seqs
+        assert len({work.request_id for work in plan.scheduled}) == len(plan.scheduled)
+        for work in plan.scheduled:
             self._follow(work)
-        sampled = [Sampled(work.request_id, self._sample(work)) for work in plan.work if work.samples]
+        sampled = [Sampled(work.request_id, self._sample(work)) for work in plan.scheduled if work.samples]
         for output in self.scheduler.finish(plan, StepResult(sampled)):
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
@@ -85,7 +85,7 @@ class Follower:
         """What the model says after some tokens."""
         return sum(tokens) % 7 if self.varied else tokens[-1] % 2
 
-    def _sample(self, work: Work) -> list[int]:
+    def _sample(self, work: ScheduledSequence) -> list[int]:
         """What the model says, for as long as the draft agrees."""
         tokens = list(self.tokens[work.request_id])
         out = []
@@ -96,7 +96,7 @@ class Follower:
                 break
         return out
 
-    def _follow(self, work: Work) -> None:
+    def _follow(self, work: ScheduledSequence) -> None:
         tokens, table = self.tokens[work.request_id], self.tables[work.request_id]
         table += work.new_blocks
         end = work.start + work.count - len(work.draft)
@@ -182,7 +182,7 @@ def test_a_long_prompt_leaves_room_for_those_who_decode() -> None:
     scheduler.add(request("long", range(40), 10))
     for _ in range(5):
         plan = follower.step()
-        assert {work.request_id: work.count for work in plan.work} == {"first": 1, "long": 7}
+        assert {work.request_id: work.count for work in plan.scheduled} == {"first": 1, "long": 7}
 
 
 def test_an_earlier_long_prompt_does_not_starve_later_decodes() -> None:
@@ -193,7 +193,7 @@ def test_an_earlier_long_prompt_does_not_starve_later_decodes() -> None:
     scheduler.add(request("urgent", range(40), 4, priority=-5))
     plan = follower.step()
     plan = follower.step()
-    assert {work.request_id: work.count for work in plan.work} == {"urgent": 7, "late": 1}
+    assert {work.request_id: work.count for work in plan.scheduled} == {"urgent": 7, "late": 1}
 
 
 def test_a_known_beginning_is_not_computed_again() -> None:
@@ -203,8 +203,8 @@ def test_a_known_beginning_is_not_computed_again() -> None:
     follower.run()
     scheduler.add(request("two", [*range(17), 99], 2))
     plan = follower.step()
-    assert (plan.work[0].start, plan.work[0].count) == (16, 2)
-    assert scheduler.stats().prefix_hits == 16
+    assert (plan.scheduled[0].start, plan.scheduled[0].count) == (16, 2)
+    assert scheduler.stats(plan).prefix_hits == 16
 
 
 def test_the_whole_prompt_known_still_computes_its_last_block() -> None:
@@ -214,7 +214,7 @@ def test_the_whole_prompt_known_still_computes_its_last_block() -> None:
         scheduler.add(request(name, range(16), 2))
         plan = follower.step()
         follower.run()
-    assert plan.work[0].start == 12
+    assert plan.scheduled[0].start == 12
 
 
 def test_requests_of_one_step_share_their_beginning() -> None:
@@ -223,7 +223,7 @@ def test_requests_of_one_step_share_their_beginning() -> None:
     for name in ("one", "two", "three"):
         scheduler.add(request(name, [*range(16), ord(name[0])], 2))
     plan = follower.step()
-    assert [work.count for work in plan.work] == [17, 1, 1]
+    assert [work.count for work in plan.scheduled] == [17, 1, 1]
 
 
 def test_salts_keep_beginnings_apart() -> None:
@@ -233,7 +233,7 @@ def test_salts_keep_beginnings_apart() -> None:
         scheduler.add(request(name, range(20), 1, cache_salt=salt))
         plan = follower.step()
         follower.run()
-        assert plan.work[0].start == (16 if name == "three" else 0)
+        assert plan.scheduled[0].start == (16 if name == "three" else 0)
 
 
 def test_without_caching_nothing_is_shared() -> None:
@@ -241,7 +241,7 @@ def test_without_caching_nothing_is_shared() -> None:
     follower = Follower(scheduler)
     for name in ("one", "two"):
         scheduler.add(request(name, range(20), 1))
-        assert follower.step().work[0].start == 0
+        assert follower.step().scheduled[0].start == 0
 
 
 def test_the_last_in_line_gives_way_and_comes_back() -> None:

@@ -13,7 +13,7 @@ from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.errors import EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.launch import ThreadCore
-from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams, SequenceOutput, StepStats, TokenLogprobs
+from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams, TokensOutput, StepStats, TokenLogprobs
 from quire.engine.wire.records import NullObserver, RequestRecord
 from quire.engine.wire.stream import Delta, GenerateRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
@@ -53,8 +53,8 @@ async def test_steps_that_nobody_fetched_come_as_one_delta() -> None:
     stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
     ids = byte_tokenizer().encode("HELLO").ids
     for token in ids[:-1]:
-        stream.put(SequenceOutput("id", [token]))
-    stream.put(SequenceOutput("id", ids[-1:], "length"))
+        stream.put(TokensOutput("id", [token]))
+    stream.put(TokensOutput("id", ids[-1:], "length"))
     delta = await stream.next()
     assert (delta.text, delta.token_ids, delta.finish_reason) == ("HELLO", ids, "length")
 
@@ -73,8 +73,8 @@ async def test_a_stop_token_has_text_only_if_wanted(text_params: dict[str, Any],
     stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
     ids = byte_tokenizer().encode("HI!").ids
     entries = [TokenLogprobs([token], [-1.0], [1]) for token in ids]
-    stream.put(SequenceOutput("id", ids[:1], logprobs=entries[:1]))
-    stream.put(SequenceOutput("id", ids[1:], reason, logprobs=entries[1:]))
+    stream.put(TokensOutput("id", ids[:1], logprobs=entries[:1]))
+    stream.put(TokensOutput("id", ids[1:], reason, logprobs=entries[1:]))
     delta = await stream.next()
     assert (delta.text, delta.token_ids, delta.logprobs, delta.finish_reason) == (shown, ids, entries, reason)
     assert stream.output_tokens == 3
@@ -97,7 +97,7 @@ async def test_an_output_that_cannot_be_handled_fails_its_stream_alone(monkeypat
         bad = asyncio.create_task(collect(client, request(max_tokens=1000)))
         await until(lambda: len(core.active) == 2)
 
-        def burst(_: SequenceOutput) -> None:
+        def burst(_: TokensOutput) -> None:
             raise OverflowError("nonsense")
 
         monkeypatch.setattr(list(client._streams.values())[1], "put", burst)

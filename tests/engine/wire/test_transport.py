@@ -19,7 +19,7 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     SamplingParams,
-    SequenceOutput,
+    TokensOutput,
     StepOutput,
     StepStats,
     TokenLogprobs,
@@ -48,7 +48,7 @@ def test_requests_come_out_as_they_went_in(
 
 def test_outputs_come_out_as_they_went_in() -> None:
     logprobs = TokenLogprobs([1, 2], [-0.5, float("-inf")], [1, 2])
-    output = SequenceOutput("id", [1], "stop", 7, [logprobs], [None, logprobs], 16, 1.5)
+    output = TokensOutput("id", [1], "stop", 7, [logprobs], [None, logprobs], 16, 1.5)
     sent = StepOutput([output], StepStats(1, 2, 3, 4))
     assert Decoder[CoreMessage](CoreMessage).decode(Encoder().encode(sent)) == sent
 

@@ -1,19 +1,33 @@
-"""What the model runner needs of an attention backend."""
+"""The interface of attention backends."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
-from quire.engine.execution.batch import StepInputs
-from quire.engine.models.layers.step import Attend
+from quire.engine.execution.inputs import StepInputs
+from quire.engine.models.inputs import Attend
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAttention:
+    """The attention of one step.
+
+    Attributes:
+        attend: the function that the layers call.
+        static: it reads nothing but the step's static inputs, so that its kernel calls can be replayed in other steps.
+    """
+
+    attend: Attend
+    static: bool
 
 
 class AttentionBackend(Protocol):
-    """Owns the KV cache's layout."""
+    """Attention over one KV cache."""
 
-    def plan(self, inputs: StepInputs) -> Attend:
-        """Prepare what all layers of a step share; gives the attention that they call.
+    def prepare(self, inputs: StepInputs) -> PreparedAttention:
+        """Prepare what all layers of a step share.
 
-        A call writes the keys and values of the whole step before any of its queries reads, so sequences of one step
-        may share the blocks that it fills.
+        `attend` writes the keys and values of the whole step before any query reads, so sequences of one step may
+        share the blocks that the step fills.
         """

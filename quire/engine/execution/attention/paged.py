@@ -1,113 +1,98 @@
-"""Paged attention: single tokens attend together, longer spans one by one."""
+"""Paged attention of one step: writes keys and values to their slots, then attends in one of several ways."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from quire.engine.execution.batch import Span, StepInputs, StepTables
-from quire.engine.execution.cache import KVCache, LayerCache
-from quire.engine.execution.table import RequestTable
-from quire.kernels import native
+from quire.engine.execution.cache import LayerCache
+from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.paged_attention import (
     AttentionMetadata,
     AttentionParams,
     paged_decode,
     paged_prefill,
     paged_varlen,
-    supports_pages,
-    supports_varlen,
     write_pages,
 )
 from quire.kernels.rows import take_rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Single tokens [begin, end) of the batch; `tables` (end - begin, blocks) int32, `lengths` (end - begin,)."""
+class QueryAttention(Protocol):
+    """Attention of the queries (tokens, heads, dim) of a step to the pages of one layer."""
 
-    begin: int
-    end: int
+    def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
+        """(tokens, heads, value_dim)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTokens:
+    """One query per sequence, all in one call; `tables` (tokens, blocks) int32, `lengths` (tokens,) int64."""
+
     tables: Tensor
     lengths: Tensor
 
+    def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
+        """See `QueryAttention`."""
+        return paged_decode(q, cache.keys, cache.values, self.tables, self.lengths, params)
+
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
-    """Tokens [begin, end) of the batch, of one sequence with `length` positions and block table (blocks,) int32."""
+class VarlenSpans:
+    """Spans of any length, all in one call."""
 
-    begin: int
-    end: int
+    metadata: AttentionMetadata
+
+    def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
+        """See `QueryAttention`."""
+        return paged_varlen(q, cache.keys, cache.values, self.metadata, params)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpan:
+    """The last queries of one sequence; `table` (blocks,) int32, `length` positions including the queries' own."""
+
     table: Tensor
     length: int
 
-
-class PagedAttention:
-    """Attention over pages of `cache`, found by the block tables of `table`."""
-
-    def __init__(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> None:
-        """`dtype`: of queries, keys and values."""
-        self._cache = cache
-        self._table = table
-        readable = (supports_pages(layer.keys, layer.values) for layer in cache.layers)
-        self._in_place = dtype in native.CODES and all(readable)
-        self._supports_varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers)
-
-    def plan(self, inputs: StepInputs) -> StepAttention:
-        """Group the step's tokens by how they attend."""
-        self._cache.reach(inputs.last_block)
-        tables = inputs.tables if self._in_place else None
-        if tables is not None:
-            if inputs.single:
-                group = _Group(0, len(inputs.spans), tables.spans.tables, tables.spans.lengths)
-                return StepAttention(self._cache.layers, inputs.slots, [group], [], stays=tables.stay)
-            if self._supports_varlen:
-                stays = tables.stay and not any(span.draft for span in inputs.spans)
-                return StepAttention(self._cache.layers, inputs.slots, [], [], tables.spans, stays, tables)
-        single = [span for span in inputs.spans if span.count == 1]
-        groups = [self._group(list(spans)) for _, spans in groupby(single, self._kind)]
-        prefills = [self._prefill(span) for span in inputs.spans if span.count > 1]
-        return StepAttention(self._cache.layers, inputs.slots, groups, prefills, last=tables)
-
-    def _kind(self, span: Span) -> int:
-        """Spans of one kind attend together. Where pages are gathered, all pay for the longest: at most twice."""
-        return 0 if self._in_place else self._blocks(span).bit_length()
-
-    def _blocks(self, span: Span) -> int:
-        return -(-span.length // self._table.block_size)
-
-    def _group(self, spans: list[Span]) -> _Group:
-        rows = [span.row for span in spans]
-        width = max(map(self._blocks, spans))
-        tables = torch.from_numpy(self._table.blocks[rows, :width])
-        begin = spans[0].offset
-        return _Group(begin, begin + len(spans), tables, torch.tensor([span.length for span in spans]))
-
-    def _prefill(self, span: Span) -> _Prefill:
-        table = torch.from_numpy(self._table.blocks[span.row, : self._blocks(span)])
-        return _Prefill(span.offset, span.offset + span.count, table, span.length)
+    def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
+        """See `QueryAttention`."""
+        return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params)
 
 
 @dataclass(frozen=True, slots=True)
-class StepAttention:
-    """One step's attention; see `Attend`. Of `spans`, or else of groups and prefills, one after the other."""
+class EachInTurn:
+    """Consecutive ranges [begin, end) of the step's tokens, one call each."""
 
-    caches: Sequence[LayerCache]
+    ranges: Sequence[tuple[int, int, QueryAttention]]
+
+    def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
+        """See `QueryAttention`."""
+        out = [attend(q[begin:end], cache, params) for begin, end, attend in self.ranges]
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttend:
+    """See `Attend`.
+
+    Attributes:
+        layers: the pages of each layer.
+        slots: (tokens,) int64 slot mapping.
+        all_rows: attention of all queries of the step.
+        logits_indices: see `ModelInputs`.
+        logits_rows: attention of the rows `logits_indices` in the last layer; None to attend with `all_rows`.
+    """
+
+    layers: Sequence[LayerCache]
     slots: Tensor
-    groups: Sequence[_Group]
-    prefills: Sequence[_Prefill]
-    spans: AttentionMetadata | None = None
-    stays: bool = False
-    last: StepTables | None = None
-
-    @property
-    def ends(self) -> Tensor | None:
-        """See `Attend`."""
-        return None if self.last is None else self.last.end_rows
+    all_rows: QueryAttention
+    logits_indices: Tensor | None = None
+    logits_rows: QueryAttention | None = None
 
     def __call__(
         self,
@@ -115,38 +100,27 @@ class StepAttention:
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
-        math: AttentionParams,
+        params: AttentionParams,
         *,
-        last: bool = False,
-        cut: bool = False,
+        last_layer: bool = False,
+        last_token_only: bool = False,
     ) -> Tensor:
-        """Write the step's keys and values, then attend.
-
-        A sequence's last token attends as a single one in the last layer, cut or not, so that its numbers do not depend
-        on what other sequences want of the step.
-        """
-        cache = self.caches[layer]
+        """See `Attend`."""
+        cache, indices = self.layers[layer], self.logits_indices
         write_pages(cache.keys, cache.values, self.slots, k, v)
-        if self.last is None or not last:
-            return self._whole(q, cache, math)
-        rows, tables = self.last.end_rows, self.last.ends
-        own = take_rows(q.flatten(1), rows).unflatten(1, q.shape[1:])
-        ends = paged_decode(own, cache.keys, cache.values, tables.tables, tables.lengths, math)
-        if cut:
-            return ends
-        whole = self._whole(q, cache, math)
-        whole[rows] = ends
-        return whole
+        if not last_layer or indices is None:
+            return self.all_rows(q, cache, params)
+        if self.logits_rows is None:
+            out = self.all_rows(q, cache, params)
+            return out[indices] if last_token_only else out
+        if last_token_only:
+            set_row_kind(RowKind.LOGITS)  # of this call and those that follow in the step
+            return self.logits_rows(_select(q, indices), cache, params)
+        out = self.all_rows(q, cache, params)
+        out[indices] = self.logits_rows(_select(q, indices), cache, params)
+        return out
 
-    def _whole(self, q: Tensor, cache: LayerCache, math: AttentionParams) -> Tensor:
-        if self.spans is not None:
-            return paged_varlen(q, cache.keys, cache.values, self.spans, math)
-        out = [
-            paged_decode(q[group.begin : group.end], cache.keys, cache.values, group.tables, group.lengths, math)
-            for group in self.groups
-        ]
-        out += [
-            paged_prefill(q[item.begin : item.end], cache.keys, cache.values, item.table, item.length, math)
-            for item in self.prefills
-        ]
-        return out[0] if len(out) == 1 else torch.cat(out)
+
+def _select(q: Tensor, indices: Tensor) -> Tensor:
+    selected: Tensor = take_rows(q.flatten(1), indices).unflatten(1, q.shape[1:])
+    return selected

@@ -1,9 +1,9 @@
-"""Stages that forbid or favour tokens."""
+"""Stages that forbid single tokens or add a bias to them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 import torch
@@ -21,6 +21,11 @@ class _ByRow(ABC, Generic[State]):
     def __init__(self) -> None:
         self._state: dict[int, State] = {}
 
+    @property
+    def rows(self) -> Collection[int]:
+        """See `Stage`."""
+        return self._state
+
     def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
         """See `Stage`."""
         state = self._make(params)
@@ -34,24 +39,21 @@ class _ByRow(ABC, Generic[State]):
     def observe(self, row: int, token: int) -> None:
         """See `Stage`."""
 
-    def apply(self, logits: Tensor, rows: Sequence[int], table: RequestTable) -> None:
+    def apply(self, logits: Tensor, row: int, table: RequestTable) -> None:
         """See `Stage`."""
-        if self._state:
-            for index, row in enumerate(rows):
-                if (state := self._state.get(row)) is not None:
-                    self._change(logits[index], state, row, table)
+        self._change(logits, self._state[row], row, table)
 
     @abstractmethod
     def _make(self, params: SamplingParams) -> State | None:
-        """The state of a row with these params; none if it does not use the stage."""
+        """The state of a row with these params; None if it does not use the stage."""
 
     @abstractmethod
     def _change(self, logits: Tensor, state: State, row: int, table: RequestTable) -> None:
-        """Change one row of logits (vocab,) in place."""
+        """Change the logits (vocab,) of one row in place."""
 
 
 class AllowedTokens(_ByRow[Tensor]):
-    """allowed_token_ids: everything else is impossible. The state is the ids that stay."""
+    """allowed_token_ids: all other tokens get -inf. The state is the allowed ids."""
 
     def _make(self, params: SamplingParams) -> Tensor | None:
         return torch.tensor(params.allowed_token_ids) if params.allowed_token_ids else None
@@ -63,7 +65,7 @@ class AllowedTokens(_ByRow[Tensor]):
 
 
 class LogitBias(_ByRow[tuple[Tensor, Tensor]]):
-    """logit_bias: added to single tokens' logits."""
+    """logit_bias: added to the logits of single tokens."""
 
     def _make(self, params: SamplingParams) -> tuple[Tensor, Tensor] | None:
         if not params.logit_bias:
@@ -77,7 +79,7 @@ class LogitBias(_ByRow[tuple[Tensor, Tensor]]):
 
 
 class BadWords(_ByRow[tuple[tuple[int, ...], ...]]):
-    """bad_words: the last token of a sequence is impossible where the output ends in the tokens before it."""
+    """bad_words: the last token of each word gets -inf where the output ends with the tokens before it."""
 
     def _make(self, params: SamplingParams) -> tuple[tuple[int, ...], ...] | None:
         return params.bad_words or None
@@ -90,7 +92,7 @@ class BadWords(_ByRow[tuple[tuple[int, ...], ...]]):
 
 
 class MinTokens(_ByRow[tuple[int, Tensor]]):
-    """min_tokens: so many tokens come before one that ends the sequence."""
+    """min_tokens: end and stop tokens get -inf until so many tokens were generated."""
 
     def _make(self, params: SamplingParams) -> tuple[int, Tensor] | None:
         ends = params.eos_token_ids + params.stop_token_ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from quire.engine.wire.protocol import SamplingParams
 
 @dataclass(slots=True)
 class _Seen:
-    """What a row has seen: whether a token stood in the prompt, and how often it was generated; both (vocab,)."""
+    """Tokens of a row: whether each occurs in the prompt, and how often it was generated; both (vocab,)."""
 
     params: SamplingParams
     in_prompt: Tensor
@@ -28,6 +28,11 @@ class Penalties:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._seen: dict[int, _Seen] = {}
+
+    @property
+    def rows(self) -> Collection[int]:
+        """See `Stage`."""
+        return self._seen
 
     def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
         """See `Stage`."""
@@ -44,24 +49,20 @@ class Penalties:
 
     def observe(self, row: int, token: int) -> None:
         """See `Stage`."""
-        if (seen := self._seen.get(row)) is not None:
-            seen.generated[token] += 1
+        self._seen[row].generated[token] += 1
 
-    def apply(self, logits: Tensor, rows: Sequence[int], table: RequestTable) -> None:
+    def apply(self, logits: Tensor, row: int, table: RequestTable) -> None:
         """See `Stage`."""
-        if self._seen:
-            for index, row in enumerate(rows):
-                if (seen := self._seen.get(row)) is not None:
-                    _punish(logits[index], seen)
+        _penalize(logits, self._seen[row])
 
 
-def _punish(logits: Tensor, seen: _Seen) -> None:
+def _penalize(logits: Tensor, seen: _Seen) -> None:
     params = seen.params
     occurred = seen.generated > 0
     if params.repetition_penalty != 1.0:
         penalty = params.repetition_penalty
-        punished = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits.copy_(torch.where(seen.in_prompt | occurred, punished, logits))
+        penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
+        logits.copy_(torch.where(seen.in_prompt | occurred, penalized, logits))
     if params.frequency_penalty:
         logits.sub_(seen.generated, alpha=params.frequency_penalty)
     if params.presence_penalty:

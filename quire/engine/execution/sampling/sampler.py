@@ -1,24 +1,29 @@
-"""Sampler: stages in order, then a choice, and the log-probabilities that were asked for."""
+"""Sampler: stages change the logits in order, then a token is chosen, and its log-probabilities are reported."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from quire.engine.execution.sampling.choice import choose, uniform
+from quire.engine.execution.sampling.grammar import GrammarStage, GrammarState
 from quire.engine.execution.sampling.logprobs import report
 from quire.engine.execution.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens
 from quire.engine.execution.sampling.penalties import Penalties
-from quire.engine.execution.sampling.stage import Stage
-from quire.engine.execution.sampling.structure import Structure, Walk
+from quire.engine.execution.sampling.stage import RowState, Stage
 from quire.engine.execution.table import RequestTable
 from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
 
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class Choice(NamedTuple):
-    """A token, its log-probabilities if they were asked for, and why none is to be had if so."""
+    """A sampled token and its log-probabilities, if they were asked for. With an `error` there is no valid token."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -26,54 +31,120 @@ class Choice(NamedTuple):
 
 
 class Sampler:
-    """Chooses the next token of each sequence that has caught up."""
+    """Samples the next token of each sequence whose known tokens are all computed.
+
+    Whatever fails for one sequence ends that sequence with an error and leaves the others alone.
+    """
 
     def __init__(
-        self, table: RequestTable, vocab_size: int, walk: Callable[[SamplingParams], Walk | None] = lambda _: None
+        self,
+        table: RequestTable,
+        vocab_size: int,
+        grammar_state: Callable[[SamplingParams], GrammarState | None] = lambda _: None,
     ) -> None:
-        """`walk` begins the walk along the grammar of a request that has one."""
+        """`grammar_state`: makes the initial state of a request's grammar, None if it has none."""
         self._table = table
-        self._structure = Structure(walk, vocab_size)
+        self._grammars = GrammarStage(grammar_state, vocab_size)
         self._stages: list[Stage] = [
-            AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), self._structure,
+            AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size),
         ]  # fmt: skip
+        self._stateful: list[RowState] = [*self._stages, self._grammars]
+        self._errors: dict[int, str] = {}  # by row
 
-    def update(self, emptied: Iterable[int], filled: Iterable[int]) -> None:
-        """Rows of the table were emptied, then some were filled."""
-        for stage in self._stages:
-            for row in emptied:
+    def update(self, freed: Iterable[int], filled: Iterable[int]) -> None:
+        """Follow the rows of the table: some were freed, then some were filled."""
+        for row in freed:
+            self._errors.pop(row, None)
+            for stage in self._stateful:
                 stage.remove(row)
-            for row in filled:
-                stage.add(row, self._table[row].params, self._table)
-        self._structure.look_ahead()
+        for row in filled:
+            task = self._table[row].task
+            if isinstance(task, SamplingParams):
+                for stage in self._stateful:
+                    self._contain(row, stage.add, row, task, self._table)
+        self._grammars.start_masks()
 
     def sample(self, logits: Tensor, rows: Sequence[int]) -> list[Choice]:
-        """The next tokens of `rows` from their logits (rows, vocab) float32, which are changed."""
+        """The next tokens of `rows` of the table from their logits (rows, vocab) float32, which are changed."""
         table = self._table
         params = [table[row].params for row in rows]
         wanted = [i for i, one in enumerate(params) if one.logprobs is not None]
         raw = logits[wanted].clone() if wanted else None
         for stage in self._stages:
-            stage.apply(logits, rows, table)
-        randoms = [
-            uniform(one.seed or 0, int(table.lengths[row]) - table[row].prompt_len) if one.temperature > 0 else 0.0
-            for row, one in zip(rows, params, strict=True)
-        ]
-        errors = self._structure.errors(rows)
-        tokens = choose(logits, params, randoms)
-        logprobs: dict[int, TokenLogprobs] = {}
-        if raw is not None:
-            most = max(params[i].logprobs or 0 for i in wanted)
-            reports = report(raw, [tokens[i] for i in wanted], most)
-            logprobs = {i: _first(entry, params[i].logprobs or 0) for i, entry in zip(wanted, reports, strict=True)}
+            users = stage.rows
+            if users:
+                for index, row in enumerate(rows):
+                    if row in users:
+                        self._contain(row, stage.apply, logits[index], row, table)
+        errors = self._grammars.apply(logits, rows)
+        tokens = self._choose(logits, rows, params)
+        logprobs = {} if raw is None else self._report(raw, rows, params, wanted, tokens)
+        observers = [state for state in self._stateful if state.rows]
         for row, token in zip(rows, tokens, strict=True):
             table.append(row, token)
-            for stage in self._stages:
-                stage.observe(row, token)
-        self._structure.look_ahead()
+            for state in observers:
+                if row in state.rows:
+                    self._contain(row, state.observe, row, token)
+        self._grammars.start_masks()
+        for i, row in enumerate(rows) if self._errors else ():
+            if row in self._errors:
+                errors[i] = self._errors[row]
         return [Choice(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
+    def close(self) -> None:
+        """End the threads of the grammar stage."""
+        self._grammars.close()
 
-def _first(entry: TokenLogprobs, alternatives: int) -> TokenLogprobs:
-    end = alternatives + 1
+    def _choose(self, logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
+        randoms = [
+            uniform(one.seed or 0, int(self._table.lengths[row]) - self._table[row].prompt_len)
+            if one.temperature > 0
+            else 0.0
+            for row, one in zip(rows, params, strict=True)
+        ]
+        try:
+            return choose(logits, params, randoms)
+        except Exception:  # the sequences' edge: find the one that fails
+            logger.exception("sampling a batch failed; each row is sampled alone")
+        tokens = [0] * len(rows)
+        for i, row in enumerate(rows):
+            alone = self._contain(row, choose, logits[i : i + 1], params[i : i + 1], randoms[i : i + 1])
+            tokens[i] = alone[0] if alone else 0
+        return tokens
+
+    def _report(
+        self,
+        raw: Tensor,
+        rows: Sequence[int],
+        params: Sequence[SamplingParams],
+        wanted: Sequence[int],
+        tokens: Sequence[int],
+    ) -> dict[int, TokenLogprobs]:
+        """Log-probabilities of the rows at indices `wanted`, whose logits before all stages are `raw`."""
+        most = max(params[i].logprobs or 0 for i in wanted)
+        try:
+            reports = report(raw, [tokens[i] for i in wanted], most)
+        except Exception:  # the sequences' edge: find the one that fails
+            logger.exception("reporting a batch failed; each row is reported alone")
+        else:
+            return {i: _first(entry, params[i].logprobs or 0) for i, entry in zip(wanted, reports, strict=True)}
+        found: dict[int, TokenLogprobs] = {}
+        for at, i in enumerate(wanted):
+            alone = self._contain(rows[i], report, raw[at : at + 1], [tokens[i]], params[i].logprobs or 0)
+            if alone:
+                found[i] = alone[0]
+        return found
+
+    def _contain(self, row: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a function; an exception fails the sequence in `row`."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:  # the sequence's edge: the others go on
+            logger.exception("sampling for request %s failed", self._table[row].request_id)
+            self._errors[row] = f"sampling failed: {type(error).__name__}: {error}"
+            return None
+
+
+def _first(entry: TokenLogprobs, count: int) -> TokenLogprobs:
+    end = count + 1
     return TokenLogprobs(entry.token_ids[:end], entry.logprobs[:end], entry.ranks[:end])

@@ -1,8 +1,8 @@
-"""What all sampling stages have in common."""
+"""The interface of sampling stages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 from torch import Tensor
@@ -11,17 +11,28 @@ from quire.engine.execution.table import RequestTable
 from quire.engine.wire.protocol import SamplingParams
 
 
-class Stage(Protocol):
-    """One concern of sampling. It keeps what it needs by row, and only for rows that use it."""
+class RowState(Protocol):
+    """State of the rows that use a sampling parameter.
+
+    An exception of `add` or `observe` fails the row's sequence; the other rows go on.
+    """
+
+    @property
+    def rows(self) -> Collection[int]:
+        """Rows of the request table that use it."""
 
     def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
         """A sequence was put into a row; its known tokens are in the table."""
 
     def remove(self, row: int) -> None:
-        """The row was emptied."""
+        """A row was freed."""
 
     def observe(self, row: int, token: int) -> None:
-        """The row got a token."""
+        """A token was sampled for one of `rows`."""
 
-    def apply(self, logits: Tensor, rows: Sequence[int], table: RequestTable) -> None:
-        """Change logits (rows, vocab) in place; `rows` are their rows in the table."""
+
+class Stage(RowState, Protocol):
+    """Changes the logits of the rows that use it, before a token is chosen. An exception fails the row's sequence."""
+
+    def apply(self, logits: Tensor, row: int, table: RequestTable) -> None:
+        """Change the logits (vocab,) float32 of one of `rows` in place."""

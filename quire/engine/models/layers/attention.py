@@ -26,8 +26,8 @@ class GroupedAttentionLayer(nn.Module):
         self.q_norm, self.k_norm = (self._norm(size, decoder) for size in (queries, keys))
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
 
-    def forward(self, x: Tensor, step: StepContext, *, last: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden); if the step's last layer is cut, to (ends, hidden) there."""
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
         spec = self.spec
         qkv = self.qkv(x)
         norms = None
@@ -37,10 +37,12 @@ class GroupedAttentionLayer(nn.Module):
                 qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
             else:
                 norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
-        angles = None if spec.rope is None else step.ropes[spec.rope]
-        q, k, v = qk_norm_rope(qkv, spec.heads, spec.kv_heads, norms, angles)
-        math = AttentionParams(spec.scale, spec.window, spec.softcap, self.sinks)
-        out: Tensor = self.out(step.attend(self.index, q, k, v, math, last=last, cut=last and step.cut).flatten(1))
+        rope = None if spec.rope is None else step.ropes[spec.rope]
+        q, k, v = qk_norm_rope(qkv, spec.heads, spec.kv_heads, norms, rope)
+        params = AttentionParams(spec.scale, spec.window, spec.softcap, self.sinks)
+        last_token_only = last_layer and step.last_token_only
+        attended = step.attend(self.index, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
+        out: Tensor = self.out(attended.flatten(1))
         return out
 
     def _norm(self, size: int, decoder: DecoderSpec) -> RMSNorm | None:

@@ -36,22 +36,30 @@ class LatentAttentionLayer(nn.Module):
         self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim), plain=True)
         self.out = Linear(spec.heads * spec.value_dim, decoder.hidden, bias=spec.bias)
 
-    def forward(self, x: Tensor, step: StepContext, *, last: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden); if the step's last layer is cut, to (ends, hidden) there."""
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
         spec = self.spec
-        angles = step.ropes[spec.rope]
+        rope = step.ropes[spec.rope]
         q = self.q_b(self.q_a_norm(self.q_a(x)) if spec.q_rank is not None else x)
         q_nope, q_rope = q.unflatten(-1, (spec.heads, -1)).split([spec.nope_dim, spec.rope.dim], -1)
         latent, k_rope = self.kv_a(x).split([spec.kv_rank, spec.rope.dim], -1)
         q_rope, k_rope = (
-            apply_rope(part, angles.cos, angles.sin, interleaved=angles.interleaved)
-            for part in (q_rope, k_rope[:, None])
+            apply_rope(part, rope.cos, rope.sin, interleaved=rope.interleaved) for part in (q_rope, k_rope[:, None])
         )
         assert self.kv_b.weight is not None
         up = self.kv_b.weight.view(spec.heads, -1, spec.kv_rank)
         key_up, value_up = up.split([spec.nope_dim, spec.value_dim], 1)
         query = torch.cat((torch.einsum("thn,hnr->thr", q_nope, key_up), q_rope), -1)
         key = torch.cat((self.kv_a_norm(latent)[:, None], k_rope), -1)
-        seen = step.attend(self.index, query, key, None, AttentionParams(spec.scale), last=last, cut=last and step.cut)
-        out: Tensor = self.out(torch.einsum("thr,hvr->thv", seen, value_up).flatten(1))
+        last_token_only = last_layer and step.last_token_only
+        attended = step.attend(
+            self.index,
+            query,
+            key,
+            None,
+            AttentionParams(spec.scale),
+            last_layer=last_layer,
+            last_token_only=last_token_only,
+        )
+        out: Tensor = self.out(torch.einsum("thr,hvr->thv", attended, value_up).flatten(1))
         return out

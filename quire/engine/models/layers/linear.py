@@ -1,4 +1,4 @@
-"""Linear layers. Projections of the same input lie in one weight, side by side."""
+"""Linear layers, with projections of the same input fused into one weight."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 
 
 class Packable(nn.Module, ABC):
-    """A layer whose weights may take another form once they are all known."""
+    """A layer whose weights can be packed for the compiled kernels once they are loaded."""
 
     @abstractmethod
     def pack_weights(self, quantization: Quantization) -> None:
-        """Take the form that is fastest here, rounded as far as is asked for."""
+        """Replace complete parameters by packed weights, quantized if asked for, where the kernels support it."""
 
     @property
     @abstractmethod
     def packed_bytes(self) -> int:
-        """Bytes of the weights that are no parameters any more."""
+        """Bytes of the packed weights, which are not parameters any more."""
 
 
 class Linear(Packable):
@@ -29,38 +29,36 @@ class Linear(Packable):
 
     Attributes:
         parts: rows of each projection, in order.
-        panels: the weight in another form; `weight` is none then.
+        packed: the packed weight; `weight` is then None.
     """
 
     def __init__(self, size_in: int, *parts: int, bias: bool = False, plain: bool = False) -> None:
-        """`plain`: somebody else reads the weight, so it stays as it is."""
+        """`plain`: other code reads `weight`, so it is never packed."""
         super().__init__()
         self.parts = parts
         self.plain = plain
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
-        self.panels: PackedWeight | None = None
+        self.packed: PackedWeight | None = None
 
     def pack_weights(self, quantization: Quantization) -> None:
-        """See `Packable`."""
         if self.plain or self.weight is None:
             return
-        self.panels = pack_weight(self.weight, quantization)
-        if self.panels is not None:
+        self.packed = pack_weight(self.weight, quantization)
+        if self.packed is not None:
             self.weight = None
             if self.bias is not None:
                 self.bias.data = self.bias.data.float()
 
     @property
     def packed_bytes(self) -> int:
-        """See `Packable`."""
-        return 0 if self.panels is None else self.panels.nbytes
+        return 0 if self.packed is None else self.packed.nbytes
 
-    def forward(self, x: Tensor, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
-        """(tokens, size_in) to (tokens, sum(parts)), in float32 if `wide`; written to `out` if that is given."""
-        if self.panels is not None:
-            return self.panels(x, self.bias, wide=wide, out=out)
+    def forward(self, x: Tensor, *, float32_out: bool = False, out: Tensor | None = None) -> Tensor:
+        """(tokens, size_in) to (tokens, sum(parts)), in float32 if `float32_out`; written to `out` if that is given."""
+        if self.packed is not None:
+            return self.packed(x, self.bias, float32_out=float32_out, out=out)
         assert self.weight is not None
-        made = F.linear(x, self.weight, self.bias)
-        made = made.float() if wide else made
-        return made if out is None else out.copy_(made)
+        y = F.linear(x, self.weight, self.bias)
+        y = y.float() if float32_out else y
+        return y if out is None else out.copy_(y)

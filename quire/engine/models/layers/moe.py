@@ -6,69 +6,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.layers.linear import Linear, Packable
+from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.spec import ClampedSwigluExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
 from quire.kernels.activation import act_and_mul, clamped_swiglu
-from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 
 
-class Experts(Packable):
-    """The weights of all experts, with or without biases: stacked, until each expert's take a form of their own."""
+class Expert(nn.Module):
+    """One expert: a gated feed-forward. Its weights are packed as soon as they are loaded, expert by expert."""
 
     def __init__(self, hidden: int, spec: MoE) -> None:
         super().__init__()
-        self.expert = spec.expert
-        biased = isinstance(spec.expert, ClampedSwigluExperts)
-        self.gate_up: nn.Parameter | None = _stack(spec.experts, 2 * spec.size, hidden)
-        self.down: nn.Parameter | None = _stack(spec.experts, hidden, spec.size)
-        self.panels: list[tuple[PackedWeight, PackedWeight]] = []
-        self.gate_up_bias = _stack(spec.experts, 2 * spec.size) if biased else None
-        self.down_bias = _stack(spec.experts, hidden) if biased else None
+        self.spec = spec.expert
+        bias = isinstance(spec.expert, ClampedSwigluExperts)
+        self.gate_up = Linear(hidden, spec.size, spec.size, bias=bias)
+        self.down = Linear(spec.size, hidden, bias=bias)
 
-    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """The weighted sum of each token's chosen experts; chosen and weights are (tokens, top_k)."""
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            tokens, place = (chosen == expert).nonzero(as_tuple=True)
-            result = self._run(expert, x[tokens]) * weights[tokens, place, None].to(x.dtype)
-            out.index_add_(0, tokens, result)
-        return out
-
-    def pack_weights(self, quantization: Quantization) -> None:
-        """See `Packable`."""
-        if self.gate_up is None or self.down is None:
-            return
-        panels = [
-            (up, down)
-            for up_weight, down_weight in zip(self.gate_up, self.down, strict=True)
-            if (up := pack_weight(up_weight, quantization)) and (down := pack_weight(down_weight, quantization))
-        ]
-        if len(panels) < len(self.gate_up):
-            return
-        self.panels, self.gate_up, self.down = panels, None, None
-        for bias in (self.gate_up_bias, self.down_bias):
-            if bias is not None:
-                bias.data = bias.data.float()
-
-    @property
-    def packed_bytes(self) -> int:
-        """See `Packable`."""
-        return sum(form.nbytes for pair in self.panels for form in pair)
-
-    def _run(self, index: int, x: Tensor) -> Tensor:
-        gate_up = self._project(x, index, 0, self.gate_up, self.gate_up_bias)
-        if isinstance(self.expert, ClampedSwigluExperts):
-            inner = clamped_swiglu(gate_up, self.expert.alpha, self.expert.limit)
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden)."""
+        gate_up = self.gate_up(x)
+        if isinstance(self.spec, ClampedSwigluExperts):
+            inner = clamped_swiglu(gate_up, self.spec.alpha, self.spec.limit)
         else:
-            inner = act_and_mul(gate_up, self.expert.act)
-        return self._project(inner, index, 1, self.down, self.down_bias)
-
-    def _project(self, x: Tensor, index: int, which: int, weights: Tensor | None, biases: Tensor | None) -> Tensor:
-        bias = None if biases is None else biases[index]
-        if weights is None:
-            return self.panels[index][which](x, bias)
-        return F.linear(x, weights[index], bias)
+            inner = act_and_mul(gate_up, self.spec.act)
+        out: Tensor = self.down(inner)
+        return out
 
 
 class MoELayer(nn.Module):
@@ -79,14 +41,17 @@ class MoELayer(nn.Module):
         self.spec = spec
         router = spec.router
         self.router = Linear(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias, plain=True)
-        self.score_bias = _stack(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
-        self.experts = Experts(hidden, spec)
+        self.score_bias = _score_bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
+        self.experts = nn.ModuleList(Expert(hidden, spec) for _ in range(spec.experts))
         self.shared = GatedMLPLayer(hidden, spec.shared, "silu") if spec.shared else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         chosen, weights = self.route(x)
-        out: Tensor = self.experts(x, chosen, weights)
+        out = torch.zeros_like(x)
+        for index in chosen.unique().tolist():
+            tokens, rank = (chosen == index).nonzero(as_tuple=True)
+            out.index_add_(0, tokens, self.experts[index](x[tokens]) * weights[tokens, rank, None].to(x.dtype))
         return out if self.shared is None else out + self.shared(x)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +68,7 @@ class MoELayer(nn.Module):
 
 
 def grouped_sigmoid(logits: Tensor, bias: Tensor, router: GroupedSigmoidRouter, top_k: int) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V3's choice: the bias decides who is chosen, but not with what weight."""
+    """DeepSeek-V3's router: the bias affects which experts are chosen, but not their weights."""
     scores = logits.sigmoid()
     grouped = (scores + bias).unflatten(-1, (router.groups, -1))
     best = grouped.topk(2, -1).values.sum(-1).topk(router.top_groups, -1).indices
@@ -115,5 +80,5 @@ def grouped_sigmoid(logits: Tensor, bias: Tensor, router: GroupedSigmoidRouter, 
     return chosen, weights * router.scale
 
 
-def _stack(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+def _score_bias(experts: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(experts), requires_grad=False)

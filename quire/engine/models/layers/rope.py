@@ -11,39 +11,39 @@ from quire.engine.models.spec import DynamicNtk, LongRope, Rope
 from quire.kernels.qk_norm_rope import CosSin
 from quire.kernels.rows import take_rows
 
-_AT_ONCE = 1 << 14  # positions of a table that are computed together
+_CHUNK = 1 << 14  # positions of a table computed at a time
 
 
-def angles(rope: Rope, positions: Tensor, context_len: int) -> CosSin:
-    """Cosine and sine at the given positions (tokens,).
+def cos_sin(rope: Rope, positions: Tensor, context_len: int) -> CosSin:
+    """Cosines and sines at positions (tokens,).
 
-    `context_len` decides between a long rope's two frequency sets, so that it is one for all requests and their keys
-    can be shared.
+    `context_len` chooses between the two frequency sets of a long rope: one choice for all requests, so that they can
+    share cached keys.
     """
     phase = positions.float()[:, None] * _frequencies(rope, positions, context_len)
     return CosSin(phase.cos() * rope.factor, phase.sin() * rope.factor, rope.interleaved)
 
 
 class RopeTables:
-    """The angles of all positions of a context, for each of a model's ropes."""
+    """Cosines and sines of all positions of a context, for each of a model's ropes."""
 
-    def __init__(self, ropes: Iterable[Rope], context_len: int) -> None:
-        self._tables = {rope: _table(rope, context_len) for rope in ropes}
+    def __init__(self, ropes: Iterable[Rope], context_len: int, device: torch.device) -> None:
+        self._tables = {rope: _table(rope, context_len, device) for rope in ropes}
 
     def at(self, positions: Tensor) -> dict[Rope, CosSin]:
-        """Of the given positions (tokens,)."""
+        """Cosines and sines at positions (tokens,)."""
         return {
             rope: CosSin(take_rows(table.cos, positions), take_rows(table.sin, positions), table.interleaved)
             for rope, table in self._tables.items()
         }
 
 
-def _table(rope: Rope, context_len: int) -> CosSin:
-    cos, sin = (torch.empty(context_len, len(rope.inv_freq)) for _ in range(2))
-    for begin in range(0, context_len, _AT_ONCE):
-        some = slice(begin, min(context_len, begin + _AT_ONCE))
-        made = angles(rope, torch.arange(some.start, some.stop), context_len)
-        cos[some], sin[some] = made.cos, made.sin
+def _table(rope: Rope, context_len: int, device: torch.device) -> CosSin:
+    cos, sin = (torch.empty(context_len, len(rope.inv_freq), device=device) for _ in range(2))
+    for begin in range(0, context_len, _CHUNK):
+        end = min(context_len, begin + _CHUNK)
+        chunk = cos_sin(rope, torch.arange(begin, end, device=device), context_len)
+        cos[begin:end], sin[begin:end] = chunk.cos, chunk.sin
     return CosSin(cos, sin, rope.interleaved)
 
 
@@ -58,7 +58,7 @@ def _frequencies(rope: Rope, positions: Tensor, context_len: int) -> Tensor:
 
 
 def _dynamic_ntk(dim: int, ntk: DynamicNtk, positions: Tensor) -> Tensor:
-    """Each position turns as in a sequence that ends with it, so the result is the same however it is chunked."""
+    """Frequencies as for a sequence that ends at each position, so that chunking does not change the result."""
     length = (positions + 1).clamp(min=ntk.trained_len).float()
     stretch = ntk.factor * length / ntk.trained_len - (ntk.factor - 1)
     base = ntk.theta * stretch ** (dim / (dim - 2))

@@ -1,4 +1,4 @@
-"""Which weight of a checkpoint goes where in the decoder."""
+"""Maps the names of a checkpoint's tensors to the decoder's parameters."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ _KIND = r"\.(?P<kind>weight|bias)"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A parameter of the decoder, or a piece of it.
+class WeightTarget:
+    """Where a checkpoint's tensor goes.
 
     Attributes:
-        part: index of the projection within a fused weight.
-        expert: index within stacked experts.
-        swapped: the checkpoint stores input before output, and gate and up by turns (gpt-oss).
+        parameter: name of the decoder's parameter; with `stacked`, "{expert}" stands for the expert's index.
+        part: index of the projection within a fused weight; None for all of them.
+        stacked: the tensor holds all experts, input before output, and interleaves gate and up (gpt-oss).
     """
 
     parameter: str
     part: int | None = None
-    expert: int | None = None
-    swapped: bool = False
+    stacked: bool = False
 
 
-# Pattern -> parameter; groups: layer, kind, part (see _ORDER) and expert.
+# Pattern -> parameter; groups: layer, kind, part (see _ORDER), expert and stacked.
 _RULES = [
     (re.compile(pattern), target)
     for pattern, target in (
@@ -53,15 +52,15 @@ _RULES = [
         (_LAYER + r"mlp\.shared_experts\.down_proj\.weight", "ffn.shared.down.weight"),
         (_LAYER + r"(?:mlp|block_sparse_moe)\.(?:gate|router)" + _KIND, "ffn.router.{kind}"),
         (_LAYER + r"mlp\.gate\.e_score_correction_bias", "ffn.score_bias"),
-        (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>gate|up)_proj\.weight", "ffn.experts.gate_up"),
-        (_EXPERTS + r"(?P<expert>\d+)\.down_proj\.weight", "ffn.experts.down"),
-        (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>w1|w3)\.weight", "ffn.experts.gate_up"),
-        (_EXPERTS + r"(?P<expert>\d+)\.w2\.weight", "ffn.experts.down"),
-        (_EXPERTS + r"(?P<swapped>gate_up|down)_proj", "ffn.experts.{swapped}"),
-        (_EXPERTS + r"(?P<swapped>gate_up|down)_proj_bias", "ffn.experts.{swapped}_bias"),
+        (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>gate|up)_proj\.weight", "ffn.experts.{expert}.gate_up.weight"),
+        (_EXPERTS + r"(?P<expert>\d+)\.down_proj\.weight", "ffn.experts.{expert}.down.weight"),
+        (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>w1|w3)\.weight", "ffn.experts.{expert}.gate_up.weight"),
+        (_EXPERTS + r"(?P<expert>\d+)\.w2\.weight", "ffn.experts.{expert}.down.weight"),
+        (_EXPERTS + r"(?P<stacked>gate_up|down)_proj", "ffn.experts.{{expert}}.{stacked}.weight"),
+        (_EXPERTS + r"(?P<stacked>gate_up|down)_proj_bias", "ffn.experts.{{expert}}.{stacked}.bias"),
     )
 ]
-# Llama's second norm stands before the feed-forward; where branches end in norms, it ends the attention's.
+# Llama's second norm precedes the feed-forward; in models with post-norms it follows the attention.
 _NORM = re.compile(_LAYER + r"(?P<norm>\w+_layernorm)\.weight")
 _NORMS = {
     False: {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
@@ -74,34 +73,28 @@ _NORMS = {
 }
 
 
-def place_of(name: str, parameters: Container[str], *, post_norms: bool) -> Place | None:
-    """Where among the model's parameters a weight goes; none if there is no place for such a name."""
+def weight_target(name: str, parameters: Container[str], *, post_norms: bool) -> WeightTarget | None:
+    """The parameter that a checkpoint's tensor belongs to; None if the model has none of that name."""
     name = name.removeprefix("model.")
     if match := _NORM.fullmatch(name):
         norm = _NORMS[post_norms].get(match["norm"])
         parameter = f"layers.{match['layer']}.{norm}.weight"
-        return Place(parameter) if parameter in parameters else None
+        return WeightTarget(parameter) if parameter in parameters else None
     for pattern, target in _RULES:
         if match := pattern.fullmatch(name):
             groups = match.groupdict()
             parameter = (f"layers.{groups['layer']}." if "layer" in groups else "") + target.format_map(groups)
-            if parameter not in parameters:
-                continue
-            return Place(
-                parameter,
-                part=_ORDER[groups["part"]] if "part" in groups else None,
-                expert=int(groups["expert"]) if "expert" in groups else None,
-                swapped="swapped" in groups,
-            )
+            if parameter.replace("{expert}", "0") in parameters:
+                part = _ORDER[groups["part"]] if "part" in groups else None
+                return WeightTarget(parameter, part, stacked="stacked" in groups)
     return None
 
 
-def arrange_swapped(parameter: str, tensor: Tensor) -> Tensor:
-    """Experts stored input first, gate and up by turns, in our order: output first, all gates before all ups."""
+def unstack_experts(parameter: str, tensor: Tensor) -> Tensor:
+    """A stacked tensor in our order: (experts, outputs, inputs), all gates before all ups. A view where possible."""
     if tensor.dim() == 3:
         tensor = tensor.transpose(1, 2)
-    if "gate_up" not in parameter:
+    if ".gate_up." not in parameter:
         return tensor
-    # A view: (experts, size, 2, ...) with the pair moved in front.
-    pairs: Tensor = tensor.unflatten(1, (-1, 2))
+    pairs: Tensor = tensor.unflatten(1, (-1, 2))  # (experts, size, 2, ...)
     return pairs.transpose(1, 2).flatten(1, 2)

@@ -25,7 +25,7 @@ ModelImplementation = Literal["auto", "quire", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class ModelConfig:
     """A model as its config describes it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Blueprint:
     extra_layers: int
 
 
-def read_blueprint(folder: Path, implementation: ModelImplementation = "auto") -> Blueprint:
+def read_model_config(folder: Path, implementation: ModelImplementation = "auto") -> ModelConfig:
     """Read a folder's config.
 
     Raises:
@@ -54,7 +54,7 @@ def read_blueprint(folder: Path, implementation: ModelImplementation = "auto") -
     _check_quantisation(config)
     ours = known and implementation != "transformers"
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0)
-    return Blueprint(config.model_type, ARCHITECTURES[config.model_type](config) if ours else None, extra)
+    return ModelConfig(config.model_type, ARCHITECTURES[config.model_type](config) if ours else None, extra)
 
 
 def read_config(folder: Path) -> Any:
@@ -92,19 +92,19 @@ def _check_quantisation(config: Any) -> None:
         raise UnsupportedModel(f"checkpoints quantized with {name!r} are not supported; mxfp4 and block-wise fp8 are")
 
 
-def start_reading(folders: Sequence[Path], implementation: ModelImplementation) -> list[Future[Blueprint]]:
-    """Read the configs of folders in a process beside this one, which ends when it is done; see `result_of`."""
+def start_reading_configs(folders: Sequence[Path], implementation: ModelImplementation) -> list[Future[ModelConfig]]:
+    """Read the configs of folders in a process beside this one, which ends when it is done; see `model_config_of`."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_hide_torch)
-    reading = [pool.submit(read_blueprint, folder, implementation) for folder in folders]
+    reading = [pool.submit(read_model_config, folder, implementation) for folder in folders]
     pool.shutdown(wait=False)
     return reading
 
 
-def result_of(reading: Future[Blueprint]) -> Blueprint:
+def model_config_of(reading: Future[ModelConfig]) -> ModelConfig:
     """What came of a reading.
 
     Raises:
-        ModelError: as `read_blueprint` does.
+        ModelError: as `read_model_config` does.
     """
     try:
         return reading.result()

@@ -11,7 +11,7 @@ import torch
 from quire.kernels import native
 from quire.kernels.add import add_scaled, reference
 from quire.kernels.linear import PackedBFloat16
-from quire.kernels.recording import Recording, Workspace
+from quire.kernels.capture import Recording, Workspace
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rows import take_rows
 

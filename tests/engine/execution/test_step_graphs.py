@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
-from quire.engine.models.layers.replays import Replays
+from quire.engine.execution.step_graphs import StepGraphs
 from quire.kernels import native
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
@@ -16,7 +16,7 @@ from tests.support.models import make_model, save_model
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="only the compiled kernels can be recorded")
 
 
-def tokens(folder: Path, model: ModelOptions, **options: Any) -> tuple[list[list[int]], Replays]:
+def tokens(folder: Path, model: ModelOptions, **options: Any) -> tuple[list[list[int]], StepGraphs]:
     """Of requests of many lengths, which begin and end at different steps."""
     engine = Engine(folder, model=model, **options)
     names = [str(number) for number in range(6)]
@@ -37,7 +37,7 @@ def test_replayed_steps_give_the_same_tokens(
     model = ModelOptions(quantization=quantization, dtype="bfloat16")
     replayed, replays = tokens(folder, model, kv_cache_dtype=pages)
     assert len(replays._recordings) == 2  # of both kinds
-    monkeypatch.setattr(Replays, "run", lambda self, step, tokens, ends: step())
+    monkeypatch.setattr(StepGraphs, "run", lambda self, step, tokens, ends: step())
     assert tokens(folder, model, kv_cache_dtype=pages)[0] == replayed
 
 
@@ -56,7 +56,7 @@ def test_a_recording_of_a_small_step_serves_larger_ones(
     """One sequence decodes alone, then beside pieces of long prompts, some of which end in no token."""
     folder = save_model(make_model("qwen3", head_dim=32).bfloat16(), tmp_path)
 
-    def run() -> tuple[list[list[int]], Replays]:
+    def run() -> tuple[list[list[int]], StepGraphs]:
         model = ModelOptions(quantization=quantization, dtype="bfloat16")
         engine = Engine(folder, model=model, max_num_seqs=8, max_num_batched_tokens=24)
         for name in ("first", "second"):
@@ -70,7 +70,7 @@ def test_a_recording_of_a_small_step_serves_larger_ones(
 
     replayed, replays = run()
     assert len(replays._recordings) == 2
-    monkeypatch.setattr(Replays, "run", lambda self, step, tokens, ends: step())
+    monkeypatch.setattr(StepGraphs, "run", lambda self, step, tokens, ends: step())
     assert run()[0] == replayed
 
 

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,18 @@ _READS = ("aten::resolve_conj", "aten::resolve_neg")  # all that is seen of `tol
 _local = threading.local()
 
 
-class Recording:
+class RowKind(IntEnum):
+    """What the rows of a kernel call are."""
+
+    TOKENS = 0
+    LOGITS = 1
+
+
+def set_row_kind(kind: RowKind) -> None:
+    """Set the kind of the calls captured from now on."""
+
+
+class CapturedCalls:
     """The calls of the compiled kernels that a function makes.
 
     They are repeated with the same addresses, so the function's inputs must stay where they are and change only in
@@ -30,7 +42,7 @@ class Recording:
     workspace's other recordings.
     """
 
-    def __init__(self, function: Callable[[], Tensor], workspace: Workspace, counts: Sequence[int]) -> None:
+    def __init__(self, function: Callable[[], object], workspace: Workspace, counts: Sequence[int]) -> None:
         """Run a function and record it.
 
         Args:

@@ -1,0 +1,168 @@
+"""Builds an engine core around a model folder, and runs it in a thread or process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from tqdm import tqdm
+
+from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.core import EngineCore
+from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.memory import keep_freed_memory
+from quire.engine.execution.runner import ModelRunner
+from quire.engine.execution.sampling.grammar import GrammarCompiler
+from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.execution.table import RequestTable
+from quire.engine.models.checkpoint import Progress
+from quire.engine.models.errors import ModelError
+from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.models.model_config import ModelConfig
+from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready
+from quire.engine.wire.transport import CoreChannel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """What a core is started with. `memory_share`: bytes for its KV cache, if several engines share the memory."""
+
+    folder: Path
+    model_config: ModelConfig
+    model: ModelOptions
+    engine: EngineOptions
+    memory_share: int | None = None
+
+
+def serve_core(config: CoreConfig, address: str) -> None:
+    """Body of a core's thread or process: load the model, serve, and report if either fails."""
+    with CoreChannel(address) as channel:
+        try:
+            core, info = build_core(config, channel)
+            try:
+                channel.send(Ready(info))
+                core.run()
+            finally:
+                core.close()
+        except (ModelError, OutOfCacheMemory) as error:
+            channel.send(CoreDied(str(error)))
+        except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
+            logger.exception("the engine ended with an error")
+            channel.send(CoreDied(f"{type(error).__name__}: {error}"))
+
+
+def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, ModelInfo]:
+    """Load a model and build an engine around it.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        OutOfCacheMemory: the KV cache does not fit, or holds too little.
+    """
+    options = config.engine
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    device = find_device(config.model.device)
+    logger.info("%s", device.description)
+    with device.activate():
+        loaded = load_model(config.folder, config.model_config, config.model, device, _progress_bar)
+        core, num_blocks, cache_bytes = _around(loaded, config, device, channel)
+    keep_freed_memory()  # not before: what loading frees is not needed again
+    info = ModelInfo(
+        architecture=loaded.architecture,
+        implementation=loaded.implementation,
+        device=config.model.device,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        vocab_size=loaded.vocab_size,
+        max_model_len=core.scheduler.limits.max_model_len,
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        weight_bytes=loaded.weight_bytes,
+        cache_bytes=cache_bytes,
+    )
+    return core, info
+
+
+def _around(
+    loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel
+) -> tuple[EngineCore, int, int]:
+    """The core around a model, the number of blocks of its KV cache, and their bytes."""
+    options, model = config.engine, loaded.model
+    cache_dtype = torch.int8 if options.kv_cache_dtype == "int8" else loaded.dtype
+    per_block = block_bytes(model.caches, options.block_size, cache_dtype)
+    available = device.free_memory() if config.memory_share is None else config.memory_share
+    num_blocks = count_blocks(options, per_block, loaded.context_len, available)
+    context_len = _fitting_context(loaded, config, num_blocks)
+    model.set_context(context_len)
+    prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
+    cache = device.allocate_cache(model.caches, num_blocks, options.block_size, cache_dtype, prefault)
+    table = RequestTable(options.max_num_seqs, context_len, options.block_size)
+    grammars = GrammarCompiler(config.folder, loaded.vocab_size)
+    runner = ModelRunner(
+        model,
+        device.input_builder(table),
+        device.attention(cache, table, loaded.dtype),
+        device.step_runner(model),
+        table,
+        Sampler(table, loaded.vocab_size, grammars.initial_state),
+    )
+    core = EngineCore(
+        _scheduler(options, context_len, num_blocks),
+        LocalExecutor(device, runner, cache),
+        channel,
+        vocab_size=loaded.vocab_size,
+        seed=options.seed,
+        grammars=grammars,
+    )
+    return core, num_blocks, num_blocks * per_block
+
+
+def _scheduler(options: EngineOptions, context_len: int, num_blocks: int) -> Scheduler:
+    limits = SchedulerLimits(
+        max_seqs=options.max_num_seqs,
+        max_tokens=options.max_num_batched_tokens,
+        max_model_len=context_len,
+        max_draft=options.num_speculative_tokens if options.speculation == "ngram" else 0,
+    )
+    return Scheduler(
+        limits,
+        BlockPool(num_blocks, options.block_size),
+        hasher=hasher_named(options.prefix_hash) if options.prefix_caching else None,
+        by_priority=options.scheduling_policy == "priority",
+    )
+
+
+def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -> int:
+    """The context length that the KV cache can hold, so that one sequence alone always fits."""
+    held = num_blocks * config.engine.block_size
+    if held >= loaded.context_len:
+        return loaded.context_len
+    if config.model.max_model_len is not None:
+        raise OutOfCacheMemory(
+            f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "
+            "lower it, or raise --kv-cache-memory"
+        )
+    logger.warning("the KV cache holds %d tokens, so the context length is reduced from %d", held, loaded.context_len)
+    return held
+
+
+@contextmanager
+def _progress_bar(total: int) -> Iterator[Progress]:
+    with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False) as bar:
+
+        def advance(count: int) -> None:
+            bar.update(count)
+
+        yield advance
+    logger.debug("resident after loading: %.2f GiB", psutil.Process().memory_info().rss / 2**30)

@@ -1,0 +1,44 @@
+"""Attention by the compiled kernels, which read pages in place: sequences of different lengths cost nothing extra."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.engine.execution.attention.backend import PreparedAttention
+from quire.engine.execution.attention.paged import DecodeTokens, PagedAttend, QueryAttention, VarlenSpans
+from quire.engine.execution.attention.reference import each_in_turn
+from quire.engine.execution.cache import KVCache
+from quire.engine.execution.inputs import StepInputs
+from quire.engine.execution.table import RequestTable
+from quire.kernels import native
+from quire.kernels.paged_attention import supports_pages, supports_varlen
+
+
+class NativeAttention:
+    """Attention over the pages of `cache`, which the kernels support; see `supports_cache`."""
+
+    def __init__(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> None:
+        """`dtype`: of queries, keys and values."""
+        self._cache = cache
+        self._table = table
+        self._varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers)
+
+    def prepare(self, inputs: StepInputs) -> PreparedAttention:
+        """See `AttentionBackend`."""
+        self._cache.ensure_mapped(inputs.last_block)
+        metadata, indices = inputs.attention, inputs.model.logits_indices
+        assert metadata is not None, "the inputs were built for another backend"
+        all_rows: QueryAttention
+        if indices is None:
+            all_rows, static = DecodeTokens(metadata.spans.tables, metadata.spans.lengths), inputs.static
+        elif self._varlen:
+            all_rows, static = VarlenSpans(metadata.spans), inputs.static
+        else:
+            all_rows, static = each_in_turn(inputs.spans, self._table, group_lengths=False), False
+        logits_rows = DecodeTokens(metadata.logits.tables, metadata.logits.lengths)
+        return PreparedAttention(PagedAttend(self._cache.layers, inputs.slots, all_rows, indices, logits_rows), static)
+
+
+def supports_cache(cache: KVCache, dtype: torch.dtype) -> bool:
+    """Whether the kernels read the pages of `cache` with queries of a dtype."""
+    return dtype in native.CODES and all(supports_pages(layer.keys, layer.values) for layer in cache.layers)

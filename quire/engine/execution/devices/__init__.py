@@ -1,0 +1,1 @@
+"""Devices: where a model runs, and the parts of the runner that differ between them."""

@@ -1,0 +1,47 @@
+"""The interface of devices. Scheduler, core and layers do not know which one they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+from quire.engine.execution.attention.backend import AttentionBackend
+from quire.engine.execution.cache import KVCache
+from quire.engine.execution.inputs import InputBuilder
+from quire.engine.execution.step_graphs import StepRunner
+from quire.engine.execution.table import RequestTable
+from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.engine.models.loader import LoadTarget
+
+
+class Device(LoadTarget, Protocol):
+    """A place to run models.
+
+    Attributes:
+        description: for the log, e.g. the instruction set of the kernels.
+    """
+
+    description: str
+
+    def activate(self) -> AbstractContextManager[None]:
+        """Select the device's kernels for the calling thread; around loading and every step."""
+
+    def free_memory(self) -> int:
+        """Bytes that KV caches may be allocated from."""
+
+    def allocate_cache(
+        self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+    ) -> KVCache:
+        """Allocate the pages of all layers; `prefault`: bytes to map ahead of their use, where that applies."""
+
+    def input_builder(self, table: RequestTable) -> InputBuilder:
+        """What builds the inputs of steps."""
+
+    def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
+        """Attention over `cache`; `dtype` is that of queries, keys and values."""
+
+    def step_runner(self, model: LanguageModel) -> StepRunner:
+        """What runs steps that only want next tokens, from step graphs where the device has them."""

@@ -1,0 +1,82 @@
+"""The CPU with torch alone: for installations without compiled kernels, and to compare other devices with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.engine.execution.attention.backend import AttentionBackend
+from quire.engine.execution.attention.reference import ReferenceAttention
+from quire.engine.execution.cache import KVCache, LayerCache, scale_bytes
+from quire.engine.execution.inputs import InputBuilder, NumpyInputBuilder
+from quire.engine.execution.memory import free_memory
+from quire.engine.execution.step_graphs import EagerSteps, StepRunner
+from quire.engine.execution.table import RequestTable
+from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.kernels import native
+
+
+class TorchKVCache:
+    """See `KVCache`. Each layer's keys and values are a tensor of their own."""
+
+    def __init__(self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        extra = scale_bytes(dtype)
+        self.layers: list[LayerCache] = []
+        for shape in shapes:
+            size = (shape.heads, num_blocks, block_size)
+            keys = _lazy_zeros((*size, shape.key_dim + extra), dtype)
+            value_row = shape.value_dim + extra
+            values = keys[..., :value_row] if shape.values_in_keys else _lazy_zeros((*size, value_row), dtype)
+            self.layers.append(LayerCache(keys, values))
+
+    def ensure_mapped(self, block: int) -> None:
+        """Nothing to do: the system maps pages at the first write."""
+
+    def prefault(self) -> bool:
+        """Nothing to do."""
+        return False
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that are not resident until written: numpy's come from calloc, torch's are filled."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+class ReferenceDevice:
+    """See `Device`."""
+
+    torch_device = torch.device("cpu")
+    quantizable_dtypes: frozenset[torch.dtype] = frozenset()
+    computes_bfloat16 = False
+    description = "torch reference kernels"
+
+    def activate(self) -> AbstractContextManager[None]:
+        """See `Device`."""
+        return native.disabled()
+
+    def free_memory(self) -> int:
+        """See `Device`."""
+        return free_memory()
+
+    def allocate_cache(
+        self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+    ) -> KVCache:
+        """See `Device`."""
+        return TorchKVCache(shapes, num_blocks, block_size, dtype)
+
+    def input_builder(self, table: RequestTable) -> InputBuilder:
+        """See `Device`."""
+        return NumpyInputBuilder(table)
+
+    def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
+        """See `Device`."""
+        return ReferenceAttention(cache, table)
+
+    def step_runner(self, model: LanguageModel) -> StepRunner:
+        """See `Device`."""
+        return EagerSteps(model)

@@ -1,0 +1,22 @@
+"""Finds the device that `--device` names."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from quire.engine.execution.devices.cpu import CpuDevice
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.kernels import native
+
+logger = logging.getLogger(__name__)
+
+
+def find_device(name: Literal["cpu", "torch"]) -> Device:
+    """The device of a name; without compiled kernels "cpu" is the torch reference as well."""
+    if name == "cpu" and native.instructions() is not None:
+        return CpuDevice()
+    if name == "cpu":
+        logger.warning("the compiled kernels are not installed: torch runs everything, several times slower")
+    return ReferenceDevice()

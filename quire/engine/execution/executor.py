@@ -1,0 +1,80 @@
+"""Executors: run the plans of the scheduler, at once or in the background."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.engine.execution.cache import KVCache
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.runner import ModelRunner
+from quire.engine.scheduling.plan import StepPlan, StepResult
+
+
+class PendingStep(Protocol):
+    """A submitted step."""
+
+    def result(self) -> StepResult:
+        """Wait for the step to finish."""
+
+
+class Executor(Protocol):
+    """Runs steps in the order in which they are submitted.
+
+    Attributes:
+        max_steps_in_flight: submitted steps whose results may be outstanding. With 1 a step's results are known before
+            the next step is planned; with more, the scheduler plans ahead while a device computes.
+    """
+
+    max_steps_in_flight: int
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Start a step."""
+
+    def prefault(self) -> bool:
+        """Do a little background work for later steps; returns whether there is more of it."""
+
+    def check(self) -> None:
+        """Assert that the internal state is consistent."""
+
+    def close(self) -> None:
+        """Release threads and memory; nothing is submitted afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step whose result is known."""
+
+    value: StepResult
+
+    def result(self) -> StepResult:
+        """See `PendingStep`."""
+        return self.value
+
+
+class LocalExecutor:
+    """Runs each step in the calling thread, during `submit`."""
+
+    max_steps_in_flight = 1
+
+    def __init__(self, device: Device, runner: ModelRunner, cache: KVCache) -> None:
+        self._device = device
+        self._runner = runner
+        self._cache = cache
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """See `Executor`."""
+        with self._device.activate():
+            return FinishedStep(self._runner.execute(plan))
+
+    def prefault(self) -> bool:
+        """See `Executor`."""
+        return self._cache.prefault()
+
+    def check(self) -> None:
+        """See `Executor`."""
+        self._runner.check()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._runner.close()

@@ -1,0 +1,203 @@
+"""StepInputs: the scheduled sequences of a step as flat tensors, and the builders that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.engine.execution.table import RequestTable
+from quire.engine.models.inputs import ModelInputs
+from quire.engine.scheduling.plan import ScheduledSequence
+from quire.kernels import native
+from quire.kernels.paged_attention import AttentionMetadata
+
+_MAX_CACHED_VIEWS = 256  # step sizes whose views of the static arrays are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one sequence in a step.
+
+    Attributes:
+        row: the sequence's row in the request table.
+        offset: index of the first token among the step's tokens.
+        start: position of the first token in the sequence.
+        count: number of tokens.
+        samples: the next token is sampled from the last one.
+        draft: the last tokens, where they are speculated. The token before them and each confirmed one yield a token.
+    """
+
+    row: int
+    offset: int
+    start: int
+    count: int
+    samples: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Computed tokens of the sequence after the step."""
+        return self.start + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The inputs of a step.
+
+    Attributes:
+        spans: single tokens first, in order of start, then longer spans.
+        model: what the model reads.
+        slots: (tokens,) int64 slot mapping, block * block_size + offset in the block.
+        last_block: largest block index that the step writes to.
+        static: the tensors are at the same addresses in every static step, so that its kernel calls can be replayed.
+        attention: what the compiled attention kernels read; None for other backends.
+    """
+
+    spans: Sequence[Span]
+    model: ModelInputs
+    slots: Tensor
+    last_block: int
+    static: bool = False
+    attention: NativeMetadata | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return len(self.model.token_ids)
+
+    @property
+    def num_logits(self) -> int:
+        """Rows that logits are computed for when every sequence wants the logits of its last token only."""
+        indices = self.model.logits_indices
+        return self.num_tokens if indices is None else len(indices)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeMetadata:
+    """Block tables and lengths of all spans, and of the rows `logits_indices`, which attend as single tokens."""
+
+    spans: AttentionMetadata
+    logits: AttentionMetadata
+
+
+class InputBuilder(Protocol):
+    """Builds the inputs of a step from its scheduled sequences."""
+
+    def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
+        """The request table already holds the new blocks and drafts."""
+
+
+class NumpyInputBuilder:
+    """Builds new tensors for every step, on the host."""
+
+    def __init__(self, table: RequestTable) -> None:
+        self._table = table
+
+    def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
+        """See `InputBuilder`."""
+        table, spans = self._table, make_spans(scheduled, self._table)
+        rows = np.repeat([span.row for span in spans], [span.count for span in spans])
+        positions = np.concatenate([np.arange(span.start, span.length) for span in spans])
+        block, offset = np.divmod(positions, table.block_size)
+        blocks = table.blocks[rows, block].astype(np.int64)
+        indices = logits_rows(spans)
+        return StepInputs(
+            spans,
+            ModelInputs(
+                torch.from_numpy(table.tokens[rows, positions].astype(np.int64)),
+                torch.from_numpy(positions),
+                None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
+            ),
+            torch.from_numpy(blocks * table.block_size + offset),
+            int(blocks.max()),
+        )
+
+
+class NativeInputBuilder:
+    """Builds all inputs in one native call, into arrays at fixed addresses if the step is not too large.
+
+    One call, because the weights that a step reads evict everything else from the caches, so that each line of Python
+    takes long (decision 013).
+    """
+
+    def __init__(self, table: RequestTable, max_static_tokens: int) -> None:
+        """`max_static_tokens`: larger steps get arrays of their own."""
+        self._table = table
+        self._tokens, self._blocks = table.tokens.ctypes.data, table.blocks.ctypes.data
+        self._max_static_tokens = max_static_tokens
+        self._static = _Arrays(table, max_static_tokens)
+
+    def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
+        """See `InputBuilder`."""
+        spans = make_spans(scheduled, self._table)
+        table, counts = self._table, [span.count for span in spans]
+        tokens = sum(counts)
+        static = tokens <= self._max_static_tokens
+        arrays = self._static if static else _Arrays(table, tokens)
+        sampling = [i for i, span in enumerate(spans) if span.samples and not span.draft]
+        every = len(sampling) == tokens
+        last_block = native.kernels.build_inputs(
+            [span.row for span in spans], [span.start for span in spans], counts, [] if every else sampling,
+            self._tokens, table.tokens.shape[1], self._blocks, table.blocks.shape[1], table.block_size,
+            *arrays.addresses,
+        )  # fmt: skip
+        inputs, slots, metadata = arrays.views(tokens, len(spans), None if every else len(sampling))
+        return StepInputs(spans, inputs, slots, last_block, static, metadata)
+
+
+class _Arrays:
+    """Memory for the inputs of steps of up to `max_tokens` tokens."""
+
+    def __init__(self, table: RequestTable, max_tokens: int) -> None:
+        self._token_ids, self._positions, self._slots = (torch.empty(max_tokens, dtype=torch.int64) for _ in range(3))
+        self._spans, self._logits = _empty_metadata(table), _empty_metadata(table)
+        self._logits_indices = torch.empty(len(table.lengths), dtype=torch.int64)
+        spans, logits = self._spans, self._logits
+        order = (
+            *(self._token_ids, self._positions, self._slots, spans.lengths, spans.counts, spans.tables),
+            *(self._logits_indices, logits.lengths, logits.tables),
+        )
+        self.addresses = [array.data_ptr() for array in order]
+        self._views: dict[tuple[int, int, int | None], tuple[ModelInputs, Tensor, NativeMetadata]] = {}
+
+    def views(self, tokens: int, spans: int, logits: int | None) -> tuple[ModelInputs, Tensor, NativeMetadata]:
+        """The parts that a step of that size uses; `logits` is None if all rows are `logits_indices`."""
+        found = self._views.get((tokens, spans, logits))
+        if found is None:
+            if len(self._views) == _MAX_CACHED_VIEWS:
+                self._views.clear()
+            indices = None if logits is None else self._logits_indices[:logits]
+            inputs = ModelInputs(self._token_ids[:tokens], self._positions[:tokens], indices)
+            metadata = NativeMetadata(_first(self._spans, spans), _first(self._logits, logits or 0))
+            found = self._views[tokens, spans, logits] = (inputs, self._slots[:tokens], metadata)
+        return found
+
+
+def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:
+    """The spans of a step, in the order of `StepInputs.spans`."""
+    ordered = sorted(scheduled, key=lambda item: (item.count > 1, item.start)) if len(scheduled) > 1 else scheduled
+    spans, offset = [], 0
+    for item in ordered:
+        spans.append(Span(table.row_of(item.request_id), offset, item.start, item.count, item.samples, item.draft))
+        offset += item.count
+    return spans
+
+
+def logits_rows(spans: Sequence[Span]) -> list[int]:
+    """Rows of the last tokens of sequences that sample from them alone, see `ModelInputs.logits_indices`."""
+    return [span.offset + span.count - 1 for span in spans if span.samples and not span.draft]
+
+
+def _empty_metadata(table: RequestTable) -> AttentionMetadata:
+    rows = len(table.lengths)
+    tables = torch.zeros(table.blocks.shape, dtype=torch.int32)
+    return AttentionMetadata(tables, torch.zeros(rows, dtype=torch.int64), torch.zeros(1 + rows, dtype=torch.int64))
+
+
+def _first(metadata: AttentionMetadata, count: int) -> AttentionMetadata:
+    return AttentionMetadata(metadata.tables[:count], metadata.lengths[:count], metadata.counts)

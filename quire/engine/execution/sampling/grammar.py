@@ -1,0 +1,156 @@
+"""Structured outputs: tokens that a grammar does not allow get -inf. Masks are computed while the model runs."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire.engine.execution.table import RequestTable
+from quire.engine.wire.grammar import GrammarTokens
+from quire.engine.wire.protocol import SamplingParams
+from quire.kernels.sampling import Masks, apply_token_bitmask, mask_words
+
+logger = logging.getLogger(__name__)
+_MAX_COMPILED = 256  # grammars
+_Key = tuple[str, tuple[int, ...]]
+_ALLOW_ALL = 0xFFFFFFFF  # a word of a mask
+
+
+class GrammarCompiler:
+    """Compiles grammars on a thread of its own and caches them."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._tokens: dict[tuple[int, ...], GrammarTokens] = {}
+        self._compiled: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, "quire-grammar")
+
+    def prepare(self, params: SamplingParams) -> Future[LLMatcher]:
+        """Start to compile the grammar of a request that has one. The future may raise `GrammarError`."""
+        key = (params.grammar, params.eos_token_ids)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self._thread.submit(self._compile, *key)
+            while len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return compiled
+
+    def initial_state(self, params: SamplingParams) -> GrammarState | None:
+        """The state before the first token of a request whose grammar was prepared; None if it has none."""
+        return GrammarState(self.prepare(params)) if params.grammar else None
+
+    def close(self) -> None:
+        """End the thread; grammars that it has not begun are dropped."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _compile(self, grammar: str, end_tokens: tuple[int, ...]) -> LLMatcher:
+        if end_tokens not in self._tokens:
+            self._tokens[end_tokens] = GrammarTokens(self._folder, self._vocab_size, end_tokens)
+        return self._tokens[end_tokens].matcher(grammar)
+
+
+class GrammarState:
+    """The parser state of one sequence."""
+
+    def __init__(self, compiled: Future[LLMatcher]) -> None:
+        self._compiled = compiled
+        self._matcher: LLMatcher | None = None
+        self.error: str | None = None  # why the sequence cannot continue
+
+    def advance(self, tokens: Sequence[int], mask: NDArray[np.uint32]) -> None:
+        """Consume tokens and write the mask of the tokens that may follow. After an error the mask allows all."""
+        try:
+            self._advance(tokens, mask)
+        except Exception as error:  # the sequence's edge: other masks follow on the same thread
+            logger.exception("a grammar's mask could not be computed")
+            self.error = f"the grammar failed: {type(error).__name__}: {error}"
+        if self.error is not None:
+            mask[:] = _ALLOW_ALL
+
+    def _advance(self, tokens: Sequence[int], mask: NDArray[np.uint32]) -> None:
+        if self._matcher is None:
+            self._matcher = self._compiled.result().deep_copy()
+        if tokens:
+            self._matcher.consume_tokens(list(tokens))
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            self.error = self._matcher.get_error()
+
+
+class GrammarStage:
+    """Applies the masks of grammars after all other stages, whatever these allow."""
+
+    def __init__(self, initial_state: Callable[[SamplingParams], GrammarState | None], vocab_size: int) -> None:
+        """`initial_state`: see `Sampler`."""
+        self._initial_state = initial_state
+        self._states: dict[int, GrammarState] = {}
+        self._masks: Masks = np.empty((0, mask_words(vocab_size)), np.uint32)  # by row
+        self._thread = ThreadPoolExecutor(1, "quire-mask")
+        self._unseen: list[tuple[int, Sequence[int]]] = []  # rows with tokens that their states have not consumed
+        self._computing: Future[None] | None = None
+
+    @property
+    def rows(self) -> Collection[int]:
+        """Rows of sequences that have a grammar."""
+        return self._states
+
+    def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
+        """A sequence was put into a row; its known tokens are in the table."""
+        state = self._initial_state(params)
+        if state is not None:
+            if row >= len(self._masks):
+                self._wait()
+                self._masks = np.resize(self._masks, (2 * row + 1, self._masks.shape[1]))
+            self._states[row] = state
+            self._unseen.append((row, table.known_tokens(row)[table[row].prompt_len :].tolist()))
+
+    def remove(self, row: int) -> None:
+        """A row was freed."""
+        self._states.pop(row, None)
+
+    def observe(self, row: int, token: int) -> None:
+        """A token was sampled for a row that has a grammar."""
+        self._unseen.append((row, [token]))
+
+    def start_masks(self) -> None:
+        """Start to compute, on a thread of its own, the masks that follow the tokens observed since the last call."""
+        if self._unseen:
+            steps = [(self._states[row], tokens, self._masks[row]) for row, tokens in self._unseen]
+            self._unseen = []
+            self._computing = self._thread.submit(_advance, steps, self._computing)
+
+    def apply(self, logits: Tensor, rows: Sequence[int]) -> dict[int, str]:
+        """Mask logits (rows, vocab) of `rows`; returns the errors of sequences that cannot continue, by index."""
+        pairs = [(index, row) for index, row in enumerate(rows) if row in self._states] if self._states else []
+        if not pairs:
+            return {}
+        self._wait()
+        apply_token_bitmask(logits, self._masks, pairs)
+        return {index: error for index, row in pairs if (error := self._states[row].error) is not None}
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _wait(self) -> None:
+        if self._computing is not None:
+            self._computing.result()
+
+
+def _advance(
+    steps: Sequence[tuple[GrammarState, Sequence[int], NDArray[np.uint32]]], before: Future[None] | None
+) -> None:
+    if before is not None:
+        before.result()  # raises again what was raised before
+    for state, tokens, mask in steps:
+        state.advance(tokens, mask)

@@ -1,0 +1,57 @@
+"""The input of a model for one step, and the attention that its layers call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.kernels.paged_attention import AttentionParams
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """The tokens of a step, of all its sequences side by side.
+
+    Attributes:
+        token_ids: (tokens,) int64.
+        positions: (tokens,) int64 position of each token in its sequence.
+        logits_indices: (n,) int64 rows of the last tokens of sequences that sample from them alone; None if these are
+            all rows.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    logits_indices: Tensor | None = None
+
+
+class Attend(Protocol):
+    """The attention of one step: stores a layer's new keys and values, then attends to all of a sequence's."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        params: AttentionParams,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        """Attend causally.
+
+        Args:
+            layer: index of the layer's cache.
+            q: (tokens, heads, dim).
+            k: (tokens, kv_heads, dim).
+            v: (tokens, kv_heads, value_dim); None where values are the first elements of the keys.
+            params: scale, window, softcap, sinks.
+            last_layer: this is the model's last layer. The rows `logits_indices` then attend one by one, as in a
+                decode step, so that their results do not depend on the other rows.
+            last_token_only: return the rows `logits_indices` only; in the last layer.
+
+        Returns:
+            (tokens, heads, value_dim), or (len(logits_indices), heads, value_dim).
+        """

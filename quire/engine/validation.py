@@ -1,0 +1,88 @@
+"""Validation of requests in the core: an invalid request, whatever the front end let through, fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from quire.engine.wire.protocol import AddRequest, SamplingParams, TokenArray
+
+# Wider than the limits of any API; values within them do not overflow float32.
+_RANGES = {
+    "temperature": (0.0, 1e6),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-1e4, 1e4),
+    "frequency_penalty": (-1e4, 1e4),
+    "repetition_penalty": (1e-3, 1e3),
+}
+_MIN_TEMPERATURE = 1e-3  # lower temperatures above 0 overflow the logits
+_MAX_BIAS = 1e6
+
+
+def drop_unknown_end_tokens(params: SamplingParams, vocab_size: int) -> SamplingParams:
+    """Params without end tokens outside the vocabulary; some models' configs name such tokens."""
+    known = tuple(token for token in params.eos_token_ids if 0 <= token < vocab_size)
+    return params if len(known) == len(params.eos_token_ids) else msgspec.structs.replace(params, eos_token_ids=known)
+
+
+def invalid_reason(message: AddRequest, *, vocab_size: int, max_model_len: int) -> str | None:
+    """Why the request cannot be run; None if it can."""
+    task = message.task
+    generates = isinstance(task, SamplingParams)
+    reason = _invalid_prompt(message.prompt, vocab_size, max_model_len - 1 if generates else max_model_len)
+    if reason is not None or not isinstance(task, SamplingParams):
+        return reason
+    return _invalid_numbers(task) or _invalid_ids(task, vocab_size) or _no_choice(task, vocab_size)
+
+
+def _invalid_prompt(prompt: TokenArray, vocab_size: int, max_len: int) -> str | None:
+    if prompt.ndim != 1 or prompt.dtype.kind not in "iu" or not len(prompt):
+        return "the prompt is not a non-empty list of token ids"
+    if len(prompt) > max_len:
+        return f"the prompt has {len(prompt)} tokens, but the context allows at most {max_len}"
+    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
+        return f"the prompt has token ids outside the vocabulary of {vocab_size}"
+    return None
+
+
+def _invalid_numbers(params: SamplingParams) -> str | None:
+    for name, (low, high) in _RANGES.items():
+        if not low <= getattr(params, name) <= high:  # NaN too
+            return f"{name} must be between {low:g} and {high:g}, not {getattr(params, name)}"
+    if 0 < params.temperature < _MIN_TEMPERATURE:
+        return f"temperature must be 0 or at least {_MIN_TEMPERATURE:g}, not {params.temperature}"
+    for token, bias in params.logit_bias.items():
+        if not -_MAX_BIAS <= bias <= _MAX_BIAS:
+            return f"the bias of token {token} must be between {-_MAX_BIAS:g} and {_MAX_BIAS:g}, not {bias}"
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) < 0:
+            return f"{name} must not be negative"
+    return None
+
+
+def _invalid_ids(params: SamplingParams, vocab_size: int) -> str | None:
+    if not all(params.bad_words):
+        return "bad_words has an empty word"
+    for name, token in _named_ids(params):
+        if not 0 <= token < vocab_size:
+            return f"{name} has token id {token}, outside the vocabulary of {vocab_size}"
+    return None
+
+
+def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token in getattr(params, name):
+            yield name, token
+    for word in params.bad_words:
+        for token in word:
+            yield "bad_words", token
+
+
+def _no_choice(params: SamplingParams, vocab_size: int) -> str | None:
+    return (
+        None
+        if params.leaves_choice(vocab_size)
+        else "no token is left to choose: bad_words and min_tokens forbid all allowed tokens"
+    )
