@@ -1,6 +1,6 @@
-"""Time of an engine step outside the model: scheduling, tables, block hashes, sampling stages, messages.
+"""CPU time of an engine step outside the model: scheduling, block tables, block hashes, sampling stages, messages.
 
-The model answers at once, over a small vocabulary. Time is the thread's own CPU time.
+A stub model returns constant logits over a small vocabulary. The time is the CPU time of the engine thread.
 
 python -m benchmarks.cpu.bookkeeping --out benchmarks/results/FILE.json
 """
@@ -35,12 +35,12 @@ from quire.engine.wire.protocol import AddRequest, SamplingParams
 
 STEPS = 300
 PROMPT = 256
-_UNTIMED = 20
+_WARMUP_STEPS = 20
 _VOCAB, _BLOCK, _CONTEXT = 1024, 16, 1024
 
 
-class Instant:
-    """A model that says token 7 after no time at all."""
+class ConstantModel:
+    """A stub model that returns constant logits whose argmax is token 7."""
 
     caches: Sequence[CacheShape] = (CacheShape(1, 32, 32),)
 
@@ -49,65 +49,65 @@ class Instant:
         self._logits[:, 7] = 1.0
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
-        """Nothing to attend to."""
+        """Return constant features without attention."""
         return self._logits[: len(rows)]
 
     def logits(self, features: Tensor) -> Tensor:
-        """They are there."""
+        """Return the features, which are the logits."""
         return features
 
     def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The same."""
+        """Return constant logits, one row per sampled token."""
         return self._logits[: len(tokens if attend.ends is None else attend.ends)]
 
     def set_context(self, context_len: int) -> None:
-        """It has no ropes."""
+        """Do nothing: the model has no position embedding."""
 
 
-class Encoder:
-    """Stands in for the transport: encodes what it would send."""
+class DiscardingChannel:
+    """A stub transport that encodes messages and discards them."""
 
     def __init__(self) -> None:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def send(self, message: Any) -> None:
-        """Encode and forget."""
+        """Encode the message, discard the result."""
         self._encode(message)
 
     def receive(self, _: float | None) -> None:
-        """Nothing comes."""
+        """Return None: there are no messages."""
 
 
 def measure(batch: int, params: SamplingParams) -> dict[str, float]:
-    """Microseconds of a decode step of so many sequences: median and fastest."""
-    model = Instant()
+    """Return microseconds of a decode step of ``batch`` sequences: median and fastest."""
+    model = ConstantModel()
     blocks = batch * _CONTEXT // _BLOCK
     table = RequestTable(batch, _CONTEXT, _BLOCK)
     attention = PagedAttention(KVCache(model.caches, blocks, _BLOCK, torch.bfloat16), table, torch.bfloat16)
     runner = ModelRunner(model, attention, table, Sampler(table, _VOCAB))
     limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
-    core = EngineCore(scheduler, runner.execute, Encoder(), vocab_size=_VOCAB)  # type: ignore[arg-type]
+    core = EngineCore(scheduler, runner.execute, DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]
     rng = np.random.default_rng(batch)
     for number in range(batch):
         core._handle(AddRequest(f"cmpl-{number}", rng.integers(0, _VOCAB, PROMPT).astype(np.int32), params))
     while any(request.pending > 1 for request in scheduler._requests.values()):
         core.step()
     times = []
-    for _ in range(STEPS + _UNTIMED):
-        began = time.thread_time_ns()
+    for _ in range(STEPS + _WARMUP_STEPS):
+        started = time.thread_time_ns()
         core.step()
-        times.append((time.thread_time_ns() - began) / 1e3)
-    return {"median_us": round(median(times[_UNTIMED:]), 1), "best_us": round(min(times[_UNTIMED:]), 1)}
+        times.append((time.thread_time_ns() - started) / 1e3)
+    return {"median_us": round(median(times[_WARMUP_STEPS:]), 1), "best_us": round(min(times[_WARMUP_STEPS:]), 1)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    kinds = {
+    params_by_name = {
         "greedy": SamplingParams(max_tokens=_CONTEXT, temperature=0.0),
         "penalties, logprobs": SamplingParams(
             max_tokens=_CONTEXT, temperature=0.0, repetition_penalty=1.1, presence_penalty=0.1, logprobs=1
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     rows = [
         {"batch": batch, "requests": name, **measure(batch, params)}
-        for name, params in kinds.items()
+        for name, params in params_by_name.items()
         for batch in options.batches
     ]
     for row in rows:
