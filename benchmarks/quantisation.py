@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from training.answering import ServerAnswerer
 from training.chat import Encoded, encode
-from training.evaluate import BARS, SEED, measure
+from training.evaluate import SEED, TARGETS, measure
 from training.generators.arithmetic import arithmetic_turn
 from training.generators.extract import extract_turn
 from training.generators.knowledge import fallback_turn, quire_turn
@@ -85,8 +85,8 @@ def perplexity(url: str, answers: Sequence[Encoded]) -> float:
             body = {"model": "quire-nano", "prompt": answer.ids, "max_tokens": 1, "prompt_logprobs": 0}
             response = client.post("/completions", json=body).raise_for_status().json()
             reported = response["choices"][0]["prompt_logprobs"]
-            for token, learnt, entry in zip(answer.ids, answer.learnt, reported, strict=True):
-                if learnt and entry:
+            for token, loss_mask, entry in zip(answer.ids, answer.loss_mask, reported, strict=True):
+                if loss_mask and entry:
                     total -= entry[str(token)]["logprob"]
                     tokens += 1
     return math.exp(total / tokens)
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, flags in FORMATS.items():
         with serving(flags) as url:
             answerer = ServerAnswerer(url, "quire-nano")
-            row = {kind: measure(answerer, kind, options.count, SEED, 0)["percent"] for kind in BARS}
+            row = {kind: measure(answerer, kind, options.count, SEED, 0)["percent"] for kind in TARGETS}
             rows.append({"format": name, "perplexity": round(perplexity(url, answers), 4), **row})
             print(rows[-1], flush=True)
     if options.out:
