@@ -1,10 +1,9 @@
-"""Keeps a run of the shared compare.py: medians and ratios, with what is needed to run it again.
+"""Stores a run of the shared compare.py: medians and ratios, with the details needed to repeat it.
 
     python -m benchmarks.peers RUN.json --out benchmarks/results/FILE.json quire=0.1.0 vllm=0.32.0 llama=0.3.36
 
-A ratio is the median of the server that is named first over the best other's; servers that are not named are left out.
-Repetitions that failed or had foreign CPU use do not
-count, as in compare.py.
+A ratio is the median of the first named server over that of the best other one. Servers that are not named are omitted.
+Repetitions that failed, or with CPU use by other processes, are ignored, as in compare.py.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from typing import Any
 
 FOREIGN_CORES = 0.25
 HIGHER_IS_BETTER = {"out_tps": True, "tot_tps": True, "ttft_p50": False, "tpot_p50": False}
-OF_THE_SERVER = ("startup_s", "peak_mb")
+SERVER_METRICS = ("startup_s", "peak_mb")
 
 Key = tuple[str, str]  # work, metric
 
 
 def medians(runs: list[dict[str, Any]]) -> dict[Key, dict[str, float]]:
-    """Median of every metric, by server."""
+    """Return the median of every metric by server."""
     seen: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        for metric in OF_THE_SERVER:
+        for metric in SERVER_METRICS:
             seen["server", metric][run["server"]].append(run[metric])
         for row in run["results"]:
             if not row["failed"] and (row.get("foreign_cores") or 0) <= FOREIGN_CORES:
@@ -40,7 +39,7 @@ def medians(runs: list[dict[str, Any]]) -> dict[Key, dict[str, float]]:
 
 
 def ratio(row: dict[str, float], metric: str, ours: str) -> float | None:
-    """Ours over the best other's, if both were measured."""
+    """Return our value over the best other server's, or None if either was not measured."""
     others = [value for server, value in row.items() if server != ours]
     if ours not in row or not others:
         return None
@@ -49,12 +48,12 @@ def ratio(row: dict[str, float], metric: str, ours: str) -> float | None:
 
 
 def report(run: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
-    """What is kept of a run."""
+    """Return the report of a run: medians and ratios, with date, machine and versions."""
     ours = next(iter(versions))
-    kept = [one for one in run["runs"] if one["server"] in versions]
+    stored = [one for one in run["runs"] if one["server"] in versions]
     rows = [
         {"work": work, "metric": metric, **row, "ratio": ratio(row, metric, ours)}
-        for (work, metric), row in sorted(medians(kept).items())
+        for (work, metric), row in sorted(medians(stored).items())
     ]
     return {
         "date": date.today().isoformat(),
@@ -66,11 +65,11 @@ def report(run: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def table(kept: dict[str, Any]) -> str:
-    """The medians as Markdown."""
-    servers = list(kept["versions"])
-    lines = [f"| work | metric | {' | '.join(servers)} | ratio |", "|---" * (len(servers) + 3) + "|"]
-    for row in kept["medians"]:
+def table(stored: dict[str, Any]) -> str:
+    """Return the medians as a Markdown table."""
+    servers = list(stored["versions"])
+    lines = [f"| workload | metric | {' | '.join(servers)} | ratio |", "|---" * (len(servers) + 3) + "|"]
+    for row in stored["medians"]:
         values = [f"{row[server]:,.5g}" if server in row else "-" for server in servers]
         shown = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
         lines.append(f"| {row['work']} | {row['metric']} | {' | '.join(values)} | {shown} |")
@@ -85,16 +84,16 @@ def _processor() -> str:
 
 
 def main() -> None:
-    """Convert and print the table."""
+    """Write the report and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="the JSON that compare.py wrote")
+    parser.add_argument("run", type=Path, help="JSON output of compare.py")
     parser.add_argument("versions", nargs="+", metavar="NAME=VERSION", help="versions of the servers, ours first")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     versions = dict(text.split("=", 1) for text in options.versions)
-    kept = report(json.loads(options.run.read_text(encoding="utf-8")), versions)
-    options.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    print(table(kept))
+    stored = report(json.loads(options.run.read_text(encoding="utf-8")), versions)
+    options.out.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    print(table(stored))
 
 
 if __name__ == "__main__":

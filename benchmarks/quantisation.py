@@ -1,8 +1,8 @@
-"""What rounding the weights costs in quality: quire-nano's tasks and its perplexity, by number format.
+"""Quality of quantized weights and int8 pages: quire-nano's tasks and perplexity by data type.
 
     python -m benchmarks.quantisation --out benchmarks/results/FILE.json
 
-Answers come from `quire serve` on the bundled model; the perplexity is that of the right answers to held-out requests.
+Answers come from `quire serve` with the bundled model. Perplexity is that of the right answers to held-out requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from training.answering import ServerAnswerer
 from training.chat import Encoded, encode
-from training.evaluate import BARS, SEED, measure
+from training.evaluate import SEED, TARGETS, measure
 from training.generators.arithmetic import arithmetic_turn
 from training.generators.extract import extract_turn
 from training.generators.knowledge import fallback_turn, quire_turn
@@ -46,20 +46,20 @@ _ADDRESS = re.compile(r"at (http://\S+)")
 
 @contextmanager
 def serving(flags: Sequence[str]) -> Iterator[str]:
-    """The base URL of a server on the bundled model."""
+    """Start a server with the bundled model and yield its base URL."""
     command = [sys.executable, "-m", "quire", "serve", "--port", "0", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            found = next(match[1] for line in process.stderr if (match := _ADDRESS.search(line)))
-            yield f"{found}/v1"
+            url = next(match[1] for line in process.stderr if (match := _ADDRESS.search(line)))
+            yield f"{url}/v1"
         finally:
             process.terminate()
             process.communicate()
 
 
 def right_answers(count: int) -> list[Encoded]:
-    """Conversations of one held-out request and its right answer, as tokens."""
+    """Return conversations of one held-out request and its right answer, as tokens."""
     tokenizer = Tokenizer.from_file(str(EXPORT / "tokenizer.json"))
     rng = Random(SEED)
     makers = (
@@ -69,8 +69,8 @@ def right_answers(count: int) -> list[Encoded]:
         lambda: fallback_turn(rng, SPLIT),
     )
     encoded = []
-    for at in range(count):
-        turn = makers[at % len(makers)]()
+    for number in range(count):
+        turn = makers[number % len(makers)]()
         conversation = Conversation(turn.kind, think=turn.think)
         conversation.add(turn.messages(), trained=True)
         encoded.append(encode(conversation, tokenizer))
@@ -78,24 +78,24 @@ def right_answers(count: int) -> list[Encoded]:
 
 
 def perplexity(url: str, answers: Sequence[Encoded]) -> float:
-    """Of the answers' tokens."""
+    """Return the perplexity of the answers' tokens."""
     total, tokens = 0.0, 0
     with httpx.Client(base_url=url, timeout=60) as client:
         for answer in answers:
             body = {"model": "quire-nano", "prompt": answer.ids, "max_tokens": 1, "prompt_logprobs": 0}
             response = client.post("/completions", json=body).raise_for_status().json()
             reported = response["choices"][0]["prompt_logprobs"]
-            for token, learnt, entry in zip(answer.ids, answer.learnt, reported, strict=True):
-                if learnt and entry:
+            for token, loss_mask, entry in zip(answer.ids, answer.loss_mask, reported, strict=True):
+                if loss_mask and entry:
                     total -= entry[str(token)]["logprob"]
                     tokens += 1
     return math.exp(total / tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=200, help="prompts a kind")
+    parser.add_argument("--count", type=int, default=200, help="prompts per kind")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     answers = right_answers(2 * options.count)
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, flags in FORMATS.items():
         with serving(flags) as url:
             answerer = ServerAnswerer(url, "quire-nano")
-            row = {kind: measure(answerer, kind, options.count, SEED, 0)["percent"] for kind in BARS}
+            row = {kind: measure(answerer, kind, options.count, SEED, 0)["percent"] for kind in TARGETS}
             rows.append({"format": name, "perplexity": round(perplexity(url, answers), 4), **row})
             print(rows[-1], flush=True)
     if options.out:

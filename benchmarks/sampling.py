@@ -1,4 +1,6 @@
-"""Two ways to draw one token for each of 16 rows of logits: inverse CDF (ours) and exponential noise (Gumbel-max).
+"""Two methods of sampling one token for each of 16 rows of logits: inverse CDF and exponential noise (Gumbel-max).
+
+Quire uses inverse CDF.
 
 python -m benchmarks.sampling --out benchmarks/results/FILE.json
 """
@@ -22,7 +24,7 @@ ROWS, VOCAB, REPEATS = 16, 151_936, 20
 
 
 def by_noise(logits: torch.Tensor) -> list[int]:
-    """argmax(p / e), e exponential, with a generator per row, as per-request seeds need."""
+    """Sample argmax(p / e), e exponential, with a generator per row, as per-request seeds require."""
     probs = logits.softmax(-1)
     noise = torch.empty_like(probs)
     for row in range(len(noise)):
@@ -31,12 +33,12 @@ def by_noise(logits: torch.Tensor) -> list[int]:
 
 
 def by_inverse(params: SamplingParams) -> Callable[[torch.Tensor], list[int]]:
-    """Our choice with the given params."""
+    """Return our sampler with the given parameters."""
     return lambda logits: choose(logits, [params] * ROWS, [uniform(row, 0) for row in range(ROWS)])
 
 
 def milliseconds(draw: Callable[[torch.Tensor], list[int]]) -> dict[str, float]:
-    """Spread over some repeats, after two that do not count."""
+    """Return minimum, median and maximum over the repeats, after two warm-up runs."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(ROWS, VOCAB, generator=generator)
     logits[:, :200] += 16 * torch.rand(ROWS, 200, generator=generator)  # as peaked as a trained model's
@@ -51,7 +53,7 @@ def milliseconds(draw: Callable[[torch.Tensor], list[int]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""CPU time that the server's process takes per streamed token, with a core that costs nothing beside it.
+"""CPU time of the server process per streamed token, with a fake engine core in another process.
 
     python -m benchmarks.server_cost --streams 64 --tokens 200 --out benchmarks/results/FILE.json
 
-The core runs in a process of its own, gives every request a token each step, and paces its steps; only the server's own
-process is counted: ZMQ, detokenising, metrics, chunks, HTTP. The client is a third process.
+The fake core generates one token per request in each step, at a fixed step time. Only the server process is counted:
+ZMQ, detokenization, metrics, stream chunks, HTTP. The client is a third process.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     Ready,
-    TokensOutput,
     Shutdown,
     StepOutput,
     StepStats,
+    TokensOutput,
 )
 from quire.engine.wire.transport import CoreChannel
 from tests.support.fake_core import INFO
@@ -46,8 +46,8 @@ STEP_SECONDS = 0.02
 LETTER = byte_tokenizer().encode("a").ids[0]
 
 
-def steady_core(address: str) -> None:
-    """Give every request a token each step until it has all."""
+def fake_core(address: str) -> None:
+    """Run a fake core that generates one token per request in each step, up to its `max_tokens`."""
     left: dict[str, int] = {}
     with CoreChannel(address) as channel:
         channel.send(Ready(INFO))
@@ -75,14 +75,14 @@ def steady_core(address: str) -> None:
 
 
 async def serve(folder: Path) -> None:
-    """Listen on a free port, whose address is printed, until killed."""
-    async with running_server(folder, steady_core, capacity=1000, handle=ProcessCore()) as server:
+    """Print the URL of a server on a free port, and serve until killed."""
+    async with running_server(folder, fake_core, capacity=1000, handle=ProcessCore()) as server:
         print(server.url, flush=True)
         await asyncio.Event().wait()
 
 
 class Cost:
-    """Loads a server and reads what its process has used."""
+    """Sends load to a server and reads the CPU time of its process."""
 
     def __init__(self, pid: int, url: str, streams: int, endpoint: str) -> None:
         self._process = psutil.Process(pid)
@@ -94,7 +94,7 @@ class Cost:
         }
 
     def load(self, output: int) -> float:
-        """CPU seconds for one request of so many tokens in each stream."""
+        """Return CPU seconds for one request of ``output`` tokens in each stream."""
         settings = BenchServe(**self._settings, input_len=2, output_len=output)
         before = self._cpu()
         result = asyncio.run(generate_load(settings, "fake", lambda _: None))
@@ -108,7 +108,7 @@ class Cost:
 
 
 def measure(streams: int, tokens: int, endpoint: str) -> dict[str, float]:
-    """CPU microseconds of the server's process per token and per request."""
+    """Return CPU microseconds of the server process per token and per request."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.server_cost", "--serve", folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -127,7 +127,7 @@ def measure(streams: int, tokens: int, endpoint: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=200)

@@ -1,1 +1,1 @@
-"""How quire-nano, the model that comes with Quire, is made: text generators, training loop, evaluation, export."""
+"""Training of quire-nano, the model bundled with Quire: text generators, training loop, evaluation, export."""

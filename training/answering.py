@@ -1,4 +1,4 @@
-"""Two ways to get answers for the evaluation: a model folder, and any OpenAI-compatible server."""
+"""Sources of answers for the evaluation: a model folder, or an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ TIMEOUT = 120.0
 
 
 class Answerer(Protocol):
-    """Something that answers prompts."""
+    """Interface of a source of answers."""
 
     def answer(self, cases: list[Case]) -> list[str]:
-        """The text of each answer."""
+        """Return the text of each answer."""
         ...
 
 
 class FolderAnswerer:
-    """Runs a Hugging Face folder with transformers, in float32, greedily, in batches."""
+    """Runs a Hugging Face folder with transformers: float32, greedy decoding, in batches."""
 
     def __init__(self, folder: Path, batch: int = 40) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
@@ -37,7 +37,7 @@ class FolderAnswerer:
         self.batch = batch
 
     def answer(self, cases: list[Case]) -> list[str]:
-        """The answers, in the order of the cases."""
+        """Return the answers in the order of the cases."""
         prompts = [render_prompt(case.messages, case.tools, case.thinking) for case in cases]
         order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))
         answers = [""] * len(prompts)
@@ -55,7 +55,7 @@ class FolderAnswerer:
 
 
 class ServerAnswerer:
-    """Asks a server, some requests at a time."""
+    """Sends concurrent requests to a server."""
 
     def __init__(self, url: str, model: str, api_key: str | None = None, concurrency: int = 16) -> None:
         self.concurrency = concurrency
@@ -64,12 +64,13 @@ class ServerAnswerer:
         self.model = model
 
     def answer(self, cases: list[Case]) -> list[str]:
-        """The answers, in the order of the cases."""
+        """Return the answers in the order of the cases."""
         with ThreadPoolExecutor(self.concurrency) as pool:
             return list(pool.map(self._ask, cases))
 
     def _ask(self, case: Case) -> str:
-        body: dict[str, Any] = {"model": self.model, "messages": [_on_the_wire(message) for message in case.messages],
+        messages = [_openai_message(message) for message in case.messages]
+        body: dict[str, Any] = {"model": self.model, "messages": messages,
                                 "temperature": 0, "max_tokens": MAX_NEW_TOKENS}  # fmt: skip
         if case.tools:
             body |= {"tools": case.tools, "tool_choice": "none"}
@@ -80,8 +81,8 @@ class ServerAnswerer:
         return response.json()["choices"][0]["message"]["content"] or ""
 
 
-def _on_the_wire(message: Message) -> Message:
-    """A message as OpenAI's API has it: the arguments of tool calls are a JSON string."""
+def _openai_message(message: Message) -> Message:
+    """Return a message in OpenAI's format: the arguments of tool calls are a JSON string."""
     if not message.get("tool_calls"):
         return {key: value for key, value in message.items() if message["role"] != "tool" or key != "name"}
     calls = []

@@ -1,6 +1,6 @@
-"""Training batches: conversations made on the fly, sorted into buckets of length.
+"""Training batches: conversations generated during training, sorted into length buckets.
 
-Block ``n`` of a phase is the same on every run.
+Block ``n`` of a phase is the same in every run.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from training.chat import Encoded, encode, encode_echo, encode_table
 from training.generators.arithmetic import table_rows
+from training.generators.conversations import VALUES, make_conversation
 from training.generators.drills import echo_text
-from training.generators.session import VALUES, make_conversation
 from training.tokens import token_id, with_fewer_merges
 
 ECHO = "echo"
 TABLE = "table"
-# Half of the echoes are in other pieces than the tokenizer's, so that copying does not hang on known words.
-VARIANTS = 8
+# Half of the echoes are encoded with a part of the tokenizer's merges, so that copying does not depend on known words.
+NUM_VARIANTS = 8
 VARIANT_RATE = 0.5
 DROPPED_MERGES = 0.08
 LENGTHS = (48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768)
@@ -30,23 +30,23 @@ LENGTHS = (48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768)
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids and the marks of those to learn, padded to one of ``LENGTHS``."""
+    """Token ids and their loss mask, padded to one of ``LENGTHS``."""
 
     ids: Tensor
-    learnt: Tensor
+    loss_mask: Tensor
 
 
 class Batches:
-    """Makes blocks of batches; a block is drawn from the seed, the phase's name and the block's number only."""
+    """Generates blocks of batches; a block depends only on the seed, the name of the phase and its number."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str, mix: Mapping[str, float], tokens: int, block: int = 40) -> None:
         self.tokenizer, self.seed, self.mix, self.tokens, self.block = tokenizer, seed, mix, tokens, block
         self.padding = token_id(tokenizer, "<|endoftext|>")
         rng = Random(f"{seed}-merges")
-        self.variants = [with_fewer_merges(tokenizer, DROPPED_MERGES, rng) for _ in range(VARIANTS)]
+        self.variants = [with_fewer_merges(tokenizer, DROPPED_MERGES, rng) for _ in range(NUM_VARIANTS)]
 
     def start_at(self, number: int) -> Iterator[Batch]:
-        """Batches from a number on, without end."""
+        """Yield batches without end, starting at batch ``number``."""
         number, at = divmod(number, self.block)
         while True:
             yield from self._make_block(number)[at:]
@@ -60,7 +60,7 @@ class Batches:
         while len(full) < self.block:
             encoded = self._draw(rng.choices(themes, weights)[0], rng)
             length = next((length for length in LENGTHS if len(encoded.ids) <= length), None)
-            if length is None or not any(encoded.learnt[1:]):
+            if length is None or not any(encoded.loss_mask[1:]):
                 continue
             waiting[length].append(encoded)
             if len(waiting[length]) == max(1, self.tokens // length):
@@ -79,8 +79,8 @@ class Batches:
 
     def _batch(self, rows: list[Encoded], length: int) -> Batch:
         ids = torch.full((len(rows), length), self.padding, dtype=torch.long)
-        learnt = torch.zeros((len(rows), length), dtype=torch.bool)
+        loss_mask = torch.zeros((len(rows), length), dtype=torch.bool)
         for at, row in enumerate(rows):
             ids[at, : len(row.ids)] = torch.tensor(row.ids)
-            learnt[at, : len(row.learnt)] = torch.tensor(row.learnt)
-        return Batch(ids, learnt)
+            loss_mask[at, : len(row.loss_mask)] = torch.tensor(row.loss_mask)
+        return Batch(ids, loss_mask)

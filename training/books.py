@@ -1,4 +1,4 @@
-"""Reading the lists of words and phrases (``words/*.toml``, ``phrases/*.toml``)."""
+"""Reads the word and phrase lists (``words/*.toml``, ``phrases/*.toml``)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ SPLITS = ("train", "heldout")
 
 @cache
 def phrase_book(name: str) -> dict[str, Any]:
-    """The tables of ``phrases/NAME.toml``."""
+    """Return the tables of ``phrases/NAME.toml``."""
     return tomllib.loads((HERE / "phrases" / f"{name}.toml").read_text("utf-8"))
 
 
 @cache
 def tool_parts() -> dict[str, Any]:
-    """The tables of ``toolspecs/parts.toml``."""
+    """Return the tables of ``toolspecs/parts.toml``."""
     return tomllib.loads((HERE / "toolspecs" / "parts.toml").read_text("utf-8"))
 
 
 @cache
 def words(split: str) -> dict[str, tuple[str, ...]]:
-    """All word lists of one split (train or heldout) by name."""
+    """Return all word lists of one split (train or heldout) by name."""
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}")
     lists: dict[str, tuple[str, ...]] = {}

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from training.books import HERE
 from training.generators.turn import Conversation, Message
 
-START, END = "<|im_start|>assistant\n", "<|im_end|>"
+REPLY_START, END_OF_TURN = "<|im_start|>assistant\n", "<|im_end|>"
 NO_THINKING = "<think>\n\n</think>\n\n"
 
 
@@ -28,7 +28,7 @@ def _tojson(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def template() -> jinja2.Template:
-    """The chat template, in the environment in which servers render it."""
+    """Return the chat template, in the same jinja2 environment as servers use."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
@@ -36,12 +36,12 @@ def template() -> jinja2.Template:
 
 
 def render_prompt(messages: list[Message], tools: list[dict[str, Any]] | None = None, thinking: bool = True) -> str:
-    """The prompt up to the model's turn."""
+    """Render the prompt up to the model's reply."""
     return template().render(messages=messages, tools=tools, add_generation_prompt=True, enable_thinking=thinking)
 
 
 def render_reply(message: Message, think: str = "") -> str:
-    """What the model writes for a message, up to the end mark."""
+    """Render the model's reply, without the end-of-turn token."""
     text = f"<think>\n{think}\n</think>\n\n" if think else ""
     if message.get("tool_calls"):
         call = message["tool_calls"][0]["function"]
@@ -51,53 +51,53 @@ def render_reply(message: Message, think: str = "") -> str:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids, and for each whether the model is to learn to write it."""
+    """Token ids, and a loss mask with one value per token."""
 
     ids: list[int]
-    learnt: list[bool]
+    loss_mask: list[bool]
 
 
 def encode(conversation: Conversation, tokenizer: Tokenizer) -> Encoded:
-    """The conversation as tokens; loss falls on the model's messages that are to be trained, and their end marks."""
+    """Encode a conversation; the loss mask covers the model's trained messages and their end-of-turn tokens."""
     prompt = render_prompt(conversation.messages[:-1], conversation.tools, conversation.thinking)
     think = conversation.think if conversation.thinking else ""
-    text = prompt + render_reply(conversation.messages[-1], think) + END
+    text = prompt + render_reply(conversation.messages[-1], think) + END_OF_TURN
     marked = zip(conversation.trained, conversation.messages, strict=True)
     flags = [flag for flag, message in marked if message["role"] == "assistant"]
     spans = _reply_spans(text, prompt, flags)
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    learnt, at = [], 0
+    loss_mask, at = [], 0
     for start, stop in encoding.offsets:
         while at < len(spans) and start >= spans[at][1]:
             at += 1
-        learnt.append(at < len(spans) and spans[at][0] <= start and stop <= spans[at][1])
-    return Encoded(encoding.ids, learnt)
+        loss_mask.append(at < len(spans) and spans[at][0] <= start and stop <= spans[at][1])
+    return Encoded(encoding.ids, loss_mask)
 
 
 def encode_echo(text: str, copies: int, tokenizer: Tokenizer) -> Encoded:
-    """A text several times over; each copy after the first is to be learnt. It makes copying circuits form early."""
+    """Encode a text several times; the loss mask covers each copy after the first. This trains copying early."""
     ids: list[int] = tokenizer.encode(text + "\n", add_special_tokens=False).ids
     return Encoded(ids * copies, [False] * (len(ids) + 1) + [True] * (len(ids) * (copies - 1) - 1))
 
 
 def encode_table(rows: list[tuple[str, str]], tokenizer: Tokenizer) -> Encoded:
-    """Rows of a question and a result, many on end; the results are to be learnt."""
+    """Encode consecutive rows of a question and a result; the loss mask covers the results."""
     ids: list[int] = []
-    learnt: list[bool] = []
+    loss_mask: list[bool] = []
     for question, result in rows:
         for text, flag in ((question, False), (result, True), (", ", False)):
             piece = tokenizer.encode(text, add_special_tokens=False).ids
             ids += piece
-            learnt += [flag] * len(piece)
-    return Encoded(ids, learnt)
+            loss_mask += [flag] * len(piece)
+    return Encoded(ids, loss_mask)
 
 
 def _reply_spans(text: str, prompt: str, flags: list[bool]) -> list[tuple[int, int]]:
-    """Where in the text the trained replies are."""
+    """Return the character spans of the trained replies."""
     spans, at = [], 0
     for number, flag in enumerate(flags):
-        start = len(prompt) if number == len(flags) - 1 else text.index(START, at) + len(START)
-        stop = text.index(END, start) + len(END)
+        start = len(prompt) if number == len(flags) - 1 else text.index(REPLY_START, at) + len(REPLY_START)
+        stop = text.index(END_OF_TURN, start) + len(END_OF_TURN)
         if flag:
             spans.append((start, stop))
         at = stop

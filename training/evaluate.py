@@ -1,4 +1,4 @@
-"""Measures quire-nano on prompts it never saw: ``python -m training.evaluate`` (a folder) or ``--url`` (a server)."""
+"""Evaluates quire-nano on held-out prompts: ``python -m training.evaluate`` (a folder) or ``--url`` (a server)."""
 
 from __future__ import annotations
 
@@ -15,37 +15,45 @@ from training.scoring import is_right
 
 SEED = 7
 COUNT = 200
-BARS = {"arithmetic": 95, "quire": 95, "recall": 92, "extract": 88, "tool_call": 80, "tool_answer": 90, "fallback": 95}
+TARGETS = {
+    "arithmetic": 95,
+    "quire": 95,
+    "recall": 92,
+    "extract": 88,
+    "tool_call": 80,
+    "tool_answer": 90,
+    "fallback": 95,
+}
 
 
 def measure(answerer: Answerer, kind: str, count: int, seed: int, wrong: int) -> dict[str, Any]:
-    """Scores one kind; keeps up to ``wrong`` of the wrong answers."""
+    """Score one kind; the result contains up to ``wrong`` wrong answers."""
     prompts = cases(kind, count, seed)
-    began = time.monotonic()
+    started = time.monotonic()
     answers = answerer.answer(prompts)
     right = [is_right(kind, case.expect, text) for case, text in zip(prompts, answers, strict=True)]
     result: dict[str, Any] = {"prompts": len(prompts), "right": sum(right), "percent": _percent(right),
-                              "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
-    for name, part in _parts(kind, prompts, right).items():
+                              "seconds": round(time.monotonic() - started, 1)}  # fmt: skip
+    for name, part in _subsets(kind, prompts, right).items():
         result[name] = _percent(part)
     result["wrong"] = [
         {"prompt": case.messages[-1]["content"], "expect": case.expect, "answer": text}
-        for case, text, good in zip(prompts, answers, right, strict=True)
-        if not good
+        for case, text, is_correct in zip(prompts, answers, right, strict=True)
+        if not is_correct
     ][:wrong]
     return result
 
 
-def _parts(kind: str, prompts: list[Case], right: list[bool]) -> dict[str, list[bool]]:
-    """Scores of parts of a kind that are worth a look of their own."""
+def _subsets(kind: str, prompts: list[Case], right: list[bool]) -> dict[str, list[bool]]:
+    """Return scores of subsets of a kind."""
     parts: dict[str, list[bool]] = {}
-    for case, good in zip(prompts, right, strict=True):
+    for case, is_correct in zip(prompts, right, strict=True):
         if "minus" in case.expect:
-            parts.setdefault("sub" if case.expect["minus"] else "add", []).append(good)
+            parts.setdefault("sub" if case.expect["minus"] else "add", []).append(is_correct)
         elif kind == "recall":
-            parts.setdefault("untold" if case.expect.get("untold") else "told", []).append(good)
+            parts.setdefault("untold" if case.expect.get("untold") else "told", []).append(is_correct)
         elif kind.endswith("tool_call"):
-            parts.setdefault(f"{len(case.tools or [])} tools", []).append(good)
+            parts.setdefault(f"{len(case.tools or [])} tools", []).append(is_correct)
     return parts
 
 
@@ -54,28 +62,28 @@ def _percent(right: list[bool]) -> float:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results as text."""
-    lines = [f"{'kind':<24}{'right':>10}{'percent':>10}{'bar':>6}  parts"]
+    """Format the results as a text table."""
+    lines = [f"{'kind':<24}{'right':>10}{'percent':>10}{'target':>8}  parts"]
     for kind, result in results.items():
         skipped = ("prompts", "right", "percent", "seconds", "wrong")
         parts = ", ".join(f"{name} {value}" for name, value in result.items() if name not in skipped)
         counts = f"{result['right']:>6}/{result['prompts']:<4}{result['percent']:>9}"
-        lines.append(f"{kind:<24}{counts}{BARS.get(kind, ''):>6}  {parts}")
+        lines.append(f"{kind:<24}{counts}{TARGETS.get(kind, ''):>8}  {parts}")
     return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the evaluation."""
+    """Run the evaluation."""
     parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
     parser.add_argument("--folder", type=Path, default=EXPORT, help="model folder to run with transformers")
-    parser.add_argument("--url", help="base URL of a server to ask instead, such as http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", default="quire-nano", help="model name at the server")
-    parser.add_argument("--api-key", help="key for the server")
+    parser.add_argument("--url", help="base URL of a server to use instead, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", default="quire-nano", help="model name on the server")
+    parser.add_argument("--api-key", help="API key of the server")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--count", type=int, default=COUNT, help="prompts a kind")
+    parser.add_argument("--count", type=int, default=COUNT, help="prompts per kind")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--wrong", type=int, default=20, help="wrong answers to keep in the JSON, a kind")
-    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--wrong", type=int, default=20, help="maximum number of wrong answers per kind in the JSON")
+    parser.add_argument("--json", type=Path, help="output file for the results")
     chosen = parser.parse_args(arguments)
     answerer: Answerer
     answerer = ServerAnswerer(chosen.url, chosen.model, chosen.api_key) if chosen.url else FolderAnswerer(chosen.folder)

@@ -1,4 +1,4 @@
-"""Writes the model as a Hugging Face folder: config, bf16 weights, tokenizer, chat template, generation defaults."""
+"""Exports the model as a Hugging Face folder: config, bf16 weights, tokenizer, chat template, generation config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_NEW_TOKENS = 512
 
 
 def export(model: Nano, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes all files of the folder except its README."""
+    """Write all files of the folder except its README."""
     folder.mkdir(parents=True, exist_ok=True)
     ids = {token: token_id(tokenizer, token) for token in SPECIAL}
     weights = {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Phrases with alternatives: ``(what is|what's) {a} plus {b}`` stands for two phrases with two slots.
+"""Phrase patterns with alternatives: ``(what is|what's) {a} plus {b}`` is two phrases with two slots.
 
 A group in parentheses is a choice only if it has a ``|`` of its own; other parentheses are text. Groups may nest.
 """
@@ -18,7 +18,7 @@ SLOT = re.compile(r"\{(\w+)\}")
 
 @cache
 def parse(pattern: str) -> Sequence:
-    """The pattern as a sequence of plain strings and choices."""
+    """Parse the pattern into a sequence of plain strings and choices."""
     sequence, end = _parse_alternatives(pattern, 0)
     if end != len(pattern):
         raise ValueError(f"unbalanced parenthesis in {pattern!r}")
@@ -58,17 +58,17 @@ def _parse_alternatives(text: str, start: int) -> tuple[tuple[Sequence, ...], in
 
 
 def draw(pattern: str, rng: Random) -> str:
-    """One of the phrases that the pattern stands for."""
+    """Draw one of the phrases of the pattern."""
     return tidy(_draw(parse(pattern), rng))
 
 
 def tidy(text: str) -> str:
-    """Single spaces only: an empty alternative leaves two."""
+    """Replace multiple spaces, which empty alternatives leave, by single ones."""
     return re.sub(" {2,}", " ", text).strip()
 
 
-def normal(phrase: str) -> str:
-    """The phrase without case and punctuation, to be compared."""
+def normalize(phrase: str) -> str:
+    """Return the phrase in lower case without punctuation, for comparison."""
     return re.sub(r"[^\w{}+*/=-]+", " ", phrase.lower()).strip()
 
 
@@ -77,7 +77,7 @@ def _draw(sequence: Sequence, rng: Random) -> str:
 
 
 def all_phrases(pattern: str) -> list[str]:
-    """Every phrase that the pattern stands for."""
+    """Return every phrase of the pattern."""
     return [tidy(text) for text in _all(parse(pattern))]
 
 
@@ -87,10 +87,10 @@ def _all(sequence: Sequence) -> list[str]:
 
 
 def slots_of(phrase: str) -> list[str]:
-    """Names of the slots in order of appearance."""
+    """Return the names of the slots in order of appearance."""
     return SLOT.findall(phrase)
 
 
 def fill(phrase: str, values: dict[str, str]) -> str:
-    """The phrase with the slots filled; slots that are not given stay."""
+    """Fill the slots of the phrase; slots without a value stay."""
     return SLOT.sub(lambda match: values.get(match[1], match[0]), phrase)

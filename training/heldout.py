@@ -1,4 +1,4 @@
-"""The prompts of the evaluation: phrasings, names, numbers and tools that training never sees."""
+"""The prompts of the evaluation: phrasings, names, numbers and tools that training never uses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from training.generators.arithmetic import arithmetic_turn, unsupported_turn
 from training.generators.extract import extract_turn
 from training.generators.knowledge import facts, fallback_turn, quire_turn, small_talk_turn, unknown_turn
 from training.generators.recall import Memory
-from training.generators.toolspec import USUAL, Tool, ToolSpec, asked_anew, instantiate, read_specs
-from training.generators.tooltalk import call_turn, make_tools, result_turn
+from training.generators.tool_calls import call_turn, make_tools, result_turn
+from training.generators.tool_specs import NUM_COMMON_TOOLS, Tool, ToolSpec, heldout_requests, instantiate, read_specs
 from training.generators.turn import Message, Turn
 from training.values import Values
 
@@ -24,7 +24,7 @@ SYSTEM_RATE = 0.15
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt and what its answer must hold."""
+    """One prompt and the scoring criteria of its answer."""
 
     kind: str
     messages: list[Message]
@@ -57,7 +57,7 @@ def _quire(rng: Random, at: int) -> Case:
     return _single(quire_turn(rng, SPLIT, names[at % len(names)]), rng)
 
 
-def _chatter(rng: Random) -> Turn:
+def _other_turn(rng: Random) -> Turn:
     makers = (quire_turn, small_talk_turn, fallback_turn, arithmetic_turn)
     return rng.choice(makers)(rng, SPLIT)
 
@@ -68,11 +68,11 @@ def _recall(rng: Random, at: int) -> Case:
     left = rng.randint(1, 6)
     while left > 0:
         if rng.random() < 0.35:
-            turns.append(_chatter(rng))
+            turns.append(_other_turn(rng))
         count = min(left, rng.choice((1, 1, 2, 3)))
         turns.append(memory.tell(count))
         left -= count
-    turns += [_chatter(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+    turns += [_other_turn(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
     last = memory.ask(known=at % 4 != 3)
     messages = [*_system(rng), *(message for turn in turns for message in turn.messages())]
     return Case("recall", [*messages, {"role": "user", "content": last.user}], last.expect)
@@ -87,26 +87,26 @@ def _several(rng: Random, _: int) -> Case:
 
 
 def _tool_call(rng: Random, at: int) -> Case:
-    """A usual tool among others of them; request and values are new."""
-    return _known_call("tool_call", read_specs("train")[:USUAL], rng, at)
+    """Return a request for a common tool among other common tools; request and values are held out."""
+    return _known_call("tool_call", read_specs("train")[:NUM_COMMON_TOOLS], rng, at)
 
 
 def _rare_tool_call(rng: Random, at: int) -> Case:
-    """A tool which training saw now and then."""
-    return _known_call("rare_tool_call", read_specs("train")[USUAL:], rng, at)
+    """Return a request for a tool that training rarely used."""
+    return _known_call("rare_tool_call", read_specs("train")[NUM_COMMON_TOOLS:], rng, at)
 
 
 def _known_call(kind: str, specs: Sequence[ToolSpec], rng: Random, at: int) -> Case:
-    """One of the tools among others of them, asked for in words which training never saw."""
+    """Return a held-out request for one of the tools among others of them."""
     names = {spec.names[0] for spec in specs}
-    asked = rng.choice([spec for spec in asked_anew() if spec.names[0] in names])
-    others = [spec for spec in specs if spec.names[0] != asked.names[0]]
-    tools = [instantiate(spec, VALUES, rng) for spec in (asked, *rng.sample(others, at % 4))]
+    called = rng.choice([spec for spec in heldout_requests() if spec.names[0] in names])
+    others = [spec for spec in specs if spec.names[0] != called.names[0]]
+    tools = [instantiate(spec, VALUES, rng) for spec in (called, *rng.sample(others, at % 4))]
     return _call_case(kind, tools[0], rng.sample(tools, len(tools)), rng)
 
 
 def _new_tool_call(rng: Random, at: int) -> Case:
-    """Tools which training never saw."""
+    """Return a request for a tool that training never used."""
     tools = make_tools(rng, VALUES, 1 + at % 4)
     return _call_case("new_tool_call", rng.choice(tools), tools, rng)
 
@@ -120,13 +120,13 @@ def _call_case(kind: str, tool: Tool, tools: list[Tool], rng: Random) -> Case:
 def _tool_answer(rng: Random, at: int) -> Case:
     tools = make_tools(rng, VALUES, 1 + at % 4)
     tool = rng.choice(tools)
-    asked = call_turn(rng, VALUES, tool)
-    assert asked.call is not None
-    result = result_turn(rng, VALUES, tool, asked.call)
-    call = {"id": "call_1", "type": "function", "function": asked.call}
+    request_turn = call_turn(rng, VALUES, tool)
+    assert request_turn.call is not None
+    result = result_turn(rng, VALUES, tool, request_turn.call)
+    call = {"id": "call_1", "type": "function", "function": request_turn.call}
     messages = [
         *_system(rng),
-        {"role": "user", "content": asked.user},
+        {"role": "user", "content": request_turn.user},
         {"role": "assistant", "content": None, "tool_calls": [call]},
     ]
     return Case("tool_answer", [*messages, *result.before], result.expect, [tool.openai() for tool in tools])
@@ -155,7 +155,7 @@ KINDS: dict[str, Callable[[Random, int], Case]] = {
 
 
 def cases(kind: str, count: int, seed: int) -> list[Case]:
-    """The prompts of a kind; the same seed gives the same prompts, and no prompt comes twice."""
+    """Return the prompts of a kind; the same seed gives the same prompts, without duplicates."""
     rng = Random(f"{seed}-{kind}")
     made: list[Case] = []
     seen: set[str] = set()

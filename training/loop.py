@@ -1,4 +1,4 @@
-"""The training loop: resumable, one optimizer step a batch."""
+"""The training loop, which can be resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from training.tokens import load_or_build, padded_size
 
 CLIP = 1.0
 CHECKPOINT = "checkpoint.pt"
-EARLIER = "earlier.pt"  # weights that the last ones are averaged with
+EARLIER = "earlier.pt"  # weights of an earlier step, averaged with the final ones
 TOKENIZER = "tokenizer.json"
 LOG_EVERY = 20
 
 
 class Trainer:
-    """Model, optimizers and place in the data; ``work`` holds the checkpoint, the tokenizer and the log."""
+    """Model, optimizers and position in the data; ``work`` is the folder of checkpoint, tokenizer and log."""
 
     def __init__(
         self, recipe: Recipe, work: Path, *, compiled: bool = True, dtype: torch.dtype = torch.bfloat16
@@ -44,16 +44,16 @@ class Trainer:
         if compiled:
             self.model.compile()
         self.optimizers = make_optimizers(self.model, recipe.weight_decay)
-        self.step = self.began = 0
+        self.step = self.warmup_start = 0
 
     def start_from(self, folder: Path, step: int) -> None:
-        """Takes the weights of an exported folder as those of a step; the optimizers warm up anew."""
+        """Load the weights of an exported folder as those of ``step``; the learning rate warms up again."""
         weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
         self.model.load_state_dict(weights)
-        self.step = self.began = step
+        self.step = self.warmup_start = step
 
     def resume(self) -> bool:
-        """Goes on from the checkpoint, if there is one."""
+        """Load the checkpoint; return False if there is none."""
         path = self.work / CHECKPOINT
         if not path.exists():
             return False
@@ -61,24 +61,24 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.step, self.began = state["step"], state["began"]
+        self.step, self.warmup_start = state["step"], state["began"]
         return True
 
     def save(self) -> None:
-        """Writes the checkpoint; an interrupted write leaves the old one."""
+        """Write the checkpoint; an interrupted write keeps the old one."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "step": self.step,
-            "began": self.began,
+            "began": self.warmup_start,
             "recipe": asdict(self.recipe),
         }
-        fresh = self.work / f"{CHECKPOINT}.new"
-        torch.save(state, fresh)
-        fresh.replace(self.work / CHECKPOINT)
+        temporary = self.work / f"{CHECKPOINT}.new"
+        torch.save(state, temporary)
+        temporary.replace(self.work / CHECKPOINT)
 
     def average(self) -> None:
-        """Takes the mean of these weights and those of the recipe's earlier step, if the run came by there."""
+        """Average the weights with those of the recipe's ``average_from`` step, if these were saved."""
         path = self.work / EARLIER
         if path.exists():
             earlier: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
@@ -86,14 +86,14 @@ class Trainer:
             self.model.load_state_dict({name: torch.lerp(earlier[name], now[name], 0.5) for name in now})
 
     def train(self, until: int, save_every: int, report: Callable[[str], None] = print) -> list[float]:
-        """Trains to a step and returns the losses of the steps taken."""
+        """Train up to step ``until`` and return the losses of the steps."""
         losses: list[float] = []
         meter = Meter()
         while self.step < until:
             phase, start = self.recipe.phase_at(self.step)
             seed = f"{self.recipe.seed}-{phase.name}"
-            made = Batches(self.tokenizer, seed, phase.mix, self.recipe.tokens_per_batch)
-            batches = made.start_at((self.step - start) * phase.batches)
+            batch_source = Batches(self.tokenizer, seed, phase.mix, self.recipe.tokens_per_batch)
+            batches = batch_source.start_at((self.step - start) * phase.batches)
             while self.step < until and self.recipe.phase_at(self.step)[0] is phase:
                 losses.append(self._take_step(list(islice(batches, phase.batches)), phase.rates, meter))
                 self.step += 1
@@ -108,7 +108,7 @@ class Trainer:
 
     def _take_step(self, batches: list[Batch], rates: tuple[float, float], meter: Meter) -> float:
         recipe = self.recipe
-        factor = rate_factor(self.step, self.began, recipe.steps, recipe.warmup, recipe.decay_share)
+        factor = rate_factor(self.step, self.warmup_start, recipe.steps, recipe.warmup, recipe.decay_share)
         for optimizer, rate in zip(self.optimizers, rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
@@ -123,7 +123,7 @@ class Trainer:
         return value
 
     def _add_gradient(self, batch: Batch, share: int) -> float:
-        loss = self.model.loss(batch.ids, batch.learnt) / share
+        loss = self.model.loss(batch.ids, batch.loss_mask) / share
         loss.backward()
         return loss.item()
 
@@ -136,23 +136,23 @@ class Trainer:
 
 
 class Meter:
-    """Mean loss and speed since the last report."""
+    """Mean loss and tokens per second since the last report."""
 
     def __init__(self) -> None:
-        self._start()
+        self._reset()
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self.losses: list[float] = []
         self.tokens = 0
-        self.began = time.monotonic()
+        self.started = time.monotonic()
 
     def add(self, loss: float, tokens: int) -> None:
-        """Counts a step."""
+        """Record a step."""
         self.losses.append(loss)
         self.tokens += tokens
 
     def take(self) -> tuple[float, float]:
-        """Mean loss and tokens a second; starts anew."""
-        result = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.began)
-        self._start()
+        """Return mean loss and tokens per second, and reset."""
+        result = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.started)
+        self._reset()
         return result

@@ -1,6 +1,6 @@
-"""The llama-shaped model in plain torch, written for training on a CPU: bf16 matrix products, fp32 weights.
+"""The Llama model in plain torch, for training on a CPU: bf16 matrix products, fp32 weights.
 
-Parameter names are those of Hugging Face's ``LlamaForCausalLM``, so export is a copy.
+Parameter names are those of Hugging Face's ``LlamaForCausalLM``, so the state dict is exported unchanged.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-MATRIX_ATTENTION_UP_TO = 192  # below this length plain matrix products beat torch's fused attention on a CPU
+MAX_UNFUSED_LENGTH = 192  # up to this length matrix products are faster than torch's fused attention on a CPU
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model."""
+    """Sizes and constants of the model."""
 
     vocabulary: int
     width: int = 256
@@ -35,7 +35,7 @@ class Shape:
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm."""
+    """RMSNorm."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each vector scaled to unit mean square, computed in fp32."""
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        """Scale each vector to unit mean square, computed in fp32."""
+        x32 = x.float()
+        scaled = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
         return (scaled * self.weight).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Weights of one attention layer."""
+    """Weights of one attention block."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Weights of one gated feed-forward layer."""
+    """Weights of one gated MLP."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -78,37 +78,37 @@ class Block(nn.Module):
         self.mlp = Mlp(shape.width, shape.inner)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attention and feed-forward, each added to what came in."""
+        """Apply attention and MLP, each with a residual connection."""
         batch, length, width = x.shape
-        own = self.self_attn
-        fused = torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight]).to(x.dtype)
+        attn = self.self_attn
+        qkv_weight = torch.cat([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight]).to(x.dtype)
         qkv = (
-            F.linear(self.input_layernorm(x), fused)
+            F.linear(self.input_layernorm(x), qkv_weight)
             .view(batch, length, 3 * self.heads, self.head_width)
             .transpose(1, 2)
         )
         query, key, value = qkv.chunk(3, dim=1)
-        mixed = attend(rotate(query, cos, sin), rotate(key, cos, sin), value)
-        x = x + F.linear(mixed.transpose(1, 2).reshape(batch, length, width), own.o_proj.weight.to(x.dtype))
-        both = torch.cat([self.mlp.gate_proj.weight, self.mlp.up_proj.weight]).to(x.dtype)
-        gate, up = F.linear(self.post_attention_layernorm(x), both).split(self.inner, dim=-1)
+        attended = causal_attention(apply_rope(query, cos, sin), apply_rope(key, cos, sin), value)
+        x = x + F.linear(attended.transpose(1, 2).reshape(batch, length, width), attn.o_proj.weight.to(x.dtype))
+        gate_up = torch.cat([self.mlp.gate_proj.weight, self.mlp.up_proj.weight]).to(x.dtype)
+        gate, up = F.linear(self.post_attention_layernorm(x), gate_up).split(self.inner, dim=-1)
         return x + F.linear(F.silu(gate) * up, self.mlp.down_proj.weight.to(x.dtype))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, in the order of halves that Hugging Face uses."""
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary position embedding (RoPE) in Hugging Face's layout of halves."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.to(x.dtype) + torch.cat([-second, first], dim=-1) * sin.to(x.dtype)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention."""
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute causal attention."""
     length = query.shape[-2]
-    if length > MATRIX_ATTENTION_UP_TO:
+    if length > MAX_UNFUSED_LENGTH:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
-    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    return torch.softmax(scores.float().masked_fill(hidden, -1e9), dim=-1).to(value.dtype) @ value
+    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    return torch.softmax(scores.float().masked_fill(future, -1e9), dim=-1).to(value.dtype) @ value
 
 
 class Trunk(nn.Module):
@@ -122,16 +122,16 @@ class Trunk(nn.Module):
 
 
 class Nano(nn.Module):
-    """The whole model; input and output embeddings are one."""
+    """The complete model; input and output embeddings are tied."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.shape, self.dtype = shape, dtype
         self.model = Trunk(shape)
         self._forward: Callable[..., Tensor] = Block.forward
-        self._initialise()
+        self._init_weights()
 
-    def _initialise(self) -> None:
+    def _init_weights(self) -> None:
         depth_scale = (2 * self.shape.layers) ** -0.5
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
@@ -141,19 +141,19 @@ class Nano(nn.Module):
                 nn.init.normal_(weight, std=scale)
 
     def compile(self) -> None:
-        """Compiles one layer; all layers and lengths share the code."""
+        """Compile one layer; all layers share the compiled code."""
         torch._dynamo.config.cache_size_limit = 64
         self._forward = torch.compile(Block.forward, dynamic=False)
 
     def positions(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding."""
+        """Return cosines and sines of the rotary embedding."""
         half = torch.arange(0, self.shape.head_width, 2).float() / self.shape.head_width
         angles = torch.outer(torch.arange(length).float(), self.shape.rope_theta**-half)
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos(), angles.sin()
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Final hidden states."""
+        """Return the final hidden states."""
         cos, sin = self.positions(ids.shape[1])
         x = self.model.embed_tokens(ids).to(self.dtype)
         for layer in self.model.layers:
@@ -162,11 +162,11 @@ class Nano(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token."""
+        """Return the logits of the next token."""
         return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
 
-    def loss(self, ids: Tensor, learnt: Tensor) -> Tensor:
-        """Mean cross entropy of the tokens marked as learnt, each predicted from those before it."""
+    def loss(self, ids: Tensor, loss_mask: Tensor) -> Tensor:
+        """Return the mean cross entropy of the tokens in the loss mask."""
         hidden = self.hidden(ids)[:, :-1]
-        where = learnt[:, 1:]
-        return F.cross_entropy(self.logits(hidden[where]), ids[:, 1:][where])
+        mask = loss_mask[:, 1:]
+        return F.cross_entropy(self.logits(hidden[mask]), ids[:, 1:][mask])

@@ -1,4 +1,4 @@
-"""How people type: cases, punctuation, small talk around a request, slips of the finger."""
+"""Variations of typed text: case, punctuation, words around a request, typos."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ QUESTION = re.compile(
     re.IGNORECASE,
 )
 TYPO_RATE = 0.06
-SHORT_RATE = 0.3
-ARTICLE_RATE = 0.03
-# Short forms, for training only. Some are right only where a clause begins.
-SHORT = [
+CONTRACTION_RATE = 0.3
+MISSING_ARTICLE_RATE = 0.03
+# Contractions, for training only. Some are correct only at the beginning of a clause.
+CONTRACTIONS = [
     (r"\bdo not\b", "don't"), (r"\bdoes not\b", "doesn't"), (r"\bcannot\b", "can't"), (r"\bis not\b", "isn't"),
     (r"\bare not\b", "aren't"), (r"\bdid not\b", "didn't"), (r"\bi am (?=\w|\{)", "i'm "), (r"\bi would\b", "i'd"),
     (r"\bi will\b", "i'll"), (r"\bwe are (?=\w)", "we're "), (r"\bwhat is (?=\w|\{)", "what's "),
@@ -30,18 +30,18 @@ QUESTION_END = re.compile(r"(, (how|what now|what then|right|any idea|is that po
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def disturb(
+def add_noise(
     phrase: str, rng: Random, split: str = "train", *, frame: bool = True, suffix: bool = True, end: bool = True
 ) -> str:
-    """A phrase (slots not yet filled) as somebody might type it.
+    """Return a random variation of a phrase with unfilled slots.
 
-    ``frame`` permits words before it, with ``suffix`` also after it; ``end`` permits punctuation at the end.
+    ``frame`` allows words before it, with ``suffix`` also after it; ``end`` allows punctuation at the end.
     """
     style = rng.random()
     framed = False
-    question = _asks(phrase) if split == "train" else bool(QUESTION.match(phrase))
+    question = _is_question(phrase) if split == "train" else bool(QUESTION.match(phrase))
     if split == "train":
-        phrase = _loosen(phrase, rng)
+        phrase = _informal(phrase, rng)
     if frame and rng.random() < 0.14:
         phrase, framed = rng.choice(phrase_book("style")["prefixes"][split]) + phrase, True
     if frame and suffix and rng.random() < 0.07 and phrase[-1:] not in "?.!:=":
@@ -58,7 +58,7 @@ def disturb(
     return _punctuate(phrase, question, rng) if end and style < 0.93 else phrase
 
 
-def _asks(phrase: str) -> bool:
+def _is_question(phrase: str) -> bool:
     """Whether the last sentence of a phrase is a question."""
     last = re.split(r"[.:] ", phrase)[-1]
     if re.match(r"(have|has) (?!(you|i|we|they|the|it|any)\b)", last, re.IGNORECASE):
@@ -66,16 +66,16 @@ def _asks(phrase: str) -> bool:
     return bool(QUESTION.match(last) or QUESTION.match(last.rsplit(", ", 1)[-1]) or QUESTION_END.search(last))
 
 
-def _loosen(phrase: str, rng: Random) -> str:
-    """Short forms, a lost article, a slip of the finger: how people type."""
-    if rng.random() < SHORT_RATE:
-        for pattern, short in SHORT:
-            phrase = re.sub(pattern, short, phrase, flags=re.IGNORECASE)
+def _informal(phrase: str, rng: Random) -> str:
+    """Add contractions, a missing article, or a typo."""
+    if rng.random() < CONTRACTION_RATE:
+        for pattern, contraction in CONTRACTIONS:
+            phrase = re.sub(pattern, contraction, phrase, flags=re.IGNORECASE)
         if rng.random() < 0.25:
             phrase = re.sub(r"(?<=[a-z])'(?=(t|m|s|d)\b)", "", phrase)
-    if rng.random() < ARTICLE_RATE:
+    if rng.random() < MISSING_ARTICLE_RATE:
         phrase = re.sub(r"\b(the|an?) (?=[a-z])", "", phrase, count=1)
-    return _slip(phrase, rng) if rng.random() < TYPO_RATE else phrase
+    return _typo(phrase, rng) if rng.random() < TYPO_RATE else phrase
 
 
 def _lower(phrase: str) -> str:
@@ -99,8 +99,8 @@ def _punctuate(phrase: str, question: bool, rng: Random) -> str:
     return phrase + ("." if rng.random() < 0.85 else "!")
 
 
-def _slip(phrase: str, rng: Random) -> str:
-    """One slip of the finger in one longer word; slots, flags and paths stay whole."""
+def _typo(phrase: str, rng: Random) -> str:
+    """Add one typo to one longer word; slots, flags and paths are not changed."""
     parts = phrase.split(" ")
     places = [at for at, word in enumerate(parts) if len(word) > 3 and word.isalpha()]
     if not places:

@@ -1,4 +1,4 @@
-"""Muon for the matrices, AdamW for embedding and norms, and the warm-up, stable, decay schedule."""
+"""Muon for the matrices, AdamW for embedding and norms, and the warmup-stable-decay schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """The nearest matrices with all singular values near one, by Newton-Schulz iteration; a stack of wide matrices."""
+    """Orthogonalise a stack of wide matrices by Newton-Schulz iteration: all singular values become close to one."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -24,14 +24,14 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose updates are orthogonalised."""
+    """The Muon optimizer: momentum with orthogonalised updates."""
 
     def __init__(self, params: Iterable[Tensor], lr: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every matrix along its orthogonalised momentum."""
+        """Update every matrix with its orthogonalised momentum."""
         for group in self.param_groups:
             stacks: dict[tuple[int, int], list[Tensor]] = {}
             for weight in group["params"]:
@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
                 self._step_stack(weights, group["lr"], group["weight_decay"])
 
     def _step_stack(self, weights: list[Tensor], rate: float, decay: float) -> None:
-        """Steps matrices of one size together: small products are slow one by one."""
+        """Update all matrices of one size together, because batched small products are faster."""
         wide = []
         for weight in weights:
             momentum: Tensor = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
@@ -62,13 +62,13 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 def make_optimizers(model: nn.Module, decay: float) -> list[torch.optim.Optimizer]:
-    """One optimizer for the matrices of the layers, one for the rest; each step sets their rates."""
+    """Return Muon for the matrices of the layers and AdamW for the rest; the training loop sets their rates."""
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in model.named_parameters() if weight.ndim < 2 or "embed" in name]
     return [Muon(matrices, 0.0, decay), torch.optim.AdamW(others, 0.0, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def rate_factor(step: int, began: int, total: int, warmup: int, decay_share: float) -> float:
-    """Warm up from the step at which the optimizers began, stay, and fall to nothing over the last part."""
+def rate_factor(step: int, warmup_start: int, total: int, warmup: int, decay_share: float) -> float:
+    """Return the learning rate factor: linear warm-up from step ``warmup_start``, constant, linear decay to 0."""
     left = (total - step) / max(1.0, total * decay_share)
-    return min(1.0, left, (step - began + 1) / warmup)
+    return min(1.0, left, (step - warmup_start + 1) / warmup)

@@ -1,4 +1,4 @@
-"""Makes quire-nano: ``python -m training.run`` trains (or goes on from the last checkpoint) and exports."""
+"""Trains quire-nano: ``python -m training.run`` trains (or resumes from the last checkpoint) and exports."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ EXPORT = Path(__file__).parent.parent / "quire" / "nano"
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     recipe = Recipe()
     parser = argparse.ArgumentParser(prog="python -m training.run", description=__doc__)
-    parser.add_argument("--work", type=Path, default=Path("build/nano"), help="folder of checkpoint, tokenizer and log")
-    parser.add_argument("--out", type=Path, default=EXPORT, help="where the finished model goes")
-    parser.add_argument("--steps", type=int, default=recipe.steps, help="length of the whole run")
     parser.add_argument(
-        "--until", type=int, help="stop (and export) early, at this step; the schedule stays that of --steps"
+        "--work", type=Path, default=Path("build/nano"), help="work folder of checkpoint, tokenizer and log"
     )
-    parser.add_argument("--start", type=Path, help="without a checkpoint: begin with the weights of this folder")
-    parser.add_argument("--start-step", type=int, default=0, help="the step which those weights count as")
+    parser.add_argument("--out", type=Path, default=EXPORT, help="output folder of the exported model")
+    parser.add_argument("--steps", type=int, default=recipe.steps, help="number of steps of the whole run")
+    parser.add_argument(
+        "--until", type=int, help="stop early at this step and export; the learning rate schedule stays that of --steps"
+    )
+    parser.add_argument("--start", type=Path, help="without a checkpoint: start from the weights of this folder")
+    parser.add_argument("--start-step", type=int, default=0, help="the step number of these weights")
     parser.add_argument("--tokens-per-batch", type=int, default=recipe.tokens_per_batch)
     parser.add_argument("--width", type=int, default=recipe.width)
     parser.add_argument("--layers", type=int, default=recipe.layers)
@@ -35,9 +37,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--inner", type=int, default=recipe.inner)
     parser.add_argument("--seed", type=int, default=recipe.seed)
     parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: as torch finds best")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: the default of torch")
     parser.add_argument(
-        "--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the checkpoint"
+        "--resume", action=argparse.BooleanOptionalAction, default=True, help="resume from the checkpoint"
     )
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers (faster)"
@@ -46,7 +48,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Trains and exports."""
+    """Train and export."""
     chosen = options(arguments)
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
@@ -59,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         shutil.copyfile(chosen.start / TOKENIZER, chosen.work / TOKENIZER)
     trainer = Trainer(recipe, chosen.work, compiled=chosen.compile)
     if chosen.resume and trainer.resume():
-        print(f"going on from step {trainer.step}", flush=True)
+        print(f"resuming from step {trainer.step}", flush=True)
     elif chosen.start:
         trainer.start_from(chosen.start, chosen.start_step)
     trainer.train(

@@ -1,4 +1,4 @@
-"""Whether an answer is right, kind by kind. Used for a local model and for a server alike."""
+"""Scores the answers of each kind, of a local model or a server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ EQUATION = re.compile(r"^\s*(?:-?\d+\s*[-+]\s*-?\d+\s*=\s*)?(-?\d+)\s*\.?\s*$")
 
 
 def answer_of(text: str) -> str:
-    """The text after the scratch steps."""
+    """Return the text after the scratch steps."""
     return THINK.sub("", text, count=1).strip() if "</think>" in text else text.strip()
 
 
 def is_right(kind: str, expect: dict[str, Any], text: str) -> bool:
-    """Scores one answer. ``expect`` says what is wanted; its keys decide how it is compared."""
+    """Score one answer. The key of ``expect`` determines the comparison."""
     answer = answer_of(text)
     if "result" in expect:
         return bool(_number(answer) == expect["result"])
@@ -37,7 +37,7 @@ def is_right(kind: str, expect: dict[str, Any], text: str) -> bool:
         return all(has_value(answer, value) for value in expect["values"])
     if "text" in expect:
         return bool(answer == expect["text"])
-    raise ValueError(f"nothing to score a {kind} answer by: {sorted(expect)}")
+    raise ValueError(f"no scoring criterion for a {kind} answer: {sorted(expect)}")
 
 
 def _number(answer: str) -> int | None:
@@ -46,18 +46,18 @@ def _number(answer: str) -> int | None:
 
 
 def has_keys(answer: str, keys: list[str]) -> bool:
-    """Whether every key phrase is in the answer; "a|b" asks for either."""
+    """Whether every key phrase is in the answer; "a|b" accepts either."""
     low = answer.lower()
     return all(any(option.lower() in low for option in key.split("|")) for key in keys)
 
 
 def has_value(answer: str, value: str) -> bool:
-    """Whether the value is in the answer as whole words, whatever the case."""
+    """Whether the value is in the answer as whole words, ignoring case."""
     return re.search(rf"(?<!\w){re.escape(value.lower())}(?!\w)", answer.lower()) is not None
 
 
 def same_json(answer: str, wanted: Any) -> bool:
-    """Whether the answer is exactly this JSON, keys in the same order."""
+    """Whether the answer is exactly this JSON, with the keys in the same order."""
     try:
         found = json.loads(answer)
     except json.JSONDecodeError:
@@ -66,7 +66,7 @@ def same_json(answer: str, wanted: Any) -> bool:
 
 
 def _call(answer: str) -> Any:
-    """The one tool call of an answer that is nothing else."""
+    """Return the tool call of an answer that contains only one tool call, otherwise None."""
     found = TOOL_CALL.fullmatch(answer)
     if not found:
         return None

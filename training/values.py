@@ -1,4 +1,4 @@
-"""Drawing names, cities, codes, dates and other values; made-up spellings teach the model to copy letter by letter."""
+"""Random names, cities, codes, dates and other values; made-up spellings train the model to copy letter by letter."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Values:
         self.words = words(split)
 
     def draw(self, kind: str, rng: Random) -> Any:
-        """A value of the kind: a string, or a number for ``int``, ``float`` and ``bool``, or a list."""
+        """Draw a value of the kind: a string; a number for ``int``, ``float`` and ``bool``; or a list."""
         if kind.startswith("enum("):
             return rng.choice(kind[5:-1].split(","))
         name, _, rest = kind.replace("(", " ").replace(")", "").replace(",", " ").partition(" ")
@@ -73,7 +73,7 @@ class Values:
         return getattr(self, f"_{name}")(rng)
 
     def enum(self, kind: str, rng: Random) -> list[str]:
-        """The options of an ``enum ...`` or ``enum_random`` kind, in an order of their own."""
+        """Return the options of an ``enum ...`` or ``enum_random`` kind, in random order."""
         if kind.startswith("enum_random"):
             return rng.sample(self.words["kinds"], rng.randint(2, 5))
         options = kind.split()[1:]
@@ -98,7 +98,7 @@ class Values:
         return "".join(syllables)
 
     def _spelling(self, name: str, rng: Random) -> str:
-        """A listed name, or a made-up one, or a blend of two listed ones."""
+        """Draw a listed name, a made-up one, or a blend of two listed ones."""
         chance = rng.random()
         pool = self.words[name]
         if chance > self.rare:
@@ -293,6 +293,6 @@ class Values:
 
 
 def fill_first(pattern: str, slot: str, value: str) -> str:
-    """Fills only the first of several slots of one name."""
+    """Fill only the first of several slots with the same name."""
     head, found, tail = pattern.partition("{" + slot + "}")
     return head + value + tail if found else fill(pattern, {slot: value})

@@ -1,1 +1,1 @@
-"""What the kernels and steps reach on this CPU, beside what the machine can do at most."""
+"""Benchmarks of kernels and engine steps on the CPU, relative to the limits of the hardware."""

@@ -1,6 +1,6 @@
-"""Time of an engine step outside the model: scheduling, tables, block hashes, sampling stages, messages.
+"""CPU time of an engine step outside the model: scheduling, block tables, block hashes, sampling stages, messages.
 
-The model answers at once, over a small vocabulary. Time is the thread's own CPU time.
+A stub model returns constant logits over a small vocabulary. The time is the CPU time of the engine thread.
 
 python -m benchmarks.cpu.bookkeeping --out benchmarks/results/FILE.json
 """
@@ -22,92 +22,104 @@ import torch
 from torch import Tensor
 
 from quire.engine.core import EngineCore
-from quire.engine.execution.attention.paged import PagedAttention
-from quire.engine.execution.cache import KVCache
+from quire.engine.execution.devices.cpu import CpuDevice
+from quire.engine.execution.executor import LocalExecutor
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.execution.step_graphs import EagerSteps
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape
-from quire.engine.models.layers.step import Attend
+from quire.engine.models.inputs import Attend, ModelInputs
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from quire.engine.wire.protocol import AddRequest, SamplingParams
 
 STEPS = 300
 PROMPT = 256
-_UNTIMED = 20
+_WARMUP_STEPS = 20
 _VOCAB, _BLOCK, _CONTEXT = 1024, 16, 1024
 
 
-class Instant:
-    """A model that says token 7 after no time at all."""
+class ConstantModel:
+    """A stub model whose logits are constant; their argmax is token 7."""
 
     caches: Sequence[CacheShape] = (CacheShape(1, 32, 32),)
+    vocab_size = _VOCAB
 
     def __init__(self) -> None:
         self._logits = torch.zeros(PROMPT, _VOCAB)
         self._logits[:, 7] = 1.0
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
-        """Nothing to attend to."""
-        return self._logits[: len(rows)]
+    @property
+    def lm_head(self) -> ConstantModel:
+        """The model itself."""
+        return self
 
-    def logits(self, features: Tensor) -> Tensor:
-        """They are there."""
-        return features
+    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
+        """Return constant hidden states, which are the logits."""
+        indices = inputs.logits_indices
+        return self._logits[: len(inputs.token_ids if indices is None else indices)]
 
-    def decode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The same."""
-        return self._logits[: len(tokens if attend.ends is None else attend.ends)]
+    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        """Return the hidden states."""
+        return hidden
+
+    def adjust(self, projected: Tensor) -> Tensor:
+        """Return the argument."""
+        return projected
 
     def set_context(self, context_len: int) -> None:
-        """It has no ropes."""
+        """Do nothing: the model has no position embedding."""
 
 
-class Encoder:
-    """Stands in for the transport: encodes what it would send."""
+class DiscardingChannel:
+    """A stub transport that encodes messages and discards them."""
 
     def __init__(self) -> None:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def send(self, message: Any) -> None:
-        """Encode and forget."""
+        """Encode the message, discard the result."""
         self._encode(message)
 
     def receive(self, _: float | None) -> None:
-        """Nothing comes."""
+        """Return None: there are no messages."""
 
 
 def measure(batch: int, params: SamplingParams) -> dict[str, float]:
-    """Microseconds of a decode step of so many sequences: median and fastest."""
-    model = Instant()
+    """Return microseconds of a decode step of ``batch`` sequences: median and fastest."""
+    model = ConstantModel()
     blocks = batch * _CONTEXT // _BLOCK
     table = RequestTable(batch, _CONTEXT, _BLOCK)
-    attention = PagedAttention(KVCache(model.caches, blocks, _BLOCK, torch.bfloat16), table, torch.bfloat16)
-    runner = ModelRunner(model, attention, table, Sampler(table, _VOCAB))
+    device = CpuDevice()
+    cache = device.allocate_cache(model.caches, blocks, _BLOCK, torch.bfloat16, 0)
+    attention = device.attention(cache, table, torch.bfloat16)
+    runner = ModelRunner(
+        model, device.input_builder(table), attention, EagerSteps(model), table, Sampler(table, _VOCAB)
+    )
     limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
-    core = EngineCore(scheduler, runner.execute, Encoder(), vocab_size=_VOCAB)  # type: ignore[arg-type]
+    core = EngineCore(scheduler, LocalExecutor(device, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]
     rng = np.random.default_rng(batch)
     for number in range(batch):
         core._handle(AddRequest(f"cmpl-{number}", rng.integers(0, _VOCAB, PROMPT).astype(np.int32), params))
-    while any(request.pending > 1 for request in scheduler._requests.values()):
+    while any(request.pending(_CONTEXT) > 1 for request in scheduler._requests.values()):
         core.step()
     times = []
-    for _ in range(STEPS + _UNTIMED):
-        began = time.thread_time_ns()
+    for _ in range(STEPS + _WARMUP_STEPS):
+        started = time.thread_time_ns()
         core.step()
-        times.append((time.thread_time_ns() - began) / 1e3)
-    return {"median_us": round(median(times[_UNTIMED:]), 1), "best_us": round(min(times[_UNTIMED:]), 1)}
+        times.append((time.thread_time_ns() - started) / 1e3)
+    return {"median_us": round(median(times[_WARMUP_STEPS:]), 1), "best_us": round(min(times[_WARMUP_STEPS:]), 1)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    kinds = {
+    params_by_name = {
         "greedy": SamplingParams(max_tokens=_CONTEXT, temperature=0.0),
         "penalties, logprobs": SamplingParams(
             max_tokens=_CONTEXT, temperature=0.0, repetition_penalty=1.1, presence_penalty=0.1, logprobs=1
@@ -115,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     rows = [
         {"batch": batch, "requests": name, **measure(batch, params)}
-        for name, params in kinds.items()
+        for name, params in params_by_name.items()
         for batch in options.batches
     ]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Linear layers and decode attention, as a share of what memory or arithmetic allow.
+"""Linear layers and decode attention, relative to the limits of memory bandwidth and arithmetic.
 
 python -m benchmarks.cpu.kernels --out benchmarks/results/FILE.json
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.cpu.limits import Limits, timed
-from quire.engine.execution.cache import KVCache
+from quire.engine.execution.cache import HostKVCache
 from quire.engine.models.decoder import CacheShape
 from quire.kernels import native
 from quire.kernels.linear import Quantization, pack_weight
@@ -25,8 +25,8 @@ from quire.kernels.paged_attention import AttentionParams, paged_decode
 
 SHAPES = ((1024, 6144), (3072, 1024))  # inputs and outputs
 ROWS = (1, 4, 16, 64, 256, 1024)
-FORMS: tuple[Quantization, ...] = ("none", "int8", "int4")
-WEIGHTS = 200 << 20  # bytes of different weights that take turns, so that caches do not help
+FORMATS: tuple[Quantization, ...] = ("none", "int8", "int4")
+WEIGHT_BYTES = 200 << 20  # bytes of distinct weights to cycle through, so that they are not read from CPU caches
 CASES = (  # sequences, positions, heads, kv_heads, dim
     (16, 128, 16, 8, 128),
     (16, 512, 16, 8, 128),
@@ -38,34 +38,34 @@ BLOCK = 16
 
 
 def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, Any]:
-    """torch's linear layer on plain weights, and ours in all forms: µs, and shares of the tighter limit."""
-    count = max(2, WEIGHTS // (2 * size_in * size_out))
+    """Time torch's linear layer, and ours with all weight formats: µs, and the share of the tighter hardware limit."""
+    count = max(2, WEIGHT_BYTES // (2 * size_in * size_out))
     weights = [torch.randn(size_out, size_in).bfloat16() for _ in range(count)]
     x = torch.randn(rows, size_in).bfloat16()
     runs = 3 * count if rows <= 64 else 12
     plain = [partial(torch.nn.functional.linear, x, weight) for weight in weights]
     result: dict[str, Any] = {"inputs": size_in, "outputs": size_out, "rows": rows, "torch": _microseconds(plain, runs)}
-    for form in FORMS:
-        panels = [pack_weight(weight, form) for weight in weights]
-        ours = [partial(form_of_weight, x, None) for form_of_weight in panels if form_of_weight is not None]
-        result[form] = _microseconds(ours, runs)
+    for weight_format in FORMATS:
+        packed = [pack_weight(weight, weight_format) for weight in weights]
+        ours = [partial(weight, x, None) for weight in packed if weight is not None]
+        result[weight_format] = _microseconds(ours, runs)
     floor = max(2 * size_in * size_out / limits.bandwidth, 2 * rows * size_in * size_out / limits.operations) * 1e6
     return {**result, "share_of_limit": round(floor / result["none"]["best"], 2)}
 
 
 def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: int, limits: Limits) -> dict[str, Any]:
-    """Decode attention by the compiled kernel and by the torch reference, over caches that take turns."""
+    """Time decode attention of the compiled kernel and of the torch reference, cycling through several caches."""
     blocks = -(-positions // BLOCK)
     size = sequences * blocks * BLOCK * kv_heads * dim * 4
-    shapes = [CacheShape(kv_heads, dim, dim)] * max(2, WEIGHTS // size)
-    caches = KVCache(shapes, sequences * blocks, BLOCK, torch.bfloat16).layers
+    shapes = [CacheShape(kv_heads, dim, dim)] * max(2, WEIGHT_BYTES // size)
+    caches = HostKVCache(shapes, sequences * blocks, BLOCK, torch.bfloat16).layers
     for cache in caches:
         cache.keys.normal_()
         cache.values.normal_()
     tables = torch.randperm(sequences * blocks).view(sequences, blocks).int()
     lengths, q = torch.full((sequences,), positions), torch.randn(sequences, heads, dim).bfloat16()
-    math = AttentionParams(dim**-0.5)
-    calls = [partial(paged_decode, q, cache.keys, cache.values, tables, lengths, math) for cache in caches]
+    params = AttentionParams(dim**-0.5)
+    calls = [partial(paged_decode, q, cache.keys, cache.values, tables, lengths, params) for cache in caches]
     ours = _microseconds(calls, 3 * len(calls))
     with native.disabled():
         reference = _microseconds(calls, 6)
@@ -76,12 +76,12 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
 
 def _microseconds(calls: Sequence[Callable[[], object]], runs: int) -> dict[str, float]:
     turns = itertools.cycle(calls)
-    low, median = timed(lambda: next(turns)(), runs)  # noqa: PLW0108 another one each time
+    low, median = timed(lambda: next(turns)(), runs)  # noqa: PLW0108 a different call each time
     return {"best": round(low * 1e6, 1), "median": round(median * 1e6, 1)}
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured, and how its kernels are timed."""
+"""Measured limits of this machine (memory bandwidth, bfloat16 arithmetic), and timing helpers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SIDE = 2048
 
 @dataclass(frozen=True)
 class Limits:
-    """Best of several runs: bytes read a second, and bfloat16 operations a second of a large product."""
+    """Bytes read per second, and bfloat16 operations per second of a large matrix product; best of several runs."""
 
     bandwidth: float
     operations: float
 
     @classmethod
     def measured(cls) -> Limits:
-        """Of the threads that torch uses now."""
+        """Measure the limits with torch's current number of threads."""
         memory = torch.ones(_READ // 8, dtype=torch.int64)
         one, other = (torch.randn(_SIDE, _SIDE).bfloat16() for _ in range(2))
         read = best(memory.max, 8)
@@ -30,12 +30,12 @@ class Limits:
 
 
 def best(call: Callable[[], object], runs: int) -> float:
-    """Seconds of the fastest run: on a shared machine all others measure the neighbours."""
+    """Return seconds of the fastest run: slower runs on a shared machine measure the other processes."""
     return timed(call, runs)[0]
 
 
 def timed(call: Callable[[], object], runs: int) -> tuple[float, float]:
-    """Seconds of the fastest run and of the median one, after two that do not count."""
+    """Return seconds of the fastest and the median run, after two warm-up runs."""
     times = []
     for _ in range(runs + 2):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Decode steps of sequences that are held to a JSON schema, beside the same without, in turns.
+"""Decode steps with a JSON schema (structured outputs) and without, in alternation.
 
 python -m benchmarks.cpu.masks MODEL --out benchmarks/results/FILE.json
 """
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.cpu.steps import Steps
+from benchmarks.cpu.steps import SteppedCore
 from quire.api.protocol.structured import StructuredOutputs
 from quire.api.structured.constraint import grammar_of
 from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams
@@ -41,11 +41,11 @@ SCHEMA = {
 ROUNDS = 5
 STEPS = 100
 _PROMPT = 128
-_UNTIMED = 3
+_WARMUP_STEPS = 3
 
 
-def run(steps: Steps, batch: int, name: str, params: SamplingParams) -> list[float]:
-    """Seconds of each decode step of a batch with these params."""
+def run(steps: SteppedCore, batch: int, name: str, params: SamplingParams) -> list[float]:
+    """Return seconds of each decode step of a batch with these sampling parameters."""
     core, rng = steps.core, np.random.default_rng(0)
     names = [f"{name}-{number}" for number in range(batch)]
     for number, request in enumerate(names):
@@ -53,34 +53,36 @@ def run(steps: Steps, batch: int, name: str, params: SamplingParams) -> list[flo
         core._handle(AddRequest(request, prompt, msgspec.structs.replace(params, seed=number)))
     wait(prepared for _, prepared in core._preparing)
     core._add_prepared()
-    assert len(core._scheduler._requests) == batch, "the grammar was refused"
-    while not steps.outbox.begun.issuperset(names):
+    assert len(core.scheduler._requests) == batch, "the grammar was rejected"
+    while not steps.channel.started_requests.issuperset(names):
         core.step()
     times = []
-    for _ in range(_UNTIMED + STEPS):
-        began = time.perf_counter()
+    for _ in range(_WARMUP_STEPS + STEPS):
+        started = time.perf_counter()
         core.step()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - started)
     core._handle(Abort(names))
     core.step()
-    return times[_UNTIMED:]
+    return times[_WARMUP_STEPS:]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    steps = Steps(options.model, "none", options.batch, _PROMPT)
-    free = SamplingParams(max_tokens=_UNTIMED + STEPS + 8, temperature=1.0, eos_token_ids=(steps.info.vocab_size - 1,))
+    steps = SteppedCore(options.model, "none", options.batch, _PROMPT)
+    free = SamplingParams(
+        max_tokens=_WARMUP_STEPS + STEPS + 8, temperature=1.0, eos_token_ids=(steps.info.vocab_size - 1,)
+    )
     held = msgspec.structs.replace(free, grammar=grammar_of(StructuredOutputs.model_validate({"json": SCHEMA}), {}))
-    found: dict[str, list[float]] = {"free": [], "held": []}
+    seconds: dict[str, list[float]] = {"free": [], "held": []}
     for number in range(ROUNDS):
         for kind, params in (("free", free), ("held", held)):
-            found[kind] += run(steps, options.batch, f"{kind}-{number}", params)
-    rates: dict[str, Any] = {f"{kind}_tokens_per_s": options.batch / median(times) for kind, times in found.items()}
+            seconds[kind] += run(steps, options.batch, f"{kind}-{number}", params)
+    rates: dict[str, Any] = {f"{kind}_tokens_per_s": options.batch / median(times) for kind, times in seconds.items()}
     report = {
         "date": date.today().isoformat(),
         "model": options.model.name,

@@ -1,14 +1,14 @@
-// What the processor's own multiplying instructions reach when nothing is loaded or stored: the limit of any product.
+// Peak rate of the processor's dot-product instructions without loads or stores: the upper bound of any matrix product.
 //
 //     g++ -O3 -march=native -fopenmp benchmarks/cpu/peak.cpp -o peak && ./peak
 #include <cstdio>
 #include <immintrin.h>
 #include <omp.h>
 
-constexpr int CHAINS = 24;  // of sums that do not wait for each other
+constexpr int CHAINS = 24;  // independent accumulators
 constexpr long TURNS = 20000000;
 
-// Runs an instruction in all threads; gives operations a second, of which one of the instructions does so many.
+// Runs an instruction in all threads and returns operations per second; `operations` is the number per instruction.
 template <class Step>
 double rate(int operations, Step step) {
     double started = omp_get_wtime();
@@ -32,8 +32,8 @@ double rate(int operations, Step step) {
 
 int main() {
     for (int run = 0; run < 3; run++) {
-        double narrow = rate(64, [](__m512i &sum, __m512i a, __m512i b) { asm volatile("vdpbf16ps %1,%2,%0" : "+v"(sum) : "v"(a), "v"(b)); });
+        double bfloat16 = rate(64, [](__m512i &sum, __m512i a, __m512i b) { asm volatile("vdpbf16ps %1,%2,%0" : "+v"(sum) : "v"(a), "v"(b)); });
         double bytes = rate(128, [](__m512i &sum, __m512i a, __m512i b) { asm volatile("vpdpbusd %1,%2,%0" : "+v"(sum) : "v"(a), "v"(b)); });
-        std::printf("bfloat16 %.2f, bytes %.2f Tera-operations a second\n", narrow / 1e12, bytes / 1e12);
+        std::printf("bfloat16 %.2f, bytes %.2f Tera-operations a second\n", bfloat16 / 1e12, bytes / 1e12);
     }
 }

@@ -1,4 +1,6 @@
-"""Tokens a second of one stream with and without n-gram speculation: quire-nano finds things in texts, in turns.
+"""Tokens a second of one stream with and without n-gram speculation, in alternation.
+
+quire-nano extracts names, ages and cities from texts.
 
 python -m benchmarks.cpu.speculation --out benchmarks/results/FILE.json
 """
@@ -28,50 +30,50 @@ KINDS = {"plain": [], "ngram": ["--speculation", "ngram"]}
 
 
 def answers(url: str, turns: Sequence[Turn]) -> tuple[list[str], float]:
-    """What is answered, and tokens a second."""
+    """Return the answers, and tokens a second."""
     texts, tokens, seconds = [], 0, 0.0
     with httpx.Client(base_url=url, timeout=60) as client:
         for turn in turns:
             asked = [message for message in turn.messages() if message["role"] in ("system", "user")]
-            began = time.perf_counter()
+            started = time.perf_counter()
             body = {"messages": asked, "temperature": 0}
             answer = client.post("/chat/completions", json=body).raise_for_status().json()
-            seconds += time.perf_counter() - began
+            seconds += time.perf_counter() - started
             tokens += answer["usage"]["completion_tokens"]
             texts.append(answer["choices"][0]["message"]["content"])
     return texts, tokens / seconds
 
 
-def accepted(url: str) -> dict[str, float]:
-    """Guessed and right tokens so far."""
+def draft_token_counts(url: str) -> dict[str, float]:
+    """Return the numbers of draft and accepted tokens so far."""
     page = httpx.get(url.removesuffix("/v1") + "/metrics").text
     found = re.findall(r"^quire:spec_decode_num_(draft|accepted)_tokens_total\S* (\S+)", page, re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=40, help="questions a round")
+    parser.add_argument("--count", type=int, default=40, help="questions per round")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     rng = Random(0)
     turns = [extract_turn(rng, VALUES, SPLIT) for _ in range(options.count)]
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    said: dict[str, list[str]] = {}
+    texts_by_kind: dict[str, list[str]] = {}
     counts: dict[str, float] = {}
     for _ in range(ROUNDS):
         for kind, flags in KINDS.items():
             with serving([*flags, "--no-prefix-caching"]) as url:
                 answers(url, turns[:4])
-                said[kind], rate = answers(url, turns)
+                texts_by_kind[kind], rate = answers(url, turns)
                 rates[kind].append(rate)
-                counts = accepted(url) or counts
+                counts = draft_token_counts(url) or counts
     report: dict[str, Any] = {
         "date": date.today().isoformat(),
         "model": "quire-nano",
         "questions": options.count,
-        "same_answers": said["plain"] == said["ngram"],
+        "same_answers": texts_by_kind["plain"] == texts_by_kind["ngram"],
         **{f"{kind}_tokens_per_s": round(median(found), 1) for kind, found in rates.items()},
         "ratio": round(median(rates["ngram"]) / median(rates["plain"]), 3),
         "tokens": counts,

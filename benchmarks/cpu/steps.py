@@ -1,4 +1,6 @@
-"""Decode steps of the engine core, without server and tokenizer, against batch and context, beside the floor of memory.
+"""Decode steps of the engine core by batch size and context length, relative to the memory bandwidth bound.
+
+The core runs without server and tokenizer.
 
 python -m benchmarks.cpu.steps MODEL --out benchmarks/results/FILE.json
 """
@@ -26,71 +28,73 @@ from quire.engine.wire.protocol import Abort, AddRequest, ModelInfo, SamplingPar
 from quire.kernels import native
 
 STEPS = 24
-_UNTIMED = 2
-_ROOM = 256  # tokens that a sequence may generate while others are still prefilled, and after
+_WARMUP_STEPS = 2
+_MAX_TOKENS = 256  # maximum tokens per sequence: during the prefill of the others, and afterwards
 
 
-class Outbox:
-    """Stands in for the transport: knows which sequences have begun."""
+class RecordingChannel:
+    """A stub transport that records which sequences have started to generate."""
 
     def __init__(self) -> None:
-        self.begun: set[str] = set()
+        self.started_requests: set[str] = set()
 
     def send(self, message: Any) -> None:
-        """Take a message of the core."""
+        """Record the requests of a step output."""
         if isinstance(message, StepOutput):
-            self.begun.update(output.request_id for output in message.outputs)
+            self.started_requests.update(output.request_id for output in message.outputs)
 
     def receive(self, _: float | None) -> None:
-        """Nothing comes."""
+        """Return None: there are no messages."""
 
 
-class Steps:
-    """A core over a model, stepped by hand."""
+class SteppedCore:
+    """An engine core with a model, whose steps are called directly."""
 
     def __init__(self, folder: Path, quantization: str, sequences: int, context: int, pages: str = "auto") -> None:
-        self.outbox = Outbox()
+        self.channel = RecordingChannel()
         options: dict[str, Any] = {"kv_cache_memory": 6 << 30, "kv_cache_dtype": pages}
         engine = EngineOptions(max_num_seqs=sequences, prefix_caching=False, **options)
-        model = ModelOptions(quantization=quantization, max_model_len=context + _ROOM)
+        model = ModelOptions(quantization=quantization, max_model_len=context + _MAX_TOKENS)
         config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=model, engine=engine)
         self.core: EngineCore
         self.info: ModelInfo
-        self.core, self.info = build_core(config, self.outbox)  # type: ignore[arg-type]
+        self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
 
     def measure(self, batch: int, context: int) -> dict[str, float]:
-        """Seconds of prefilling all prompts, and of decode steps of the whole batch: median and fastest."""
+        """Return seconds of the prefill of all prompts, and of decode steps of the whole batch: median and fastest."""
         names = [f"{batch}-{context}-{number}" for number in range(batch)]
         rng = np.random.default_rng(context)
         for name in names:
             prompt = rng.integers(10, 1000, context).astype(np.int32)
-            self.core._handle(AddRequest(name, prompt, SamplingParams(max_tokens=_ROOM, temperature=0.0)))
+            self.core._handle(AddRequest(name, prompt, SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.0)))
         started = time.perf_counter()
-        while not self.outbox.begun.issuperset(names):
+        while not self.channel.started_requests.issuperset(names):
             self.core.step()
         prefill = time.perf_counter() - started
         times = []
-        for _ in range(STEPS + _UNTIMED):
+        for _ in range(STEPS + _WARMUP_STEPS):
             started = time.perf_counter()
             self.core.step()
             times.append(time.perf_counter() - started)
         self.core._handle(Abort(names))
         self.core.step()
-        return {"prefill": prefill, "median": median(times[_UNTIMED:]), "best": min(times[_UNTIMED:])}
+        return {"prefill": prefill, "median": median(times[_WARMUP_STEPS:]), "best": min(times[_WARMUP_STEPS:])}
 
 
-def floor(folder: Path, info: ModelInfo, limits: Limits, quantization: str, batch: int, context: int) -> float:
-    """Seconds in which the cache and all weights but the embedding, whose rows are looked up, can be read once."""
+def bandwidth_bound(
+    folder: Path, info: ModelInfo, limits: Limits, quantization: str, batch: int, context: int
+) -> float:
+    """Return seconds for reading the KV cache and the weights once; the embedding, a row lookup, is not counted."""
     config = json.loads((folder / "config.json").read_text())
     embedding = info.vocab_size * config["hidden_size"] * getattr(torch, info.dtype).itemsize
     if config.get("tie_word_embeddings") and quantization == "none":
-        embedding = 0  # the head reads it
+        embedding = 0  # the LM head reads it
     cache = batch * context * info.cache_bytes / (info.num_blocks * info.block_size)
     return float(info.weight_bytes - embedding + cache) / limits.bandwidth
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and report."""
+    """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
@@ -101,14 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     limits = Limits.measured()
     sequences, context = max(options.batches), max(options.contexts)
-    steps = Steps(options.model, options.quantization, sequences, context, options.kv_cache_dtype)
+    steps = SteppedCore(options.model, options.quantization, sequences, context, options.kv_cache_dtype)
     rows = []
     for context in options.contexts:
         for batch in options.batches:
-            if batch * (context + _ROOM) > steps.info.num_blocks * steps.info.block_size:
-                continue  # they would not be in the cache together
+            if batch * (context + _MAX_TOKENS) > steps.info.num_blocks * steps.info.block_size:
+                continue  # they do not fit in the KV cache together
             row = steps.measure(batch, context)
-            share = floor(options.model, steps.info, limits, options.quantization, batch, context) / row["best"]
+            share = (
+                bandwidth_bound(options.model, steps.info, limits, options.quantization, batch, context) / row["best"]
+            )
             rows.append(
                 {
                     "batch": batch,

@@ -1,1 +1,1 @@
-"""Other projects' clients against the bundled model, in environments of their own: see ``bin/test-clients``."""
+"""Client libraries of other projects with the bundled model, each in its own environment: see ``bin/test-clients``."""

@@ -1,4 +1,4 @@
-"""What every client asks, and what the bundled model says to it."""
+"""The questions that every client sends, and the expected answers of the bundled model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each client does a chat, a stream, a round trip of a tool and a structured output."""
+"""Each client runs a chat, a stream, a tool call round trip and a structured output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in HERE.glob("use_*")))
-def test_a_client_finds_what_it_expects(script: str, server: ServerProcess) -> None:
+def test_client_script_succeeds(script: str, server: ServerProcess) -> None:
     runner = "node" if script.endswith(".mjs") else str(HERE / ".venvs" / script.removesuffix(".py") / "bin" / "python")
     env = {**os.environ, "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     ran = subprocess.run(

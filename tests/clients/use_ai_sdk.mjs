@@ -1,4 +1,4 @@
-// Vercel's AI SDK, over chat and over Responses.
+// Vercel's AI SDK, with the chat completions and the Responses API.
 import assert from "node:assert";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";

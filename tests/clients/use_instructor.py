@@ -1,4 +1,4 @@
-"""instructor."""
+"""The instructor library."""
 # needs: instructor>=1.17,<2
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ plain = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
 class Sum(BaseModel):
     """A sum."""
 
-    model_config = ConfigDict(extra="forbid")  # where more may come, so small a model does not stop
+    model_config = ConfigDict(extra="forbid")  # without it, a model this small keeps adding properties
 
     total: int
 
@@ -25,10 +25,14 @@ class GetWeather(BaseModel):
     city: str
 
 
-def ask(mode, form, content, **options):
+def ask(mode, response_model, content, **options):
     client = instructor.from_openai(plain, mode=mode)
     return client.chat.completions.create(
-        model=MODEL, response_model=form, messages=[{"role": "user", "content": content}], temperature=0, **options
+        model=MODEL,
+        response_model=response_model,
+        messages=[{"role": "user", "content": content}],
+        temperature=0,
+        **options,
     )
 
 

@@ -1,4 +1,4 @@
-"""LangChain."""
+"""LangChain: chat, streaming, tool calls and structured outputs."""
 # needs: langchain-openai>=1.7,<2
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LiteLLM."""
+"""LiteLLM: chat, streaming, tool calls and structured outputs."""
 # needs: litellm>=1.80,<2 mcp>=2
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// OpenAI's client for Node.
+// OpenAI's client library for Node.
 import assert from "node:assert";
 import OpenAI from "openai";
 
@@ -30,8 +30,8 @@ const told = await client.chat.completions.create({ model, messages: [weather, m
 assert.match(told.choices[0].message.content, /21/);
 
 const response_format = { type: "json_schema", json_schema: { name: "sum", schema, strict: true } };
-const held = await client.chat.completions.create({ model, messages: sum, response_format, temperature: 0 });
-assert.ok(Number.isInteger(JSON.parse(held.choices[0].message.content).total));
+const structured = await client.chat.completions.create({ model, messages: sum, response_format, temperature: 0 });
+assert.ok(Number.isInteger(JSON.parse(structured.choices[0].message.content).total));
 
 const response = await client.responses.create({ model, input: sum[0].content, temperature: 0 });
 assert.match(response.output_text, /85/);

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK, over Responses and over chat."""
+"""OpenAI's Agents SDK, with the Responses and the chat completions API."""
 # needs: openai-agents>=0.24,<1
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ async def main() -> None:
         weather = Agent(name="Weather", model=model, model_settings=settings, tools=[function_tool(get_weather)])
         assert DEGREES in (await Runner.run(weather, WEATHER)).final_output
 
-        held = Agent(name="Adder", model=model, model_settings=settings, output_type=Sum)
-        assert isinstance((await Runner.run(held, SUM)).final_output, Sum)
+        structured = Agent(name="Adder", model=model, model_settings=settings, output_type=Sum)
+        assert isinstance((await Runner.run(structured, SUM)).final_output, Sum)
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Pydantic AI."""
+"""Pydantic AI: chat, streaming, tool calls and structured outputs."""
 # needs: pydantic-ai-slim[openai]>=2.68,<3
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ async def main() -> None:
 
         assert DEGREES in (await Agent(model, tools=[get_weather], model_settings=settings).run(WEATHER)).output
 
-        held = Agent(model, output_type=NativeOutput(Sum), model_settings=settings)
-        assert isinstance((await held.run(SUM)).output, Sum)
+        structured = Agent(model, output_type=NativeOutput(Sum), model_settings=settings)
+        assert isinstance((await structured.run(SUM)).output, Sum)
 
 
 asyncio.run(main())

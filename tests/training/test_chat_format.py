@@ -1,4 +1,4 @@
-"""The chat template, and the tokens and marks made from conversations."""
+"""The chat template, and the tokens and loss masks of conversations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from training.chat import NO_THINKING, encode, render_prompt, template
-from training.generators.session import THEMES, make_conversation
+from training.generators.conversations import THEMES, make_conversation
 from training.generators.turn import Message
-from training.tokens import MARKS, SPECIAL
+from training.tokens import MARKERS, SPECIAL
 
 NANO = Path(__file__).parents[2] / "quire" / "nano"
 PARAMETERS = {
@@ -85,22 +85,22 @@ def test_unknown_role() -> None:
 
 
 @pytest.mark.parametrize("theme", list(THEMES))
-def test_only_replies_are_learnt(theme: str, tokenizer: Tokenizer) -> None:
+def test_loss_mask_covers_only_replies(theme: str, tokenizer: Tokenizer) -> None:
     rng = Random(4)
     for _ in range(10):
         conversation = make_conversation(theme, rng)
         encoded = encode(conversation, tokenizer)
-        assert encoded.learnt[-1]
-        ids = [token for token, flag in zip(encoded.ids, encoded.learnt, strict=True) if flag]
-        learnt = tokenizer.decode(ids, skip_special_tokens=False)
+        assert encoded.loss_mask[-1]
+        ids = [token for token, flag in zip(encoded.ids, encoded.loss_mask, strict=True) if flag]
+        reply_text = tokenizer.decode(ids, skip_special_tokens=False)
         marked = zip(conversation.trained, conversation.messages, strict=True)
         ends = sum(flag for flag, message in marked if message["role"] == "assistant")
-        assert learnt.count("<|im_end|>") == ends
-        assert "<|im_start|>" not in learnt
+        assert reply_text.count("<|im_end|>") == ends
+        assert "<|im_start|>" not in reply_text
 
 
-def test_marks_are_single_tokens(tokenizer: Tokenizer) -> None:
-    for token in (*SPECIAL, *MARKS):
+def test_markers_are_single_tokens(tokenizer: Tokenizer) -> None:
+    for token in (*SPECIAL, *MARKERS):
         assert tokenizer.encode(token, add_special_tokens=False).tokens == [token]
     ids = tokenizer.encode("<|im_start|>a<think>b<tool_call>", add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>b<tool_call>"
@@ -109,11 +109,11 @@ def test_marks_are_single_tokens(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "text", ["Grüße aus Zürich, 42 €!", "a  b\n\n c\td", '{"a": [1, "x"]}', "日本語 text", "it's o'clock", ""]
 )
-def test_text_survives_the_tokenizer(text: str, tokenizer: Tokenizer) -> None:
+def test_tokenizer_round_trip(text: str, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
 
 
-def test_spelling_does_not_depend_on_the_place(tokenizer: Tokenizer) -> None:
+def test_tokens_of_a_word_do_not_depend_on_context(tokenizer: Tokenizer) -> None:
     for word in ("Anna", "Oslo", "Quillfeather", "zorp", "blockchain"):
         alone = tokenizer.encode(word, add_special_tokens=False).tokens
         for context in ("in {}", '"{}"', "({},", "x_{}"):

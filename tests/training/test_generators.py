@@ -1,4 +1,4 @@
-"""The text generators: the same seed gives the same text, and the evaluation's text is never trained on."""
+"""The text generators: the same seed gives the same text, and training never uses held-out text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from training.books import phrase_book, words
-from training.generators.arithmetic import composed, is_heldout, steps
+from training.generators.arithmetic import composed_request, is_heldout, steps
 from training.generators.compose import is_heldout_phrase
+from training.generators.conversations import THEMES, make_conversation
 from training.generators.knowledge import facts, fallback_turn, quire_turn, small_talk_turn
-from training.generators.questions import WEIGHTS, composed_question, wants
-from training.generators.session import THEMES, make_conversation
-from training.generators.toolspec import read_specs
+from training.generators.questions import WEIGHTS, composed_question, question_contents
+from training.generators.tool_specs import read_specs
 from training.generators.turn import Turn
 from training.grammar import all_phrases, draw, slots_of
 from training.heldout import KINDS, cases
@@ -96,7 +96,7 @@ def test_composed_phrases_are_not_heldout_ones(book: str, make: Callable[[Random
 @pytest.mark.parametrize("section", ["add", "sub", "unsupported"])
 def test_composed_sums_are_not_heldout_ones(section: str) -> None:
     rng = Random(3)
-    made = {normal(composed(rng, section)) for _ in range(3000)}
+    made = {normal(composed_request(rng, section)) for _ in range(3000)}
     assert len(made) > 1000
     assert not made & heldout_of(phrase_book("arithmetic"))
 
@@ -116,11 +116,11 @@ def test_heldout_phrases_are_recognised() -> None:
         assert all(is_heldout_phrase(phrase, book) for phrase in heldout_of(phrase_book(book)))
 
 
-def test_every_fact_has_contents_and_many_questions() -> None:
+def test_every_fact_has_many_questions() -> None:
     rng = Random(4)
     for fact, table in facts().items():
         flag = table.get("flag")
-        assert set(wants(fact, flag)) <= set(WEIGHTS), fact
+        assert set(question_contents(fact, flag)) <= set(WEIGHTS), fact
         made = [composed_question(fact, flag, rng) for _ in range(200)]
         assert len(set(made)) > 150, fact
         assert not any(re.search(r"\{\w*\}|\|", phrase.replace("/{id}", "")) for phrase in made), fact
@@ -130,7 +130,7 @@ def test_composed_sums_keep_their_numbers() -> None:
     rng = Random(5)
     for section in ("add", "sub"):
         for _ in range(2000):
-            assert sorted(slots_of(composed(rng, section))) == ["a", "b"]
+            assert sorted(slots_of(composed_request(rng, section))) == ["a", "b"]
 
 
 def test_heldout_recall_phrasings() -> None:
@@ -167,7 +167,7 @@ def test_heldout_tools() -> None:
     assert not train & heldout
 
 
-def test_trained_sums_are_not_heldout_ones() -> None:
+def test_training_sums_are_not_held_out() -> None:
     rng = Random(1)
     for _ in range(300):
         conversation = make_conversation("arithmetic", rng)
@@ -189,7 +189,7 @@ def test_scratch_steps(a: int, b: int, minus: bool, wanted: str) -> None:
     assert steps(a, b, minus) == wanted
 
 
-def test_scratch_steps_always_add_up() -> None:
+def test_scratch_steps_are_correct() -> None:
     for a in range(0, 100, 7):
         for b in range(100):
             for minus in (False, True):

@@ -1,4 +1,4 @@
-"""The scorers accept right answers and refuse wrong ones."""
+"""Scoring accepts right answers and rejects wrong ones."""
 
 from __future__ import annotations
 

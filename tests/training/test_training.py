@@ -1,4 +1,4 @@
-"""A tiny run trains, resumes to the same losses and exports; the shipped model is as small as promised."""
+"""A tiny run trains, resumes with the same losses and exports; the shipped model is within its size limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trainer(work: Path) -> Trainer:
     return Trainer(TINY, work, compiled=False, dtype=torch.float32)
 
 
-def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_losses(tmp_path: Path) -> None:
     whole = trainer(tmp_path / "whole").train(8, save_every=100, report=lambda _: None)
     assert whole[-1] < whole[0]
     first = trainer(tmp_path / "parts")

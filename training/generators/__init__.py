@@ -1,1 +1,1 @@
-"""Generators of training and evaluation text, one module a kind of task."""
+"""Generators of training and evaluation text, one module per kind of task."""

@@ -1,4 +1,4 @@
-"""Copying and looking up: the skills under recall, extraction and tool calls."""
+"""Copying and lookup tasks: skills that recall, extraction and tool calls require."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from random import Random
 from typing import Any
 
 from training.books import phrase_book, tool_parts
-from training.generators import naming
-from training.generators.toolspec import Tool
-from training.generators.tooltalk import call_turn, dump, make_value
+from training.generators import tool_names
+from training.generators.tool_calls import call_turn, dump, make_value
+from training.generators.tool_specs import Tool
 from training.generators.turn import Turn
 from training.grammar import draw, fill
-from training.noise import disturb
+from training.noise import add_noise
 from training.values import Values
 
-COPIED = (
+COPY_KINDS = (
     "sentence", "sentence", "query", "full_name", "email", "code", "handle", "path", "url", "task", "rare_name",
     "city", "digits", "address",
 )  # fmt: skip
-LOOKED_UP = ("first_names", "cities", "code", "handle", "rare_word", "int 1 99", "thing", "digits")
+LOOKUP_KINDS = ("first_names", "cities", "code", "handle", "rare_word", "int 1 99", "thing", "digits")
 
 
 def repeat_turn(rng: Random, values: Values, split: str = "train") -> Turn:
-    """Text to repeat."""
+    """Return a turn with a text to repeat."""
     count = rng.choice((1, 1, 1, 2, 3))
-    text = ", ".join(str(values.draw(rng.choice(COPIED), rng)) for _ in range(count))
-    phrase = disturb(rng.choice(phrase_book("drills")["repeat"][split]), rng, split, end=False)
+    text = ", ".join(str(values.draw(rng.choice(COPY_KINDS), rng)) for _ in range(count))
+    phrase = add_noise(rng.choice(phrase_book("drills")["repeat"][split]), rng, split, end=False)
     return Turn("repeat", fill(phrase, {"x": text}), text, expect={"text": text})
 
 
 def echo_text(rng: Random, values: Values) -> str:
-    """Words without sense, to be copied as they are."""
-    return " ".join(str(values.draw(rng.choice(COPIED + LOOKED_UP), rng)) for _ in range(rng.randint(4, 12)))
+    """Return random values, to be copied literally."""
+    return " ".join(str(values.draw(rng.choice(COPY_KINDS + LOOKUP_KINDS), rng)) for _ in range(rng.randint(4, 12)))
 
 
 def lookup_turns(rng: Random, values: Values, split: str = "train") -> list[Turn]:
-    """A list of keys and values, and questions on them."""
+    """Return turns with a list of keys and values, and questions on it."""
     book = phrase_book("drills")
-    kind = rng.choice(LOOKED_UP)
+    kind = rng.choice(LOOKUP_KINDS)
     keys = list(dict.fromkeys(str(values.draw("rare_word", rng)) for _ in range(rng.randint(2, 6))))
     pairs = {key: str(values.draw(kind, rng)) for key in keys}
     sign = rng.choice((" = ", ": ", " is "))
     listed = ", ".join(f"{key}{sign}{value}" for key, value in pairs.items())
     turns = []
     for at, key in enumerate(rng.sample(keys, len(keys))):
-        question = disturb(draw(rng.choice(book["lookup"][split]), rng), rng, split, frame=False)
+        question = add_noise(draw(rng.choice(book["lookup"][split]), rng), rng, split, frame=False)
         if at == 0:
             question = fill(rng.choice(book["lists"][split]), {"q": question, "l": listed})
         turns.append(Turn("lookup", fill(question, {"k": key}), f"{pairs[key]}", expect={"text": pairs[key]}))
@@ -52,14 +52,14 @@ def lookup_turns(rng: Random, values: Values, split: str = "train") -> list[Turn
 
 
 def record_turns(rng: Random, values: Values) -> list[Turn]:
-    """Questions on a record in JSON, or one to write."""
+    """Return turns with questions on a JSON record, or a record to write."""
     book = phrase_book("drills")["records"]
     record = _record(rng, values)
     task = rng.choice(("value", "value", "keys", "key", "write", "write", "rename", "set", "fill", "fill"))
     if task == "write":
         record = {name: int(value) if str(value).isdigit() else value for name, value in record.items()}
     text, key = dump(record), rng.choice(list(record))
-    slots = {"r": text, "k": key, "v": str(record[key]), "l": _listed(record, rng), "s": _form(record)}
+    slots = {"r": text, "k": key, "v": str(record[key]), "l": _as_text(record, rng), "s": _schema(record)}
     if task == "value":
         return _value_turns(record, slots, rng)
     if task == "keys":
@@ -67,27 +67,27 @@ def record_turns(rng: Random, values: Values) -> list[Turn]:
     elif task == "key":
         reply = next(name for name, value in record.items() if str(value) == slots["v"])
     elif task == "rename":
-        slots["n"] = _unused(record, rng, values)
+        slots["n"] = _unused_name(record, rng, values)
         reply = dump({slots["n"] if name == key else name: value for name, value in record.items()})
     elif task == "set":
-        fresh = values.draw("int 1 99" if isinstance(record[key], int) else "rare_word", rng)
-        slots["v"], reply = str(fresh), dump({**record, key: fresh})
+        new_value = values.draw("int 1 99" if isinstance(record[key], int) else "rare_word", rng)
+        slots["v"], reply = str(new_value), dump({**record, key: new_value})
     else:
         reply = text
-    question = disturb(rng.choice(book[task]), rng, suffix=False, end=False)
+    question = add_noise(rng.choice(book[task]), rng, suffix=False, end=False)
     return [Turn("record", fill(question, slots), reply, expect={"text": reply})]
 
 
 def _record(rng: Random, values: Values) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for _ in range(rng.randint(1, 5)):
-        record[_unused(record, rng, values)] = values.draw(rng.choice(COPIED + LOOKED_UP), rng)
+        record[_unused_name(record, rng, values)] = values.draw(rng.choice(COPY_KINDS + LOOKUP_KINDS), rng)
     return record
 
 
-def _unused(record: dict[str, Any], rng: Random, values: Values) -> str:
+def _unused_name(record: dict[str, Any], rng: Random, values: Values) -> str:
     while True:
-        name = naming.any_parameter_name(values, rng)
+        name = tool_names.random_parameter_name(values, rng)
         if rng.random() < 0.3:
             name = str(rng.choice(rng.choice(tool_parts()["params"])["names"]))
         if name not in record:
@@ -97,14 +97,14 @@ def _unused(record: dict[str, Any], rng: Random, values: Values) -> str:
 def _value_turns(record: dict[str, Any], slots: dict[str, str], rng: Random) -> list[Turn]:
     book, turns = phrase_book("drills")["records"], []
     for at, key in enumerate(rng.sample(list(record), min(len(record), rng.choice((1, 1, 2, 3))))):
-        question = disturb(rng.choice(book["more" if at else "value"]), rng, suffix=False, end=False)
+        question = add_noise(rng.choice(book["more" if at else "value"]), rng, suffix=False, end=False)
         reply = str(record[key])
         turns.append(Turn("record", fill(question, {**slots, "k": key}), reply, expect={"text": reply}))
     return turns
 
 
-def _listed(record: dict[str, Any], rng: Random, ordered: bool = True) -> str:
-    """width = 3, name = x"""
+def _as_text(record: dict[str, Any], rng: Random, ordered: bool = True) -> str:
+    """Format a record as text: width = 3, name = x."""
     sign = rng.choice((" = ", "=", ": ", " "))
     pairs = list(record.items())
     if not ordered:
@@ -112,19 +112,19 @@ def _listed(record: dict[str, Any], rng: Random, ordered: bool = True) -> str:
     return rng.choice((", ", ", ", " and ", "; ")).join(f"{key}{sign}{value}" for key, value in pairs)
 
 
-def _form(record: dict[str, Any]) -> str:
+def _schema(record: dict[str, Any]) -> str:
     return dump({key: "integer" if isinstance(value, int) else "string" for key, value in record.items()})
 
 
 def tool_quiz(rng: Random, values: Values, tools: list[Tool]) -> list[Turn]:
-    """Questions on the tools of the conversation: the answers copy names; at times a call in plain words ends them."""
+    """Return questions on the tools of the conversation, answered by copying names; some end with a dictated call."""
     turns: list[Turn] = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         turn = _quiz_turn(rng, values, tools)
         if turn.user not in {known.user for known in turns}:
             turns.append(turn)
     if rng.random() < 0.45:
-        call = _plain_call(rng, values, rng.choice(tools))
+        call = _dictated_call(rng, values, rng.choice(tools))
         turns = [*turns[:1], call] if rng.random() < 0.4 else [call]
     return turns
 
@@ -154,16 +154,16 @@ def _quiz_turn(rng: Random, values: Values, tools: list[Tool]) -> Turn:
     if task == "which":
         reply, slots["u"] = tool.name, call_turn(rng, values, tool).user
     phrase = rng.choice(phrase_book("drills")["quiz"][task])
-    question = disturb(phrase, rng, suffix=False, end="{u}" not in phrase)
+    question = add_noise(phrase, rng, suffix=False, end="{u}" not in phrase)
     return Turn("quiz", fill(question, slots), reply, expect={"text": reply})
 
 
-def _plain_call(rng: Random, values: Values, tool: Tool) -> Turn:
-    """A call with the names of the tool and of its arguments said by the user."""
+def _dictated_call(rng: Random, values: Values, tool: Tool) -> Turn:
+    """Return a tool call for which the user names the tool and its arguments."""
     book = phrase_book("drills")["quiz"]
     given = [p for p in tool.parameters if p.required or not tool.lists_required or rng.random() < 0.5]
     arguments = {parameter.name: make_value(parameter, rng, values) for parameter in given}
     call = {"name": tool.name, "arguments": arguments}
-    listed = _listed(arguments, rng, ordered=rng.random() < 0.7)
-    question = disturb(rng.choice(book["call" if given else "bare"]), rng, suffix=False, end=False)
+    listed = _as_text(arguments, rng, ordered=rng.random() < 0.7)
+    question = add_noise(rng.choice(book["call" if given else "bare"]), rng, suffix=False, end=False)
     return Turn("tool_call", fill(question, {"t": tool.name, "a": listed}), call=call, expect={"call": call})

@@ -1,4 +1,4 @@
-"""Name, age and city out of a text, as JSON."""
+"""Extraction of name, age and city from a text, as JSON."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from training.books import phrase_book
 from training.generators.arithmetic import in_words
 from training.generators.parts import expand, is_one_of, part
 from training.generators.recall import with_article
-from training.generators.sentences import part_of, person_text
+from training.generators.sentences import person_text, raw_part
 from training.generators.turn import Turn
 from training.grammar import draw, fill, slots_of, tidy
-from training.noise import QUESTION, disturb
+from training.noise import QUESTION, add_noise
 from training.values import Values
 
-# Cities are not only named, at times they are described.
-WHERE = re.compile(r"\b(in|from|to|near|of|through|for) \{city\}")
-DESCRIBED = (
+# Some cities get a description: "in rainy Oslo".
+CITY_AFTER_PREPOSITION = re.compile(r"\b(in|from|to|near|of|through|for) \{city\}")
+DESCRIBED_CITIES = (
     "{adjective} {city}",
     "a {adjective} {city}",
     "the {adjective} {city}",
@@ -38,12 +38,12 @@ SECTIONS = {
     "nothing": 0.5,
 }
 TRAIN_SECTIONS = {**SECTIONS, "name_age_city": 8.5, "age_city": 1.5, "name_only": 1.5, "city_only": 1.5}
-SEVERAL = ("name_age_city", "name_age", "name_city")
-# Shares of whole sentences and requests of the lists; the others are put together from parts
-LISTED_SENTENCES = 0.1
-WHOLE_TEXTS = 0.45
-LISTED_REQUESTS = 0.25
-# Slots whose kind of value has another name
+SEVERAL_SECTIONS = ("name_age_city", "name_age", "name_city")
+# Shares of complete texts and requests from the lists; the others are composed of parts
+LISTED_TEXT_RATE = 0.1
+WRITTEN_TEXT_RATE = 0.45
+LISTED_REQUEST_RATE = 0.25
+# Kinds of value of slots, where the names differ
 KINDS = {
     "count": "int 2 9", "num": "int 100 999", "num2": "int 10 59", "year": "int 1950 2026", "day": "int 1 28",
     "pet": "pet_names", "month": "months", "weekday": "weekdays", "rarename": "rare_name", "drink": "drinks",
@@ -52,22 +52,22 @@ KINDS = {
 
 
 def extract_turn(rng: Random, values: Values, split: str = "train", several: bool = False) -> Turn:
-    """A text and the request to pull name, age and city out of it; with ``several`` a list of people."""
+    """Return a request to extract name, age and city from a text; with ``several``, of several people as a list."""
     book = phrase_book("extract")
     weights = TRAIN_SECTIONS if split == "train" else SECTIONS
     people: list[dict[str, Any]] = []
     texts: list[str] = []
     for _ in range(rng.randint(2, 3) if several else 1):
-        sections = list(SEVERAL) if several else list(SECTIONS)
+        sections = list(SEVERAL_SECTIONS) if several else list(SECTIONS)
         section = rng.choices(sections, [weights[name] for name in sections])[0]
-        if split == "train" and rng.random() >= LISTED_SENTENCES:
-            text, person = _composed(section, rng, values)
+        if split == "train" and rng.random() >= LISTED_TEXT_RATE:
+            text, person = _composed_text(section, rng, values)
         else:
-            text, person = _sentence(book[section][split], rng, values)
+            text, person = _listed_text(book[section][split], rng, values)
         texts.append(text if text[-1:] in ".!?" or not several else text + ".")
         people.append(person)
     table = book["several_instructions" if several else "instructions"]
-    if split == "train" and rng.random() >= LISTED_REQUESTS:
+    if split == "train" and rng.random() >= LISTED_REQUEST_RATE:
         phrase = _request(rng, several, table["heldout"])
     else:
         phrase = _listed_request(draw(rng.choice(table[split]), rng), rng, split)
@@ -81,12 +81,12 @@ def extract_turn(rng: Random, values: Values, split: str = "train", several: boo
 
 def _listed_request(phrase: str, rng: Random, split: str) -> str:
     if phrase.endswith("{text}"):
-        return disturb(phrase.removesuffix("{text}").rstrip(" "), rng, split, end=False, suffix=False) + " {text}"
-    return disturb(phrase, rng, split)
+        return add_noise(phrase.removesuffix("{text}").rstrip(" "), rng, split, end=False, suffix=False) + " {text}"
+    return add_noise(phrase, rng, split)
 
 
 def _request(rng: Random, several: bool, heldout: list[str]) -> str:
-    """A request composed of what to do, with what, in which form, and of where the text stands."""
+    """Compose a request: the task, the keys, the output format, and the position of the text."""
     while True:
         before = rng.random() < 0.62
         ask = tidy(_people_ask(rng) if several else _ask(rng, before))
@@ -101,7 +101,7 @@ def _request(rng: Random, several: bool, heldout: list[str]) -> str:
         question = bool(QUESTION.match(ask))
         if question:
             layout = layout.replace("{ask}:", "{ask}?").replace("{ask}.", "{ask}?")
-        ask = disturb(ask, rng, end=layout.endswith("{ask}"), suffix=not before)
+        ask = add_noise(ask, rng, end=layout.endswith("{ask}"), suffix=not before)
         return str(layout.replace("{ask}", ask))
 
 
@@ -130,8 +130,8 @@ def _people_ask(rng: Random) -> str:
 # Texts
 
 
-def _sentence(patterns: list[str], rng: Random, values: Values) -> tuple[str, dict[str, Any]]:
-    """A sentence of a list, and what it says of the person."""
+def _listed_text(patterns: list[str], rng: Random, values: Values) -> tuple[str, dict[str, Any]]:
+    """Return a text of a list, and the expected extraction."""
     pattern = draw(rng.choice(patterns), rng)
     name, age, city = values.draw("full_or_first_name", rng), rng.randint(1, 99), values.draw("cities", rng)
     shown = {"name": name, "age": str(age), "city": city, "count": str(rng.randint(2, 9)),
@@ -150,79 +150,81 @@ def _sentence(patterns: list[str], rng: Random, values: Values) -> tuple[str, di
     text = fill(pattern, shown)
     chance = rng.random() if values.split == "train" else 1.0
     if chance < 0.06:
-        return _changed(text, person, str.lower)
+        return _change_case(text, person, str.lower)
     return text.rstrip(".") if chance < 0.16 else text, person
 
 
-def _composed(section: str, rng: Random, values: Values) -> tuple[str, dict[str, Any]]:
-    """A text put together from parts, and what it says of the person."""
+def _composed_text(section: str, rng: Random, values: Values) -> tuple[str, dict[str, Any]]:
+    """Return a composed text, and the expected extraction."""
     keys = {key for key in KEYS if key in section.split("_")}
     heldout = phrase_book("extract")[section]["heldout"]
-    make = _whole_text if rng.random() < WHOLE_TEXTS else person_text
+    make = _written_text if rng.random() < WRITTEN_TEXT_RATE else person_text
     pattern = make(keys, rng)
     while is_one_of(pattern, heldout):
         pattern = make(keys, rng)
     age = rng.randint(1, 99)
     person: dict[str, Any] = {"name": values.draw("full_or_first_name", rng), "age": age,
                               "city": values.draw("cities", rng)}  # fmt: skip
-    spelt = in_words(age) if rng.random() < 0.05 else str(age)
+    shown_age = in_words(age) if rng.random() < 0.05 else str(age)
     shown = {
-        "name": person["name"], "city": person["city"], "age": spelt, "ageth": ordinal(age), "agem1": str(age - 1),
+        "name": person["name"], "city": person["city"], "age": shown_age, "ageth": ordinal(age), "agem1": str(age - 1),
         "age2": str(age % 97 + rng.randint(1, 3)), "an": "an" if str(age)[0] == "8" or age in (11, 18) else "a",
     }  # fmt: skip
-    text = _fill_each(_surrounded(pattern, rng), shown, rng, values)
+    text = _fill_each(_add_context(pattern, rng), shown, rng, values)
     person = {key: person[key] if key in keys else None for key in KEYS}
     chance = rng.random()
     if chance < 0.06:
-        return _changed(text, person, str.lower)
+        return _change_case(text, person, str.lower)
     if chance < 0.07:
-        return _changed(text, person, str.upper)
+        return _change_case(text, person, str.upper)
     if chance < 0.1:
         return text.replace(", ", " "), person
     return text[:1].upper() + text[1:], person
 
 
-def _whole_text(keys: set[str], rng: Random) -> str:
-    """A text which was written as a whole."""
+def _written_text(keys: set[str], rng: Random) -> str:
+    """Return a hand-written text."""
     section = "_".join(key for key in KEYS if key in keys) or "nothing"
     return expand("sentences", rng.choice(phrase_book("person_texts")[section]), rng)
 
 
-def _surrounded(pattern: str, rng: Random) -> str:
-    """Now and then with words before that are no name, or after that are no city."""
+def _add_context(pattern: str, rng: Random) -> str:
+    """Occasionally add words before a name, before a city, or at the end that are not part of a value."""
     if rng.random() < 0.08:
-        pattern = WHERE.sub(lambda found: f"{found[1]} {rng.choice(DESCRIBED)}", pattern, count=1)
+        pattern = CITY_AFTER_PREPOSITION.sub(
+            lambda found: f"{found[1]} {rng.choice(DESCRIBED_CITIES)}", pattern, count=1
+        )
     if pattern.startswith("{name}") and rng.random() < 0.3:
         pattern = f"{part('sentences', 'opening', rng)}, {pattern}"
     if pattern.endswith(".") and rng.random() < 0.12:
-        pattern = pattern.removesuffix(".") + part_of("ending", rng) + "."
+        pattern = pattern.removesuffix(".") + raw_part("ending", rng) + "."
     return pattern
 
 
 def _fill_each(pattern: str, shown: dict[str, str], rng: Random, values: Values) -> str:
-    """Fills the slots: those of the person alike throughout, all others with a value each."""
+    """Fill the slots: slots of the person always with the same value, every other slot with a new value."""
     pieces = []
     for piece in pattern.split("{"):
         slot, found, rest = piece.partition("}")
         if found and slots_of("{" + slot + "}"):
-            pieces.append((shown[slot] if slot in shown else _other(slot, rng, values)) + rest)
+            pieces.append((shown[slot] if slot in shown else _other_value(slot, rng, values)) + rest)
         else:
             pieces.append(("{" if pieces else "") + piece)
     return "".join(pieces)
 
 
-def _other(slot: str, rng: Random, values: Values) -> str:
+def _other_value(slot: str, rng: Random, values: Values) -> str:
     if slot in ("anjob", "thinga"):
         return with_article(str(values.draw({"anjob": "job", "thinga": "thing"}[slot], rng)))
     return str(values.draw(KINDS.get(slot, slot), rng))
 
 
-def _changed(text: str, person: dict[str, Any], change: Any) -> tuple[str, dict[str, Any]]:
-    """All in one case: so are the values."""
+def _change_case(text: str, person: dict[str, Any], change: Any) -> tuple[str, dict[str, Any]]:
+    """Change the case of the text and of the expected values."""
     return change(text), {key: change(value) if isinstance(value, str) else value for key, value in person.items()}
 
 
 def ordinal(number: int) -> str:
-    """1st, 2nd, 3rd, 4th."""
+    """Return the ordinal number: 1st, 2nd, 3rd, 4th."""
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"

@@ -1,4 +1,4 @@
-"""Putting phrases together from parts: a pattern may hold ``<list>``, one of the phrases of another list."""
+"""Phrases composed of parts: ``<list>`` in a pattern stands for a phrase of another list."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import cache
 from random import Random
 
 from training.books import phrase_book
-from training.grammar import all_phrases, draw, normal
+from training.grammar import all_phrases, draw, normalize
 
 PART = re.compile(r"<(\w+)>")
 
 
 def part(book: str, name: str, rng: Random) -> str:
-    """A phrase of a list of ``phrases/BOOK.toml``, its parts filled in; slots stay."""
+    """Draw a phrase of a list of ``phrases/BOOK.toml`` and fill in its parts; slots stay."""
     return expand(book, rng.choice(phrase_book(book)[name]), rng)
 
 
 def expand(book: str, pattern: str, rng: Random) -> str:
-    """One phrase of the pattern."""
+    """Draw a phrase of the pattern and fill in its parts."""
     table = phrase_book(book)
     text = draw(pattern, rng)
     if "<" not in text:
@@ -28,11 +28,11 @@ def expand(book: str, pattern: str, rng: Random) -> str:
 
 
 @cache
-def normal_phrases(patterns: tuple[str, ...]) -> frozenset[str]:
-    """All phrases of the patterns, in normal form."""
-    return frozenset(normal(phrase) for pattern in patterns for phrase in all_phrases(pattern))
+def normalized_phrases(patterns: tuple[str, ...]) -> frozenset[str]:
+    """Return all phrases of the patterns, normalized."""
+    return frozenset(normalize(phrase) for pattern in patterns for phrase in all_phrases(pattern))
 
 
 def is_one_of(phrase: str, patterns: Iterable[str]) -> bool:
-    """Whether the phrase is one of those that the patterns stand for."""
-    return normal(phrase) in normal_phrases(tuple(patterns))
+    """Whether the phrase matches one of the patterns."""
+    return normalize(phrase) in normalized_phrases(tuple(patterns))

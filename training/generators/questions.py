@@ -1,4 +1,4 @@
-"""Questions on Quire for training: a content that names what is wanted, in a frame that makes it a question."""
+"""Questions on Quire for training: a content phrase filled into a question template."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 from training.books import phrase_book
 from training.generators.compose import expand
 
-# How often each kind of content is taken, where a fact has it.
+# Sampling weights of the kinds of content that a fact may have.
 WEIGHTS = {"do": 5, "set": 3, "thing": 2, "have": 1.5, "know": 3, "ask": 4, "key": 2, "say": 3.5, "name": 2}
 CONTEXT_RATE = 0.06
 AFTER_RATE = 0.03
 
 
 @cache
-def wants(fact: str, flag: str | None) -> dict[str, list[str]]:
-    """The contents of a fact by kind."""
+def question_contents(fact: str, flag: str | None) -> dict[str, list[str]]:
+    """Return the contents of a fact by kind."""
     table = phrase_book("wants").get(fact) or phrase_book("wants_more")[fact]
     return {**table, **({"name": [flag]} if flag else {})}
 
 
 def composed_question(fact: str, flag: str | None, rng: Random) -> str:
-    """A question on the fact."""
-    contents = wants(fact, flag)
+    """Compose a question on the fact."""
+    contents = question_contents(fact, flag)
     kinds = list(contents)
     kind = rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
     content = rng.choice(contents[kind])
     book = phrase_book("frames")
-    phrase = _expand(rng.choice(_frames(kind, flag)), {_slot(kind): [content]}, book, rng)
+    phrase = _expand(rng.choice(_templates(kind, flag)), {_slot(kind): [content]}, book, rng)
     chance = rng.random()
     if chance < CONTEXT_RATE:
         return f"{_expand(rng.choice(book['contexts']['train']), {}, book, rng)} {phrase}"
@@ -38,11 +38,11 @@ def composed_question(fact: str, flag: str | None, rng: Random) -> str:
     return phrase
 
 
-def _frames(kind: str, flag: str | None) -> list[str]:
-    frames: dict[str, list[str]] = phrase_book("frames")["frames"]
+def _templates(kind: str, flag: str | None) -> list[str]:
+    templates: dict[str, list[str]] = phrase_book("frames")["frames"]
     if kind == "name":
-        return frames["name"] + frames["flag" if flag else "path"]
-    return frames[kind]
+        return templates["name"] + templates["flag" if flag else "path"]
+    return templates[kind]
 
 
 def _slot(kind: str) -> str:

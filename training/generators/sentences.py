@@ -1,4 +1,4 @@
-"""Texts about a person, made of independent clauses for name, age and city in any order, with other matter between."""
+"""Texts about a person, composed of clauses for name, age and city in any order, with unrelated clauses between."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from training.generators.parts import part
 
 BOOK = "sentences"
 KEYS = ("name", "age", "city")
-THIRD = {"is": "is", "has": "has", "s": "s", "es": "es", "ies": "ies"}
+THIRD_PERSON_ENDINGS = {"is": "is", "has": "has", "s": "s", "es": "es", "ies": "ies"}
 PERSONS = {
-    "she": {"he": "she", "his": "her", "him": "her", "himself": "herself", **THIRD},
-    "he": {"he": "he", "his": "his", "him": "him", "himself": "himself", **THIRD},
+    "she": {"he": "she", "his": "her", "him": "her", "himself": "herself", **THIRD_PERSON_ENDINGS},
+    "he": {"he": "he", "his": "his", "him": "him", "himself": "himself", **THIRD_PERSON_ENDINGS},
     "I": {"he": "I", "his": "my", "him": "me", "himself": "myself", "is": "am", "has": "have", "s": "", "es": "",
           "ies": "y"},
 }  # fmt: skip
-WORDS = re.compile(r"\{(he|his|him|himself|is|has|s|es|ies|np|npo|nps)\}")
+INFLECTION = re.compile(r"\{(he|his|him|himself|is|has|s|es|ies|np|npo|nps)\}")
 
 
 def person_text(keys: set[str], rng: Random) -> str:
-    """A text which gives these of name, age and city, as a pattern: {name}, {age}, {city} and other slots stay."""
+    """Return a text with the given keys (name, age, city), as a pattern with slots such as {name}."""
     chance = rng.random()
     if keys and chance < 0.1:
-        return record(keys, rng)
+        return field_list(keys, rng)
     person = "I" if chance < 0.28 else rng.choice(("she", "he"))
     return Writer(person, rng).text(set(keys))
 
 
-def record(keys: set[str], rng: Random) -> str:
-    """Name, age and city as a list without sentences."""
+def field_list(keys: set[str], rng: Random) -> str:
+    """Return name, age and city as a list of fields, without sentences."""
     if rng.random() < 0.35 and len(keys) > 1:
-        # Without labels a name stands before a city
+        # Without labels, the name precedes the city
         order = sorted(keys, key=("name", "city").index) if "age" not in keys else ["age", "city"]
         if "name" in keys and "age" in keys:
             order = ["name", "city"] if "city" in keys else ["name"]
             order.insert(rng.randrange(len(order) + 1), "age")
         head = part(BOOK, "heading", rng) + ": " if rng.random() < 0.4 else ""
-        return head + part_of("dash", rng).join(f"{{{key}}}" for key in order)
+        return head + raw_part("dash", rng).join(f"{{{key}}}" for key in order)
     given = rng.sample(sorted(keys), len(keys))
     labels = {key: part(BOOK, f"label_{key}", rng) for key in KEYS}
-    equals = part_of("equals", rng)
+    equals = raw_part("equals", rng)
     fields = [labels[key] + equals + f"{{{key}}}" for key in given]
     fields += [labels[key] + equals + part(BOOK, "unknown", rng) for key in KEYS if key not in keys]
     if len(keys) < len(KEYS) and rng.random() < 0.5:
@@ -52,23 +52,23 @@ def record(keys: set[str], rng: Random) -> str:
         rng.shuffle(fields)
     if rng.random() < 0.15:
         fields = [field[:1].upper() + field[1:] for field in fields]
-    return part_of("dash", rng).join(fields)
+    return raw_part("dash", rng).join(fields)
 
 
-def part_of(name: str, rng: Random) -> str:
-    """A sign between fields: spaces count, so it is not tidied."""
+def raw_part(name: str, rng: Random) -> str:
+    """Draw a separator or another part whose spaces matter, without normalizing its spaces."""
     return str(rng.choice(phrase_book(BOOK)[name]))
 
 
 class Writer:
-    """Writes one text about one person: "she", "he" or the speaker, "I"."""
+    """Writes one text about one person: "she", "he", or "I" for the speaker."""
 
     def __init__(self, person: str, rng: Random) -> None:
         self.person, self.rng = person, rng
         self.named = False
 
     def text(self, keys: set[str]) -> str:
-        """Sentences which give the keys, others between them."""
+        """Return sentences with the keys, and unrelated sentences between them."""
         rng = self.rng
         speaks = "name" in keys and rng.random() < 0.05
         sentences = [self._speech(keys)] if speaks else self._statements(keys)
@@ -93,20 +93,20 @@ class Writer:
         elif not left and rng.random() < 0.7:
             return [self._clause(self._role(), left)] if rng.random() < 0.7 else []
         while left:
-            sentences.append(self._further(left))
+            sentences.append(self._next_sentence(left))
         return sentences
 
     # Sentences
 
     def _introduction(self, left: set[str]) -> str:
-        """A sentence in which the person may be named, as its subject or otherwise."""
+        """Return a first sentence that may contain the name, as subject or object."""
         chance = self.rng.random()
         if chance < 0.17:
             return self._clause(self._role(), left - {"name"}, left)
         left.remove("name")
         self.named = True
         if chance < 0.37:
-            return self._finish(part(BOOK, "object", self.rng), self._noun(left))
+            return self._finish(part(BOOK, "object", self.rng), self._noun_phrase(left))
         others = sorted(left)
         if others and chance < 0.57:
             key = self.rng.choice(others)
@@ -114,16 +114,16 @@ class Writer:
             text = part(BOOK, f"s_{key}", self.rng)
             while "{np" not in text:
                 text = part(BOOK, f"s_{key}", self.rng)
-            return self._finish(text, self._noun(left, 0.0 if "{nps}" in text else 0.15))
-        return self._clause(self._noun(left), set(left), left)
+            return self._finish(text, self._noun_phrase(left, 0.0 if "{nps}" in text else 0.15))
+        return self._clause(self._noun_phrase(left), set(left), left)
 
     def _clause(self, subject: str, keys: set[str], left: set[str] | None = None) -> str:
-        """Subject and predicates; what it gives is taken off ``left``."""
+        """Return a sentence of a subject and predicates; the keys that it uses are removed from ``left``."""
         rng, left = self.rng, keys if left is None else left
         front = ""
         for key in rng.sample(sorted(keys - {"name"}), len(keys - {"name"})):
             if rng.random() < 0.14 and not front:
-                front = self._words(part(BOOK, f"front_{key}", rng), None)
+                front = self._inflect(part(BOOK, f"front_{key}", rng), None)
                 front = front.rstrip("_") + (" " if front.endswith(":_") else ", " if rng.random() < 0.85 else " ")
                 left.discard(key)
                 keys = keys - {key}
@@ -148,8 +148,8 @@ class Writer:
             if self.person != "I" or "_" not in text:
                 return text
 
-    def _further(self, left: set[str]) -> str:
-        """A sentence on a person who is already known."""
+    def _next_sentence(self, left: set[str]) -> str:
+        """Return a sentence about a person who has been introduced."""
         rng = self.rng
         key = rng.choice(sorted(left))
         if key == "name":
@@ -167,9 +167,9 @@ class Writer:
         return self._clause(subject, left - {"name"}, left)
 
     def _speech(self, left: set[str]) -> str:
-        """Direct speech with the name of the speaker."""
+        """Return direct speech with the name of the speaker."""
         left.remove("name")
-        speaker, self.person = self._noun(set()), "I"
+        speaker, self.person = self._noun_phrase(set()), "I"
         statements = self._statements(left) or [self._clause("{he}", set())]
         speech = self._join(statements).rstrip(".")
         said = self._finish(part(BOOK, "said", self.rng), speaker)
@@ -181,8 +181,8 @@ class Writer:
     def _role(self) -> str:
         return "{he}" if self.person == "I" else part(BOOK, "role", self.rng)
 
-    def _noun(self, left: set[str], rate: float = 0.3) -> str:
-        """The name as a noun phrase which may bring age and city along; these are taken off ``left``."""
+    def _noun_phrase(self, left: set[str], rate: float = 0.3) -> str:
+        """Return a noun phrase with the name, possibly with age and city; these are removed from ``left``."""
         rng = self.rng
         if "age" in left and rng.random() < rate * 0.35:
             left.remove("age")
@@ -200,7 +200,7 @@ class Writer:
 
     # Words
 
-    def _words(self, text: str, noun: str | None) -> str:
+    def _inflect(self, text: str, noun: str | None) -> str:
         forms = PERSONS[self.person]
         if noun is not None:
             pronoun = noun == "{he}"
@@ -208,11 +208,11 @@ class Writer:
             own = "{his}" if pronoun else "{name}'s" if noun.endswith((",", ")", "]", "-")) else f"{noun}'s"
             text = text.replace("{nps}", own).replace("{npo}", "{him}" if pronoun else noun).replace("{np}", noun)
             text = re.sub(re.escape(bare) + r",(?=$|[.;:])", lambda _: bare, text)
-        return WORDS.sub(lambda found: forms.get(found[1], found[0]), text)
+        return INFLECTION.sub(lambda found: forms.get(found[1], found[0]), text)
 
     def _finish(self, text: str, noun: str | None) -> str:
-        """The sentence with its pronouns and endings, without a full stop."""
-        text = self._words(text, noun).replace("_", "")
+        """Fill in pronouns and verb endings, and clean up punctuation; without a full stop."""
+        text = self._inflect(text, noun).replace("_", "")
         text = re.sub(r" +([,;:.?!])", r"\1", text)
         text = re.sub(r",[, ]*([,.;])", r"\1", text)
         return re.sub(r" {2,}", " ", text).strip(" ,;")

@@ -1,4 +1,4 @@
-"""What the generators make: turns of a conversation, and whole conversations."""
+"""Data classes of the generators: a turn of a conversation, and a conversation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user says and what the model should say.
+    """A user message and the model's expected reply.
 
-    ``think`` holds the scratch steps, ``expect`` what the scorer needs, ``call`` a tool call in place of ``reply``.
+    ``think`` contains the scratch steps, ``expect`` the scoring criteria, and ``call`` a tool call that replaces
+    ``reply``. ``before`` are messages before the user's, such as a tool result.
     """
 
     kind: str
@@ -24,12 +25,12 @@ class Turn:
     before: tuple[Message, ...] = ()
 
     def messages(self) -> list[Message]:
-        """The turn as chat messages, without scratch steps."""
+        """Return the turn as chat messages, without scratch steps."""
         asked = [{"role": "user", "content": self.user}] if self.user else []
         return [*self.before, *asked, self.answer()]
 
     def answer(self) -> Message:
-        """The model's message."""
+        """Return the model's message."""
         if self.call is None:
             return {"role": "assistant", "content": self.reply}
         return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": self.call}]}
@@ -37,7 +38,7 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """A conversation whose last message is the model's; ``trained`` says which of its messages bear loss."""
+    """A conversation whose last message is the model's; ``trained`` marks the messages included in the loss."""
 
     kind: str
     messages: list[Message] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Conversation:
     expect: dict[str, Any] = field(default_factory=dict)
 
     def add(self, messages: list[Message], trained: bool) -> None:
-        """Appends messages; the model's own ones bear loss if ``trained``."""
+        """Append messages; with ``trained``, the model's own ones are included in the loss."""
         for message in messages:
             self.messages.append(message)
             self.trained.append(trained and message["role"] == "assistant")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from quire.config.options import EngineOptions
-from quire.engine.execution import cache
 from quire.engine.execution.cache import HostKVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.decoder import CacheShape
@@ -27,14 +26,13 @@ def test_memory_that_was_asked_for() -> None:
         count_blocks(EngineOptions(kv_cache_memory=1000), 1001, 10_000, 0)
 
 
-def test_a_share_of_free_memory_but_no_more_than_can_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "free_memory", lambda: 1_000_000)
+def test_a_share_of_free_memory_but_no_more_than_can_be_needed() -> None:
     options = EngineOptions(memory_fraction=0.5, max_num_seqs=4, block_size=16)
-    assert count_blocks(options, 1000, 100_000) == 500
+    assert count_blocks(options, 1000, 100_000, 1_000_000) == 500
     assert count_blocks(options, 1000, 100_000, 300_000) == 150
-    assert count_blocks(options, 1000, 100) == 4 * 7
+    assert count_blocks(options, 1000, 100, 1_000_000) == 4 * 7
     with pytest.raises(OutOfCacheMemory, match="--memory-fraction"):
-        count_blocks(options, 600_000, 100)
+        count_blocks(options, 600_000, 100, 1_000_000)
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.errors import EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.launch import ThreadCore
-from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams, TokensOutput, StepStats, TokenLogprobs
+from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams, StepStats, TokenLogprobs, TokensOutput
 from quire.engine.wire.records import NullObserver, RequestRecord
 from quire.engine.wire.stream import Delta, GenerateRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says

@@ -19,10 +19,10 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     SamplingParams,
-    TokensOutput,
     StepOutput,
     StepStats,
     TokenLogprobs,
+    TokensOutput,
 )
 from quire.engine.wire.transport import CoreChannel, Decoder, Encoder, FrontChannel
 

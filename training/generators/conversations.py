@@ -1,4 +1,4 @@
-"""Whole conversations of one theme: what the training data is made of."""
+"""Complete training conversations, one theme each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from training.generators.drills import lookup_turns, record_turns, repeat_turn, 
 from training.generators.extract import extract_turn
 from training.generators.knowledge import fallback_turn, quire_turn, small_talk_turn, unknown_turn
 from training.generators.recall import Memory
-from training.generators.toolspec import Tool
-from training.generators.tooltalk import call_turn, make_tools, missing_turn, result_turn
+from training.generators.tool_calls import call_turn, make_tools, missing_turn, result_turn
+from training.generators.tool_specs import Tool
 from training.generators.turn import Conversation, Turn
 from training.values import Values
 
@@ -22,7 +22,7 @@ VALUES = Values("train")
 
 
 def make_conversation(theme: str, rng: Random) -> Conversation:
-    """A conversation of a theme; the same random state gives the same conversation."""
+    """Return a conversation of a theme; the same random state gives the same conversation."""
     conversation = Conversation(theme, thinking=rng.random() >= DIRECT_RATE)
     if rng.random() < SYSTEM_RATE:
         conversation.add([{"role": "system", "content": rng.choice(phrase_book("style")["systems"]["train"])}], False)
@@ -38,13 +38,13 @@ def make_conversation(theme: str, rng: Random) -> Conversation:
     return conversation
 
 
-def _chatter(rng: Random) -> Turn:
+def _other_turn(rng: Random) -> Turn:
     makers = (quire_turn, quire_turn, small_talk_turn, fallback_turn, arithmetic_turn, unknown_turn, unsupported_turn)
     return rng.choices(makers, (3, 3, 3, 3, 2, 0.5, 0.5))[0](rng)
 
 
 def _arithmetic(rng: Random, _conversation: Conversation) -> list[Turn]:
-    before = [_chatter(rng) for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 2)))]
+    before = [_other_turn(rng) for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 2)))]
     return [*before, unsupported_turn(rng) if rng.random() < 0.1 else arithmetic_turn(rng)]
 
 
@@ -63,7 +63,7 @@ def _talk(rng: Random, _conversation: Conversation) -> list[Turn]:
 def _extract(rng: Random, _conversation: Conversation) -> list[Turn]:
     turns = [extract_turn(rng, VALUES, several=rng.random() < 0.07) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
     if rng.random() < 0.1:
-        turns.insert(0, _chatter(rng))
+        turns.insert(0, _other_turn(rng))
     return turns
 
 
@@ -73,7 +73,7 @@ def _recall(rng: Random, _conversation: Conversation) -> list[Turn]:
     facts = rng.choice((0, 1, 1, 2, 2, 3, 4, 5, 6))
     while facts > 0:
         if rng.random() < 0.3:
-            turns.append(_chatter(rng))
+            turns.append(_other_turn(rng))
         count = min(facts, rng.choice((1, 1, 1, 2, 3)))
         turns.append(memory.tell(count))
         facts -= count
@@ -83,7 +83,7 @@ def _recall(rng: Random, _conversation: Conversation) -> list[Turn]:
             turns.append(memory.tell(update=True))
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4))):
         if rng.random() < 0.25:
-            turns.append(_chatter(rng))
+            turns.append(_other_turn(rng))
         turns.append(_question(memory, rng))
     return turns
 
@@ -121,11 +121,11 @@ def _tools(rng: Random, conversation: Conversation) -> list[Turn]:
 
 
 def _calls(rng: Random, conversation: Conversation) -> list[Turn]:
-    """Requests in a row, each answered by its call: tools are read once, chosen and filled many times."""
+    """Return several requests for the same tools, each answered by its call."""
     tools = make_tools(rng, VALUES, rng.choice((1, 1, 2, 2, 3, 3, 4, 4, 5)))
     conversation.tools = [tool.openai() for tool in tools]
     return [
-        _aside(rng, tools) if rng.random() < 0.06 else call_turn(rng, VALUES, rng.choice(tools))
+        _turn_without_tool(rng, tools) if rng.random() < 0.06 else call_turn(rng, VALUES, rng.choice(tools))
         for _ in range(rng.randint(3, 9 - len(tools) // 2))
     ]
 
@@ -136,7 +136,7 @@ def _tool_turns(rng: Random, conversation: Conversation, tools: list[Tool], exch
     for _ in range(exchanges):
         chance = rng.random()
         if chance < 0.12:
-            turns.append(_aside(rng, tools))
+            turns.append(_turn_without_tool(rng, tools))
             continue
         tool = rng.choice(tools)
         missing = missing_turn(rng, VALUES, tool) if chance < 0.18 else None
@@ -152,8 +152,8 @@ def _tool_turns(rng: Random, conversation: Conversation, tools: list[Tool], exch
     return turns
 
 
-def _aside(rng: Random, tools: list[Tool]) -> Turn:
-    """A turn that needs no tool; not one whose words are close to a tool."""
+def _turn_without_tool(rng: Random, tools: list[Tool]) -> Turn:
+    """Return a turn that needs no tool; off-topic requests share no word of four or more letters with the tools."""
     shown = " ".join(f"{tool.name} {tool.about}" for tool in tools).lower().replace("_", " ")
     while True:
         turn = rng.choices((quire_turn, small_talk_turn, fallback_turn), (3, 3, 3))[0](rng)
@@ -177,7 +177,7 @@ def _mixed(rng: Random, _conversation: Conversation) -> list[Turn]:
         elif kind == 3:
             turns.append(repeat_turn(rng, VALUES))
         else:
-            turns.append(_chatter(rng))
+            turns.append(_other_turn(rng))
     return turns
 
 

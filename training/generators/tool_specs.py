@@ -1,4 +1,4 @@
-"""Tools written by hand (``toolspecs/*.txt``), and one tool as a conversation shows it."""
+"""Hand-written tools (``toolspecs/*.txt``), and concrete tools as shown in a conversation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from training.books import HERE
 from training.grammar import slots_of
 from training.values import Values
 
-USUAL = 48  # tools at the head of train.txt, which everybody asks for first
+NUM_COMMON_TOOLS = 48  # number of common tools, at the beginning of train.txt
 INTEGER_TYPES = ("integer", "integer", "integer", "number")
 
 
 @dataclass(frozen=True)
 class ArgSpec:
-    """One argument: its slot in requests, its possible names, the kind of its value."""
+    """One argument: its slot in requests, its possible names, and the kind of its value."""
 
     slot: str
     names: tuple[str, ...]
@@ -28,7 +28,10 @@ class ArgSpec:
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """One hand-written tool with all its variants."""
+    """One hand-written tool with all its variants.
+
+    ``abouts`` are descriptions, ``gives`` are keys and kinds of the result, ``asks`` are requests with slots.
+    """
 
     names: tuple[str, ...]
     abouts: tuple[str, ...]
@@ -39,7 +42,7 @@ class ToolSpec:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a concrete tool; ``options`` are those of an enumeration."""
+    """One parameter of a concrete tool; ``options`` are the values of an enumeration."""
 
     slot: str
     name: str
@@ -49,7 +52,7 @@ class Parameter:
     type: str = "string"
 
     def schema(self) -> dict[str, Any]:
-        """Its JSON schema."""
+        """Return the JSON schema of the parameter."""
         schema: dict[str, Any] = {"type": self.type}
         if self.options:
             schema["enum"] = list(self.options)
@@ -58,7 +61,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Tool:
-    """A concrete tool: what the prompt shows, and how users ask for it."""
+    """A concrete tool: its definition in the prompt, and the requests that users make."""
 
     name: str
     about: str
@@ -68,7 +71,7 @@ class Tool:
     lists_required: bool = True
 
     def openai(self) -> dict[str, Any]:
-        """The tool in OpenAI's shape."""
+        """Return the tool in OpenAI's format."""
         properties = {parameter.name: parameter.schema() for parameter in self.parameters}
         schema: dict[str, Any] = {"type": "object", "properties": properties}
         if self.lists_required:
@@ -79,19 +82,19 @@ class Tool:
 
 @cache
 def read_specs(split: str) -> tuple[ToolSpec, ...]:
-    """The hand-written tools of a split."""
+    """Return the hand-written tools of a split."""
     return tuple(_parse(fields) for fields in _blocks(split))
 
 
 @cache
-def asked_anew() -> tuple[ToolSpec, ...]:
-    """Tools of the training with requests which only the evaluation uses in place of their own."""
+def heldout_requests() -> tuple[ToolSpec, ...]:
+    """Return tools of the training with held-out requests instead of their own."""
     known = {spec.names[0]: spec for spec in read_specs("train")}
     return tuple(replace(known[block["name"][0]], asks=tuple(block["ask"])) for block in _blocks("heldout_asks"))
 
 
 def _blocks(name: str) -> list[dict[str, list[str]]]:
-    """The blocks of a file, each as its lines by their first word."""
+    """Return the blocks of a file, each as a dict from the first word of a line to the rest of such lines."""
     text = (HERE / "toolspecs" / f"{name}.txt").read_text("utf-8")
     blocks = []
     for block in re.split(r"\n\s*\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip()):
@@ -115,7 +118,7 @@ def _parse(fields: dict[str, list[str]]) -> ToolSpec:
 
 
 def make_parameter(slot: str, name: str, kind: str, required: bool, values: Values, rng: Random) -> Parameter:
-    """A parameter with its type and, for enumerations, its options."""
+    """Return a parameter with its type and, for enumerations, its options."""
     if kind.startswith("enum"):
         return Parameter(slot, name, kind, required, tuple(values.enum(kind, rng)))
     if kind.startswith("int"):
@@ -126,7 +129,7 @@ def make_parameter(slot: str, name: str, kind: str, required: bool, values: Valu
 
 
 def instantiate(spec: ToolSpec, values: Values, rng: Random) -> Tool:
-    """One variant of a hand-written tool."""
+    """Return one variant of a hand-written tool."""
     vary = values.split == "train"
     used: set[str] = set()
     parameters = []
@@ -143,7 +146,7 @@ def instantiate(spec: ToolSpec, values: Values, rng: Random) -> Tool:
 
 
 def restyle(name: str, rng: Random) -> str:
-    """A function name in snake case, or now and then in another style."""
+    """Return a function name in snake case, or sometimes in another style."""
     chance = rng.random()
     if chance < 0.1:
         head, *tail = name.split("_")
@@ -156,7 +159,7 @@ def restyle(name: str, rng: Random) -> str:
 
 
 def finish_about(about: str, rng: Random) -> str:
-    """A description, at times with a full stop, at times none at all."""
+    """Return a description with or without a full stop, or sometimes an empty one."""
     chance = rng.random()
     if chance < 0.06:
         return ""
@@ -164,5 +167,5 @@ def finish_about(about: str, rng: Random) -> str:
 
 
 def slots_used(ask: str) -> set[str]:
-    """The slots that a way of asking fills."""
+    """Return the slots of a request."""
     return set(slots_of(ask))

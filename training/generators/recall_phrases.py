@@ -1,4 +1,4 @@
-"""Facts told and asked in words put together from parts (``phrases/recall_parts.toml``). Training only."""
+"""Statements of facts and questions on them, composed of parts (``phrases/recall_parts.toml``). Training only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from training.grammar import draw, fill
 from training.values import Values
 
 OTHERS = {"home": "home", "age": "person_age", "job": "person_job", "likes": "likes"}
-# Shares of the groups of facts in training
-GROUPS = {"attributes": 0.33, "favourites": 0.16, "belongings": 0.13, "others": 0.1, "more": 0.09, "people": 0.07,
-          "kinds": 0.05, "things": 0.07}  # fmt: skip
-LISTED = 0.25
+# Sampling weights of the groups of facts in training
+GROUP_WEIGHTS = {
+    "attributes": 0.33, "favourites": 0.16, "belongings": 0.13, "others": 0.1, "more": 0.09, "people": 0.07,
+    "kinds": 0.05, "things": 0.07,
+}  # fmt: skip
+LISTED_RATE = 0.25
 
 
 def parts_of(key: str) -> dict[str, Any]:
-    """The noun phrases, questions and clauses of a fact."""
+    """Return the noun phrases, questions and clauses of a fact."""
     group, _, name = key.partition(".")
     name = name.partition(".")[0]
     if group in ("more", "people"):
@@ -32,9 +34,9 @@ def parts_of(key: str) -> dict[str, Any]:
 
 
 def training_key(rng: Random, values: Values, people: list[str], main_weights: dict[str, int]) -> str:
-    """A fact to tell or to ask for."""
+    """Draw the key of a fact."""
     book, more = phrase_book("recall"), phrase_book("recall_more")
-    group = rng.choices(list(GROUPS), list(GROUPS.values()))[0]
+    group = rng.choices(list(GROUP_WEIGHTS), list(GROUP_WEIGHTS.values()))[0]
     if group == "attributes":
         keys: list[str] = list(book[group])
         return "attributes." + rng.choices(keys, [main_weights.get(key, 1) for key in keys])[0]
@@ -46,8 +48,8 @@ def training_key(rng: Random, values: Values, people: list[str], main_weights: d
     return f"{group}.{name}.{rng.choice(people)}" if group in ("others", "people") else f"{group}.{name}"
 
 
-def near_key(key: str, rng: Random, values: Values, people: list[str]) -> str:
-    """A fact easily taken for this one: of another person or thing, or something else of the same kind."""
+def similar_key(key: str, rng: Random, values: Values, people: list[str]) -> str:
+    """Draw the key of a similar fact: of another person or thing, or another fact of the same kind."""
     book, more = phrase_book("recall"), phrase_book("recall_more")
     group, _, rest = key.partition(".")
     if group in ("others", "people"):
@@ -64,12 +66,12 @@ def near_key(key: str, rng: Random, values: Values, people: list[str]) -> str:
         noun = rest.partition(" ")[2]
         return f"kinds.{rng.choice(more['lists']['kinds_of'])} {noun}"
     table = (book if group in book else more)[group]
-    alike = [name for name, kind in table.items() if kind == table[rest]] if group != "attributes" else []
-    return f"{group}.{rng.choice(alike if len(alike) > 1 and rng.random() < 0.6 else list(table))}"
+    same_kind = [name for name, kind in table.items() if kind == table[rest]] if group != "attributes" else []
+    return f"{group}.{rng.choice(same_kind if len(same_kind) > 1 and rng.random() < 0.6 else list(table))}"
 
 
 def training_table(key: str) -> tuple[dict[str, Any], str, dict[str, str]]:
-    """Phrases, kind of value and slots of the facts that only training has."""
+    """Return phrases, kind of value and slots of a fact that only training uses."""
     book, more = phrase_book("recall"), phrase_book("recall_more")
     group, _, rest = key.partition(".")
     if group == "things":
@@ -82,42 +84,42 @@ def training_table(key: str) -> tuple[dict[str, Any], str, dict[str, str]]:
 
 
 def pick_people(rng: Random, people: list[str]) -> list[str]:
-    """The people of a conversation: some by name, some by what they are to the user ("your sister")."""
+    """Return the people of a conversation: some by name, some by their relation to the user ("your sister")."""
     relations = [f"your {name}" for name in rng.sample(phrase_book("recall_more")["lists"]["relations"], 2)]
     return [relations[at] if rng.random() < 0.4 else person for at, person in enumerate(people)]
 
 
-def as_told(slots: dict[str, str]) -> dict[str, str]:
-    """The slots in the user's words: "your sister" is "my sister" there."""
+def to_first_person(slots: dict[str, str]) -> dict[str, str]:
+    """Return the slots from the user's perspective: "my sister" for "your sister"."""
     return {name: re.sub(r"^your ", "my ", value) for name, value in slots.items()}
 
 
-def composed_clause(key: str, table: dict[str, Any], rng: Random) -> str:
-    """How the user tells the fact, slots left open."""
+def composed_statement(key: str, table: dict[str, Any], rng: Random) -> str:
+    """Compose the user's statement of the fact, with unfilled slots."""
     parts, wraps = parts_of(key), phrase_book("recall_parts")["wraps"]
     while True:
         if rng.random() < 0.45:
             noun = rng.choice(parts["n"])
             phrase = rng.choice(wraps["noun_tell"]).replace("{n}", noun)
-            if _wants_article(parts, phrase):
+            if _needs_article(parts, phrase):
                 continue
-            declares = phrase.startswith((noun, "{v} is")) and not re.search("[?:=]", phrase)
+            is_statement = phrase.startswith((noun, "{v} is")) and not re.search("[?:=]", phrase)
         else:
-            phrase, declares = rng.choice(parts["c"]), True
-        if declares and rng.random() < 0.55:
+            phrase, is_statement = rng.choice(parts["c"]), True
+        if is_statement and rng.random() < 0.55:
             phrase = rng.choice(wraps["tell"]).replace("{c}", phrase)
         if not is_one_of(phrase, table.get("heldout_tell", [])):
             return str(phrase)
 
 
-def _wants_article(parts: dict[str, Any], phrase: str) -> bool:
-    """Whether "my wish is lamp" would come out: such values want "a" or "an", or "the"."""
+def _needs_article(parts: dict[str, Any], phrase: str) -> bool:
+    """Whether the value needs an article in the phrase: "my wish is lamp" would be wrong."""
     clauses = " ".join(parts["c"])
     return "{v}" in phrase and "{v}" not in clauses
 
 
 def composed_question(key: str, table: dict[str, Any], rng: Random) -> str:
-    """How the user asks for the fact, slots left open."""
+    """Compose the user's question for the fact, with unfilled slots."""
     parts, wraps = parts_of(key), phrase_book("recall_parts")["wraps"]
     while True:
         form = rng.choices(("n", "q", "e"), (4, 3, 3))[0]
@@ -127,22 +129,22 @@ def composed_question(key: str, table: dict[str, Any], rng: Random) -> str:
             return str(phrase).strip()
 
 
-def listed(patterns: list[str], rng: Random, slots: dict[str, str]) -> str:
-    """A phrase of a list; "my friend {p}" only where {p} is a name."""
+def draw_listed(patterns: list[str], rng: Random, slots: dict[str, str]) -> str:
+    """Draw a phrase of a list; "my friend {p}" only if {p} is a name."""
     while True:
         phrase = draw(rng.choice(patterns), rng)
         if not (slots.get("p", "").startswith("my ") and re.search(r"my [\w ]+\{p\}", phrase)):
             return phrase
 
 
-def aside(rng: Random, values: Values) -> str:
-    """A sentence without a fact."""
+def unrelated_sentence(rng: Random, values: Values) -> str:
+    """Draw a sentence without a fact."""
     phrase = rng.choice(phrase_book("recall_parts")["wraps"]["aside"])
-    return small_words(phrase, rng, values)
+    return fill_common_slots(phrase, rng, values)
 
 
-def small_words(phrase: str, rng: Random, values: Values) -> str:
-    """The phrase with the slots filled that are no part of the fact."""
+def fill_common_slots(phrase: str, rng: Random, values: Values) -> str:
+    """Fill the slots that are not part of the fact."""
     kinds = {"noun": "noun", "month": "months", "weekday": "weekdays", "name": "first_names", "adjective": "adjectives"}
     shown = {slot: str(values.draw(kind, rng)) for slot, kind in kinds.items()}
     return fill(phrase, {"count": str(rng.randint(2, 9)), **shown})
