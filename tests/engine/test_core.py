@@ -14,7 +14,7 @@ from quire.engine import core as core_module
 from quire.engine.core import EngineCore
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.wire.errors import MalformedMessage
-from quire.engine.wire.protocol import AddRequest, Ping, Pong, SamplingParams, Shutdown, StepOutput
+from quire.engine.wire.protocol import AddRequest, Ping, Pong, SamplingParams, Shutdown, StepOutput, TokensOutput
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.tokenizer import EOS, VOCAB_SIZE
@@ -143,8 +143,8 @@ def test_a_malformed_message_does_not_kill_the_loop(folder: Path) -> None:
     )
     core.run()
     assert Pong(7) in script.sent
-    tokens = [output for message in script.sent if isinstance(message, StepOutput) for output in message.outputs]
-    assert [output.finish_reason for output in tokens] == [None, "length"]
+    outputs = [output for message in script.sent if isinstance(message, StepOutput) for output in message.outputs]
+    assert [output.finish_reason for output in outputs if isinstance(output, TokensOutput)] == [None, "length"]
 
 
 def test_the_state_is_checked_once_in_each_idle_period(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

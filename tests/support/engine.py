@@ -16,6 +16,7 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, build_core
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.runner import ModelRunner
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import (
@@ -30,6 +31,7 @@ from quire.engine.wire.protocol import (
     Task,
     TokensOutput,
 )
+from tests.support.deferred import DeferredExecutor
 
 
 @contextmanager
@@ -76,12 +78,13 @@ class Result:
 
 
 class Engine:
-    """A real core over a real model, stepped by hand, its books checked after each step.
+    """A real core over a real model, stepped by hand; its state is checked after each step.
 
-    In float32 unless `model` says something else, so that its tokens can be compared.
+    In float32 unless `model` says something else, so that its tokens can be compared. `in_flight`: steps whose results
+    may be outstanding.
     """
 
-    def __init__(self, folder: Path, *, model: ModelOptions | None = None, **options: Any) -> None:
+    def __init__(self, folder: Path, *, model: ModelOptions | None = None, in_flight: int = 1, **options: Any) -> None:
         self.channel = Channel()
         defaults: dict[str, Any] = {"kv_cache_memory": 64 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 512}
         model = model or ModelOptions()
@@ -96,6 +99,9 @@ class Engine:
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
+        self.runner: ModelRunner = self.core.executor._runner  # type: ignore[attr-defined]
+        if in_flight > 1:
+            self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}
         self.preemptions = self.drafted = self.accepted = 0
 
@@ -114,10 +120,6 @@ class Engine:
     @property
     def model(self) -> Any:
         return self.runner.model
-
-    @property
-    def runner(self) -> Any:
-        return self.core.executor._runner  # type: ignore[attr-defined]
 
     @property
     def busy(self) -> bool:

@@ -21,11 +21,11 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     Ready,
-    TokensOutput,
     Shutdown,
     StepOutput,
     StepStats,
     TokenLogprobs,
+    TokensOutput,
 )
 from quire.engine.wire.transport import CoreChannel, FrontChannel
 from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer

@@ -5,6 +5,7 @@ Arrays are sent as raw ZMQ frames behind the msgpack-encoded message (see `trans
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -165,7 +166,7 @@ class StepStats(msgspec.Struct, array_like=True):
 class StepOutput(msgspec.Struct, tag="step"):
     """The outputs of all requests in one step."""
 
-    outputs: list[RequestOutput]
+    outputs: Sequence[RequestOutput]
     stats: StepStats
 
 

@@ -1,4 +1,4 @@
-"""Steps that are replayed give what they give when Python runs each layer."""
+"""Replayed steps give the same tokens as steps that run layer by layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from quire.kernels import native
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 
-pytestmark = pytest.mark.skipif(native.instructions() is None, reason="only the compiled kernels can be recorded")
+pytestmark = pytest.mark.skipif(
+    native.instructions() is None, reason="only calls of the compiled kernels can be captured"
+)
 
 
 def tokens(folder: Path, model: ModelOptions, **options: Any) -> tuple[list[list[int]], StepGraphs]:
@@ -24,7 +26,7 @@ def tokens(folder: Path, model: ModelOptions, **options: Any) -> tuple[list[list
         engine.add(name, random_prompt(number, 5 + 9 * number), greedy(12 + 7 * (number % 3)))
         engine.step()
     engine.run()
-    return [engine.results[name].tokens for name in names], engine.model._replays
+    return [engine.results[name].tokens for name in names], engine.runner.steps
 
 
 @pytest.mark.parametrize("case", ["qwen3", "gemma2"])
@@ -35,22 +37,22 @@ def test_replayed_steps_give_the_same_tokens(
 ) -> None:
     folder = save_model(make_model(case, head_dim=32).bfloat16(), tmp_path)
     model = ModelOptions(quantization=quantization, dtype="bfloat16")
-    replayed, replays = tokens(folder, model, kv_cache_dtype=pages)
-    assert len(replays._recordings) == 2  # of both kinds
-    monkeypatch.setattr(StepGraphs, "run", lambda self, step, tokens, ends: step())
+    replayed, step_graphs = tokens(folder, model, kv_cache_dtype=pages)
+    assert len(step_graphs.graphs) == 2  # of both kinds
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert tokens(folder, model, kv_cache_dtype=pages)[0] == replayed
 
 
 def test_layers_that_compute_with_torch_are_never_replayed(tmp_path: Path) -> None:
     """Which experts a token takes is not the same in each step."""
     folder = save_model(make_model("qwen3_moe", head_dim=32).bfloat16(), tmp_path)
-    _, replays = tokens(folder, ModelOptions(dtype="bfloat16"))
-    assert not replays._recordings
-    assert len(replays._hopeless) == 2
+    _, step_graphs = tokens(folder, ModelOptions(dtype="bfloat16"))
+    assert not step_graphs.graphs
+    assert len(step_graphs.not_capturable) == 2
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_recording_of_a_small_step_serves_larger_ones(
+def test_a_graph_captured_in_a_small_step_serves_larger_ones(
     tmp_path: Path, quantization: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sequence decodes alone, then beside pieces of long prompts, some of which end in no token."""
@@ -66,11 +68,11 @@ def test_a_recording_of_a_small_step_serves_larger_ones(
         for number in range(6):
             engine.add(str(number), random_prompt(10 + number, 70), greedy(12))
         engine.run()
-        return [result.tokens for result in engine.results.values()], engine.model._replays
+        return [result.tokens for result in engine.results.values()], engine.runner.steps
 
-    replayed, replays = run()
-    assert len(replays._recordings) == 2
-    monkeypatch.setattr(StepGraphs, "run", lambda self, step, tokens, ends: step())
+    replayed, step_graphs = run()
+    assert len(step_graphs.graphs) == 2
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert run()[0] == replayed
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.plan import Sampled, ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from quire.engine.wire.protocol import AddRequest, SamplingParams
+from quire.engine.wire.protocol import AddRequest, SamplingParams, TokensOutput
 
 BLOCK = 4
 
@@ -68,6 +68,7 @@ class Follower:
             self._follow(work)
         sampled = [Sampled(work.request_id, self._sample(work)) for work in plan.scheduled if work.samples]
         for output in self.scheduler.finish(plan, StepResult(sampled)):
+            assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output.finish_reason
