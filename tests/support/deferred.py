@@ -15,11 +15,12 @@ class DeferredExecutor:
 
     def __init__(self, inner: Executor, max_steps_in_flight: int = 2) -> None:
         self.max_steps_in_flight = max_steps_in_flight
-        self.most_in_flight = 0
+        self.most_in_flight = self.steps = 0
         self._inner = inner
         self._in_flight = 0
 
     def submit(self, plan: StepPlan) -> PendingStep:
+        self.steps += 1
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         assert self._in_flight <= self.max_steps_in_flight

@@ -1,8 +1,9 @@
-"""A request's tokens do not depend on what else happens: batch, chunks, preemption, prefix hits, thread or process."""
+"""A request's tokens do not depend on batching, chunking, preemption, prefix hits, speculation, device or executor."""
 
 from __future__ import annotations
 
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from quire.config.options import ModelOptions
 from quire.engine.wire.protocol import SamplingParams
+from tests.support.deferred import DeferredExecutor
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 
@@ -48,10 +50,11 @@ def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
     return out
 
 
-def alone(folder: Path, requests: list[tuple[list[int], SamplingParams]]) -> list[list[int]]:
-    """Each request on its own, whole prompts at once, nothing shared."""
+@cache
+def alone(folder: Path, seed: int) -> list[list[int]]:
+    """The tokens of each request of a workload on its own: whole prompts at once, nothing shared."""
     engine = Engine(folder, prefix_caching=False)
-    return [engine.generate(prompt, params).tokens for prompt, params in requests]
+    return [engine.generate(prompt, params).tokens for prompt, params in workload(seed)]
 
 
 def together(engine: Engine, requests: list[tuple[list[int], SamplingParams]], seed: int) -> list[list[int]]:
@@ -85,25 +88,68 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "without prefix caching": {"prefix_caching": False},
     "speculation": {"speculation": "ngram", "num_speculative_tokens": 5, "block_size": 4},
     "xxhash": {"prefix_hash": "xxhash", "block_size": 4},
+    "torch device": {"model": ModelOptions(device="torch")},
+    "torch device, small chunks": {
+        "model": ModelOptions(device="torch"),
+        "max_num_batched_tokens": 7,
+        "max_num_seqs": 4,
+    },
+    "torch device, speculation": {"model": ModelOptions(device="torch"), "speculation": "ngram", "block_size": 4},
+    "two steps in flight": {"in_flight": 2, "block_size": 4},
+    "two steps in flight, small chunks": {"in_flight": 2, "max_num_batched_tokens": 7, "max_num_seqs": 4},
+    "three steps in flight, speculation": {"in_flight": 3, "speculation": "ngram", "block_size": 4},
 }
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> None:
     for seed in (1, 2):
-        requests = workload(seed)
-        assert together(Engine(folder, **SCHEDULES[schedule]), requests, seed) == alone(folder, requests)
+        engine = Engine(folder, **SCHEDULES[schedule])
+        assert together(engine, workload(seed), seed) == alone(folder, seed)
 
 
-def test_tokens_survive_preemption(folder: Path) -> None:
-    """So few blocks that sequences keep giving way to each other."""
-    requests = workload(3)
-    expected = alone(folder, requests)
+@pytest.mark.parametrize(
+    "variant", [{}, {"in_flight": 2}, {"in_flight": 3, "speculation": "ngram"}, {"device": "torch"}], ids=str
+)
+def test_tokens_survive_preemption(folder: Path, variant: dict[str, Any]) -> None:
+    """So few blocks that sequences keep preempting each other."""
     roomy = Engine(folder, block_size=4)
     per_block = roomy.info.cache_bytes // roomy.info.num_blocks
-    engine = Engine(folder, model=ModelOptions(max_model_len=104), block_size=4, kv_cache_memory=26 * per_block)
-    assert together(engine, requests, 3) == expected
+    options = {name: value for name, value in variant.items() if name != "device"}
+    engine = Engine(
+        folder,
+        model=ModelOptions(max_model_len=104, device=variant.get("device", "cpu")),
+        block_size=4,
+        kv_cache_memory=26 * per_block,
+        **options,
+    )
+    assert together(engine, workload(3), 3) == alone(folder, 3)
     assert engine.preemptions > 0
+
+
+def test_steps_are_submitted_before_earlier_ones_have_finished(folder: Path) -> None:
+    """With a deferred executor a sequence decodes on before its tokens are known."""
+    engine = Engine(folder, in_flight=2)
+    prompt = random_prompt(1, 20)
+    assert engine.generate(prompt, greedy(16)).tokens == Engine(folder).generate(prompt, greedy(16)).tokens
+    executor = engine.core.executor
+    assert isinstance(executor, DeferredExecutor)
+    assert executor.most_in_flight == 2
+    assert executor.steps == 16  # the prompt and 15 tokens; none was computed in vain
+
+
+def test_requests_aborted_while_a_step_is_in_flight_leave_nothing(folder: Path) -> None:
+    engine = Engine(folder, in_flight=2)
+    engine.add("a", random_prompt(1, 20), greedy(30))
+    engine.add("b", random_prompt(2, 20), greedy(5))
+    for _ in range(3):
+        engine.step()
+    engine.abort("a")
+    engine.add("a", random_prompt(3, 20), greedy(5))  # the id is free again; late results are not its own
+    engine.run()
+    assert engine.blocks_used == 0
+    assert engine.results["a"].tokens == Engine(folder).generate(random_prompt(3, 20), greedy(5)).tokens
+    assert engine.results["b"].tokens == Engine(folder).generate(random_prompt(2, 20), greedy(5)).tokens
 
 
 def test_a_prefix_hit_gives_the_same_tokens(folder: Path) -> None:

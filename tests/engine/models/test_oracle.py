@@ -31,10 +31,12 @@ def oracle(model: Any, prompt: list[int], count: int) -> tuple[list[int], torch.
     return out.sequences[0, len(prompt) :].tolist(), torch.stack(out.logits)[:, 0]
 
 
+@pytest.mark.parametrize("device", ["cpu", "torch"])
 @pytest.mark.parametrize("case", [*DECODERS, *FALLBACKS])
-def test_engine_equals_hugging_face(case: str, tmp_path: Path) -> None:
+def test_engine_equals_hugging_face(case: str, device: Any, tmp_path: Path) -> None:
     model = make_model(case)
-    engine = Engine(save_model(model, tmp_path), block_size=8, max_num_batched_tokens=48)
+    options = ModelOptions(device=device)
+    engine = Engine(save_model(model, tmp_path), model=options, block_size=8, max_num_batched_tokens=48)
     assert engine.info.implementation == ("quire" if case in DECODERS else "transformers")
     for seed, length in ((1, 5), (2, 40)):
         prompt = random_prompt(seed, length)
@@ -51,10 +53,12 @@ def test_engine_equals_hugging_face(case: str, tmp_path: Path) -> None:
 
 # Hugging Face turns all of a long prompt by dynamic NTK as far as its last position; ours does not depend on chunks.
 @pytest.mark.parametrize("case", [case for case in (*DECODERS, *FALLBACKS) if case != "llama-dynamic"])
-def test_prompt_logits_equal_hugging_face(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "torch"])
+def test_prompt_logits_equal_hugging_face(case: str, device: Any, tmp_path: Path) -> None:
     """All positions of a prompt that is computed in chunks."""
     model = make_model(case)
-    engine = Engine(save_model(model, tmp_path), block_size=8, max_num_batched_tokens=17)
+    options = ModelOptions(device=device)
+    engine = Engine(save_model(model, tmp_path), model=options, block_size=8, max_num_batched_tokens=17)
     prompt = random_prompt(3, 45)
     with torch.inference_mode():
         logits = model(torch.tensor([prompt])).logits[0].float()
