@@ -11,7 +11,9 @@ import torch
 
 from quire.engine.execution import runner as runner_module
 from quire.engine.execution.sampling import sampler as sampler_module
+from quire.engine.execution.sampling.choice import choose
 from quire.engine.execution.sampling.grammar import GrammarState
+from quire.engine.execution.sampling.logprobs import report
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
 from tests.support.engine import Engine, greedy, random_prompt
@@ -65,12 +67,11 @@ def test_a_stage_that_fails(folder: Path, method: str, in_flight: int, monkeypat
 
 def test_a_choice_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch is sampled row by row then."""
-    real = sampler_module.choose
 
     def fails(logits: torch.Tensor, params: Any, randoms: Any) -> list[int]:
         if any(one.min_p == BAD / 10 for one in params):
             raise ZeroDivisionError("nonsense")
-        return real(logits, params, randoms)
+        return choose(logits, params, randoms)
 
     monkeypatch.setattr(sampler_module, "choose", fails)
     engine = run(folder, {"min_p": BAD / 10}, {})
@@ -78,12 +79,10 @@ def test_a_choice_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_report_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sampler_module.report
-
     def fails(logits: torch.Tensor, tokens: Any, count: int) -> Any:
         if count == 7:
             raise ZeroDivisionError("nonsense")
-        return real(logits, tokens, count)
+        return report(logits, tokens, count)
 
     monkeypatch.setattr(sampler_module, "report", fails)
     engine = run(folder, {"logprobs": 7}, {"logprobs": 2})
