@@ -16,7 +16,6 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, build_core
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.runner import ModelRunner
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import (
@@ -99,7 +98,7 @@ class Engine:
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
-        self.runner: ModelRunner = self.core.executor._runner  # type: ignore[attr-defined]
+        self.runner: Any = self.core.executor._runner  # type: ignore[attr-defined]
         if in_flight > 1:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}
@@ -138,10 +137,10 @@ class Engine:
         while self.busy:
             self.step()
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams, **fields: Any) -> Result:
+    def generate(self, prompt: Sequence[int], task: Task, **fields: Any) -> Result:
         """Run one request to its end."""
         name = f"request-{len(self.results)}"
-        self.add(name, prompt, params, **fields)
+        self.add(name, prompt, task, **fields)
         self.run()
         return self.results[name]
 

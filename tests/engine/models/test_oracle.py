@@ -146,7 +146,7 @@ def test_what_a_neighbour_wants_changes_nothing(tmp_path: Path, wish: str) -> No
     found = []
     for wanted in (False, True):
         extra: dict[str, Any] = {"prompt_logprobs": 0} if wanted and wish == "prompt_logprobs" else {}
-        guessing = {"speculation": "ngram"} if wanted and wish == "speculation" else {}
+        guessing: dict[str, Any] = {"speculation": "ngram"} if wanted and wish == "speculation" else {}
         engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), **options, **guessing)
         engine.add("neighbour", [5, 6, 7] * 8, greedy(20, **extra))
         if wish == "speculation":
