@@ -89,7 +89,7 @@ class Layout:
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
-        self._known, self._blocks = table.tokens.ctypes.data, table.blocks.ctypes.data
+        self._known, self._blocks = torch.from_numpy(table.tokens), torch.from_numpy(table.blocks)
         self._kept = _Arrays(table, MOST_TOKENS)
 
     def inputs(self, work: Sequence[Work]) -> StepInputs:
@@ -119,8 +119,8 @@ class Layout:
         if len(ends) == count:
             ends = []
         last_block = native.kernels.build_inputs(
-            [span.row for span in spans], [span.start for span in spans], counts, ends, self._known,
-            table.tokens.shape[1], self._blocks, table.blocks.shape[1], table.block_size, *arrays.addresses,
+            [span.row for span in spans], [span.start for span in spans], counts, ends, self._known, self._blocks,
+            table.block_size, *arrays.outputs,
         )  # fmt: skip
         tokens, positions, slots, tables = arrays.parts(count, len(spans), len(ends), stay=stay)
         return StepInputs(spans, tokens, positions, slots, last_block, tables)
@@ -134,8 +134,8 @@ class _Arrays:
         self._spans, self._ends = _span_tables(table), _span_tables(table)
         self._end_rows = torch.empty(len(table.lengths), dtype=torch.int64)
         spans, ends = self._spans, self._ends
-        order = (*self._tokens, spans.lengths, spans.counts, spans.tables, self._end_rows, ends.lengths, ends.tables)
-        self.addresses = [array.data_ptr() for array in order]
+        self.outputs = (*self._tokens, spans.seq_lens, spans.counts, spans.block_tables, self._end_rows)
+        self.outputs += (ends.seq_lens, ends.block_tables)
         self._parts: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor, StepTables]] = {}
 
     def parts(self, tokens: int, spans: int, ends: int, *, stay: bool) -> tuple[Tensor, Tensor, Tensor, StepTables]:
@@ -157,7 +157,7 @@ def _span_tables(table: RequestTable) -> AttentionMetadata:
 
 
 def _first(tables: AttentionMetadata, count: int) -> AttentionMetadata:
-    return AttentionMetadata(tables.tables[:count], tables.lengths[:count], tables.counts)
+    return AttentionMetadata(tables.block_tables[:count], tables.seq_lens[:count], tables.counts)
 
 
 def _spans(work: Sequence[Work], table: RequestTable) -> list[Span]:

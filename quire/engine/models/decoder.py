@@ -21,9 +21,9 @@ from quire.engine.models.layers.replays import Replays
 from quire.engine.models.layers.rope import RopeTables
 from quire.engine.models.layers.step import Attend, StepContext
 from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
-from quire.kernels.add import add_scaled, scaled
-from quire.kernels.rows import take_rows
+from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.softcap import softcap
+from quire.kernels.take_rows import take_rows
 
 _MOST_ENDS = 128  # sequences whose logits have a fixed place
 

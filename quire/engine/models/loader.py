@@ -47,7 +47,7 @@ def load_model(folder: Path, blueprint: Blueprint, options: ModelOptions, bar: P
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which this installation lacks")
     with Checkpoint(folder) as checkpoint:
         dtype = _dtype(options, checkpoint)
-        if options.quantization != "none" and dtype not in native.CODES:
+        if options.quantization != "none" and dtype not in native.DTYPES:
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
         if blueprint.spec is not None:

@@ -13,6 +13,7 @@ from quire.engine.execution.batch import Span, StepInputs, StepTables
 from quire.engine.execution.cache import KVCache, LayerCache
 from quire.engine.execution.table import RequestTable
 from quire.kernels import native
+from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.paged_attention import (
     AttentionMetadata,
     AttentionParams,
@@ -23,7 +24,7 @@ from quire.kernels.paged_attention import (
     supports_varlen,
     write_pages,
 )
-from quire.kernels.rows import take_rows
+from quire.kernels.take_rows import take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class PagedAttention:
         self._cache = cache
         self._table = table
         readable = (supports_pages(layer.keys, layer.values) for layer in cache.layers)
-        self._in_place = dtype in native.CODES and all(readable)
+        self._in_place = dtype in native.DTYPES and all(readable)
         self._supports_varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers)
 
     def plan(self, inputs: StepInputs) -> StepAttention:
@@ -63,7 +64,7 @@ class PagedAttention:
         tables = inputs.tables if self._in_place else None
         if tables is not None:
             if inputs.single:
-                group = _Group(0, len(inputs.spans), tables.spans.tables, tables.spans.lengths)
+                group = _Group(0, len(inputs.spans), tables.spans.block_tables, tables.spans.seq_lens)
                 return StepAttention(self._cache.layers, inputs.slots, [group], [], stays=tables.stay)
             if self._supports_varlen:
                 stays = tables.stay and not any(span.draft for span in inputs.spans)
@@ -130,8 +131,10 @@ class StepAttention:
         if self.last is None or not last:
             return self._whole(q, cache, math)
         rows, tables = self.last.end_rows, self.last.ends
+        if cut:
+            set_row_kind(RowKind.LOGITS)
         own = take_rows(q.flatten(1), rows).unflatten(1, q.shape[1:])
-        ends = paged_decode(own, cache.keys, cache.values, tables.tables, tables.lengths, math)
+        ends = paged_decode(own, cache.keys, cache.values, tables.block_tables, tables.seq_lens, math)
         if cut:
             return ends
         whole = self._whole(q, cache, math)

@@ -59,7 +59,7 @@ class Linear(Packable):
     def forward(self, x: Tensor, *, wide: bool = False, out: Tensor | None = None) -> Tensor:
         """(tokens, size_in) to (tokens, sum(parts)), in float32 if `wide`; written to `out` if that is given."""
         if self.panels is not None:
-            return self.panels(x, self.bias, wide=wide, out=out)
+            return self.panels(x, self.bias, out_dtype=torch.float32 if wide else None, out=out)
         assert self.weight is not None
         made = F.linear(x, self.weight, self.bias)
         made = made.float() if wide else made

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.recording import Recording, Workspace
+from quire.kernels.capture import CapturedCalls, Workspace
 
 MOST_TOKENS = 1024  # of a step, from which on the kernels take so long that Python between them does not matter
 _SEEN = 3  # steps of one kind before the next is recorded
@@ -23,7 +23,7 @@ class Replays:
     def __init__(self) -> None:
         self._workspace = Workspace(MOST_TOKENS)
         self._seen: Counter[bool] = Counter()
-        self._recordings: dict[bool, Recording] = {}
+        self._recordings: dict[bool, CapturedCalls] = {}
         self._hopeless: set[bool] = set()  # kinds that turned out to compute with torch
 
     def run(self, step: Callable[[], Tensor], tokens: int, ends: int) -> None:
@@ -43,7 +43,7 @@ class Replays:
             self._record(step, tokens, ends)
 
     def _record(self, step: Callable[[], Tensor], tokens: int, ends: int) -> None:
-        recording = Recording(step, self._workspace, (tokens, ends))
+        recording = CapturedCalls(step, self._workspace, (tokens, ends))
         if recording.complete:
             self._recordings[ends == tokens] = recording
         else:
