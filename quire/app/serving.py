@@ -23,8 +23,8 @@ from quire.app.server import Server
 from quire.config.commands import Serve
 from quire.config.options import LimitOptions, ServerOptions
 from quire.config.tool_servers import labelled
-from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.errors import PromptError

@@ -1,1 +1,1 @@
-"""One op per file: the torch reference, beside it faster twins where there are any, and one function that chooses."""
+"""Ops, one per file: a torch reference, the call of the compiled kernel, and a function that chooses between them."""

@@ -1,4 +1,4 @@
-"""Kernel calls that are recorded once and then repeated in one go, without Python between them."""
+"""Kernel calls that are captured once and then replayed as a whole, without Python between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -18,83 +18,97 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quire.kernels import native
 
 _ALIGNMENT = 64  # bytes
-_READS = ("aten::resolve_conj", "aten::resolve_neg")  # all that is seen of `tolist`
-_local = threading.local()
+_READS = ("aten::resolve_conj", "aten::resolve_neg")  # the only operators that `tolist` calls
 
 
 class RowKind(IntEnum):
     """What the rows of a kernel call are."""
 
-    TOKENS = 0
-    LOGITS = 1
+    TOKENS = 0  # all tokens of a step
+    LOGITS = 1  # the rows that logits are computed for
 
 
 def set_row_kind(kind: RowKind) -> None:
-    """Set the kind of the calls captured from now on."""
+    """Set what the rows of the calls are that this thread captures from now on.
+
+    A capture starts with `RowKind.TOKENS`. Does nothing when the thread is not capturing.
+    """
+    if native.kernels is not None:
+        native.kernels.set_row_kind(kind)
 
 
 class CapturedCalls:
-    """The calls of the compiled kernels that a function makes.
+    """The calls of compiled kernels that a function makes.
 
-    They are repeated with the same addresses, so the function's inputs must stay where they are and change only in
-    their contents, and in how many there are: each call is for as many rows as the step has of something, tokens or
-    last tokens of sequences. What the kernels write meanwhile lies in a `Workspace`; it is overwritten by the
-    workspace's other recordings.
+    They are replayed with the same addresses: the function's inputs must stay where they are, and may change only in
+    their contents and in their number of rows. What the kernels write is in a `Workspace`, and is overwritten by
+    replays of other captures with the same workspace.
+
+    Attributes:
+        complete: whether the function did nothing but call kernels that compute one result per row, each for as many
+            rows as its row kind has. Only then can the calls be replayed.
     """
 
-    def __init__(self, function: Callable[[], object], workspace: Workspace, counts: Sequence[int]) -> None:
-        """Run a function and record it.
+    def __init__(
+        self, function: Callable[[], object], workspace: Workspace, counts: Mapping[RowKind, int] | Sequence[int]
+    ) -> None:
+        """Run a function and capture its kernel calls.
 
         Args:
-            counts: how many rows there are this time, of each kind; two kinds that are equal count as the first.
-
-        Attributes:
-            complete: whether the kernels, for that many rows, were all that it did; only then may it be replayed.
+            counts: how many rows of each kind there are in this run, by `RowKind`.
         """
-        watch = _Watch()
-        native.kernels.begin_capture(list(counts))
+        assert native.kernels is not None
+        dispatch = _ComputeDetector()
+        native.kernels.begin_capture([counts[kind] for kind in RowKind])
         _local.workspace = workspace
         try:
-            with watch:
+            with dispatch:
                 function()
         finally:
             _local.workspace = None
             self._calls: Any = native.kernels.end_capture()
-        self._workspace = workspace  # its memory is what the calls write to
-        self.complete = watch.complete and self._calls is not None
+        self._workspace = workspace  # owns the memory that the calls write to
+        self.complete = dispatch.complete and self._calls is not None
 
     def replay(self, counts: Sequence[int]) -> None:
-        """Call the kernels again, for other numbers of rows; what they write lies where it lay."""
-        native.kernels.replay(self._calls, list(counts))
+        """Make the calls again, for other numbers of rows of each kind. Results are at the same addresses."""
+        native.kernels.replay(self._calls, counts)
 
 
 class Workspace:
-    """Memory for what kernels write. A tensor's memory goes to later ones once nobody has it any more."""
+    """Memory for what kernels write. The memory of a tensor is reused once nothing refers to the tensor any more."""
 
-    def __init__(self, most_rows: int = 0) -> None:
-        """`most_rows`: behind each tensor there is memory for so many rows of it."""
-        self._most_rows = most_rows
+    def __init__(self, max_rows: int = 0) -> None:
+        """`max_rows`: rows that each tensor has memory for, beyond those of its shape."""
+        self._max_rows = max_rows
         self._free: dict[int, list[np.ndarray[Any, Any]]] = defaultdict(list)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `torch.empty`."""
-        most = max(shape[0], self._most_rows) * math.prod(shape[1:]) * dtype.itemsize
-        size = max(_ALIGNMENT, 1 << (most - 1).bit_length())
+        """An uninitialized tensor, like `torch.empty`."""
+        nbytes = max(shape[0], self._max_rows) * math.prod(shape[1:]) * dtype.itemsize
+        size = max(_ALIGNMENT, 1 << (nbytes - 1).bit_length())
         free = self._free[size]
         memory = free.pop() if free else _aligned(size)
-        view = memory.data  # an object of its own, which goes with the last tensor that looks through it
+        view = memory.data  # a new object, which is released together with the last tensor that shares its memory
         weakref.finalize(view, free.append, memory).atexit = False
         return torch.frombuffer(view, dtype=dtype, count=math.prod(shape)).view(*shape)
 
 
+class _ThreadState(threading.local):
+    workspace: Workspace | None = None
+
+
+_local = _ThreadState()
+
+
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory for what a kernel writes, wherever that is to lie."""
-    workspace: Workspace | None = getattr(_local, "workspace", None)
+    """An uninitialized tensor for the output of a kernel: from the workspace while capturing, else from torch."""
+    workspace = _local.workspace
     return torch.empty(shape, dtype=dtype) if workspace is None else workspace.empty(shape, dtype)
 
 
-class _Watch(TorchDispatchMode):
-    """Notices when torch computes something, rather than look at tensors in another way."""
+class _ComputeDetector(TorchDispatchMode):
+    """Notices when torch computes something, rather than make views of tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,17 +118,17 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        # What is a view by its kind may have copied all the same (`to`, `contiguous`), or be read out (`tolist`).
-        self.complete &= func.is_view and func.name() not in _READS and _memory(out) <= _memory((args, kwargs))
+        # An operator that is declared as a view may still copy (`to`, `contiguous`) or be read (`tolist`).
+        self.complete &= func.is_view and func.name() not in _READS and _storages(out) <= _storages((args, kwargs))
         return out
 
 
-def _memory(value: Any) -> set[int]:
-    """Where the tensors in a value lie."""
+def _storages(value: Any) -> set[int]:
+    """Addresses of the storages of all tensors in a value."""
     if isinstance(value, Tensor):
         return {value.untyped_storage().data_ptr()}
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return {address for part in parts for address in _memory(part)}
+    return {address for part in parts for address in _storages(part)}
 
 
 def _aligned(size: int) -> np.ndarray[Any, Any]:

@@ -1,11 +1,12 @@
-"""The compiled kernels of ``csrc``, if this installation has them; the torch references stand in where it does not."""
+"""The compiled kernels of ``csrc``, if this installation has them; the torch references run where it does not."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch  # before the kernels: they ask torch's OpenMP how many threads they may use
+import torch
 from torch import Tensor
 
 try:
@@ -13,42 +14,41 @@ try:
 except ImportError:  # built without a compiler
     _native = None  # type: ignore[assignment]
 
-CODES = {torch.float32: 0, torch.bfloat16: 1}
-LANES = 16  # numbers that most kernels take at a time
-PAIR = 32  # and attention
+DTYPES = (torch.float32, torch.bfloat16)
+LANES = 16  # elements that most kernels process at a time
+PAIR = 32  # elements that attention processes at a time
 MAX_DIM = 1024  # of a head
 
 kernels = _native
-_enabled = kernels is not None
+
+
+class _ThreadState(threading.local):
+    disabled = False
+
+
+_thread = _ThreadState()
 
 
 def instructions() -> str | None:
-    """The instruction set that the kernels use; none if the torch references run."""
-    return kernels.INSTRUCTIONS if _enabled else None
+    """The instruction set of the kernels; None if the torch references run."""
+    return None if kernels is None or _thread.disabled else kernels.INSTRUCTIONS
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 numbers, and the kernels use it."""
+    """Whether the kernels run and this CPU has instructions for dot products of bfloat16 elements."""
     return instructions() == "avx512bf16"
 
 
 def supports(*tensors: Tensor) -> bool:
-    """Whether the kernels can work on tensors: of one known type, on the CPU, their last dimension without gaps."""
-    dtype = tensors[0].dtype
-    if not _enabled or dtype not in CODES:
-        return False
-    for x in tensors:  # noqa: SIM110 a generator takes longer than all else here
-        if x.dtype is not dtype or not x.is_cpu or x.stride(-1) != 1:
-            return False
-    return True
+    """Whether the kernels run and can read the tensors: all float32 or all bfloat16, on the CPU, last stride 1."""
+    return kernels is not None and not _thread.disabled and kernels.supports(*tensors)
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """The torch references, for comparison."""
-    global _enabled  # noqa: PLW0603 one switch for all kernels
-    before, _enabled = _enabled, False
+    """Run the torch references in this thread."""
+    before, _thread.disabled = _thread.disabled, True
     try:
         yield
     finally:
-        _enabled = before
+        _thread.disabled = before

@@ -1,4 +1,4 @@
-"""Rows of 32-bit words as panels of 32 rows."""
+"""Rows of 32-bit words in panels of 32 rows, which is how the kernels read weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quire.kernels.capture import empty
 PANEL = 32
 
 
-def in_panels(words: Tensor) -> Tensor:
-    """(rows, words) int32 as (panels, words, 32); rows that fill the last panel are 0."""
+def pack_panels(words: Tensor) -> Tensor:
+    """(rows, words) int32 as (panels, words, 32), with rows of 0 at the end of the last panel."""
     rows, size = words.shape
     panels = torch.empty(-(-rows // PANEL), size, PANEL, dtype=torch.int32)
     whole = rows // PANEL
@@ -23,11 +23,10 @@ def in_panels(words: Tensor) -> Tensor:
     return panels
 
 
-def take_panel_rows(panels: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Some rows (n,) int64 as numbers of a type: (n, words * 4 / its size)."""
-    words = panels.shape[1]
+def take_panel_rows(panels: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows by their indices (n,) int64, unpacked and viewed as `dtype`: (n, words * 4 / itemsize)."""
     if native.instructions() is None:
-        return panels[rows // PANEL, :, rows % PANEL].view(dtype)
-    out = empty((len(rows), words * panels.itemsize // dtype.itemsize), dtype)
-    native.kernels.take_rows(panels.data_ptr(), rows.data_ptr(), out.data_ptr(), len(rows), words, words, PANEL)
+        return panels[indices // PANEL, :, indices % PANEL].view(dtype)
+    out = empty((len(indices), panels.shape[1] * panels.itemsize // dtype.itemsize), dtype)
+    native.kernels.take_panel_rows(panels=panels, indices=indices, out=out)
     return out

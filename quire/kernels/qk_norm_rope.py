@@ -1,4 +1,4 @@
-"""Norm and rotation of the heads of queries and keys."""
+"""Norm and rotary embedding of the heads of queries and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.kernels.rope import apply_rope
 
 @dataclass(frozen=True, slots=True)
 class QKNormWeights:
-    """Weights (dim,) of the norms of each query head and each key head."""
+    """Weights (dim,) of the norms of query heads and of key heads."""
 
     query: Tensor
     key: Tensor
@@ -33,18 +33,18 @@ class CosSin:
 def qk_norm_rope(
     qkv: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | None, angles: CosSin | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split projections into heads; norm and rotate those of queries and keys.
+    """Split a projection into the heads of queries, keys and values; norm and rotate those of queries and keys.
 
     Args:
         qkv: (tokens, (heads + 2 * kv_heads) * dim), which may be overwritten.
 
     Returns:
-        (tokens, heads, dim), (tokens, kv_heads, dim) twice
+        (tokens, heads, dim), (tokens, kv_heads, dim), (tokens, kv_heads, dim)
     """
     split = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
     if norms is None and angles is None:
         return _parts(split, heads, kv_heads)
-    if _fits(qkv, split.shape[2], angles):
+    if _is_supported(split, norms, angles):
         _native(split, heads, kv_heads, norms, angles)
         return _parts(split, heads, kv_heads)
     q, k, v = _parts(split, heads, kv_heads)
@@ -59,18 +59,24 @@ def _parts(split: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
     return split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
 
 
-def _fits(qkv: Tensor, dim: int, angles: CosSin | None) -> bool:
-    if dim % native.LANES or dim > native.MAX_DIM or not native.supports(qkv):
+def _is_supported(split: Tensor, norms: QKNormWeights | None, angles: CosSin | None) -> bool:
+    dim = split.shape[2]
+    if dim % native.LANES or dim > native.MAX_DIM:
         return False
-    return angles is None or not (angles.interleaved or angles.cos.shape[1] % native.LANES)
+    if angles is not None and (angles.interleaved or angles.cos.shape[1] % native.LANES):
+        return False
+    return native.supports(split) if norms is None else native.supports(split, norms.query, norms.key)
 
 
 def _native(split: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | None, angles: CosSin | None) -> None:
-    tokens, _, dim = split.shape
-    cos, sin = (None, None) if angles is None else (angles.cos.contiguous(), angles.sin.contiguous())
     native.kernels.qk_norm_rope(
-        native.CODES[split.dtype], split.data_ptr(), 0 if cos is None else cos.data_ptr(),
-        0 if sin is None else sin.data_ptr(), 0 if norms is None else norms.query.data_ptr(),
-        0 if norms is None else norms.key.data_ptr(), tokens, heads, kv_heads, dim, split.stride(0),
-        0 if cos is None else cos.shape[1], 0.0 if norms is None else norms.eps, 0.0 if norms is None else norms.offset,
-    )  # fmt: skip
+        x=split,
+        cos=None if angles is None else angles.cos.contiguous(),
+        sin=None if angles is None else angles.sin.contiguous(),
+        q_weight=None if norms is None else norms.query,
+        k_weight=None if norms is None else norms.key,
+        q_heads=heads,
+        k_heads=kv_heads,
+        eps=0.0 if norms is None else norms.eps,
+        offset=0.0 if norms is None else norms.offset,
+    )

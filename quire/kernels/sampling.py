@@ -1,4 +1,4 @@
-"""Rows of logits held to what a grammar allows, and tokens drawn from them."""
+"""Token bitmasks over logits, and tokens chosen from logits."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ Masks = NDArray[np.uint32]
 
 
 def mask_words(vocab_size: int) -> int:
-    """How many words of 32 bits the mask of a vocabulary takes."""
+    """Words of 32 bits in the bitmask of a vocabulary."""
     return (vocab_size + 31) // 32
 
 
-def _takes(logits: Tensor) -> bool:
+def _is_supported(logits: Tensor) -> bool:
     return native.supports(logits) and logits.dtype is torch.float32 and logits.is_contiguous()
 
 
 def apply_token_bitmask(logits: Tensor, masks: Masks, pairs: Sequence[tuple[int, int]]) -> None:
-    """Make tokens impossible that masks do not allow.
+    """Set the logits of tokens to -inf that a bitmask does not allow.
 
-    Where nothing is left of what a mask allows, or something is no number, the mask wins: what it allows gets 0.
+    If the logits of all allowed tokens are -inf, or one of them is NaN, the mask alone decides: all of them become 0.
 
     Args:
         logits: (rows, vocab) float32, changed in place.
-        masks: (rows, words); bit i % 32 of word i // 32 says whether token i may come.
-        pairs: a row of logits and the row of its mask.
+        masks: (masks, words); bit i % 32 of word i // 32 says whether token i is allowed.
+        pairs: rows of logits, each with the row of its mask.
     """
-    if _takes(logits):
-        places = np.array(pairs, np.int64)
+    if _is_supported(logits):
         native.kernels.apply_token_bitmask(
-            logits.data_ptr(), masks.ctypes.data, places.ctypes.data, len(pairs), logits.shape[1], masks.shape[1]
+            logits=logits,
+            masks=torch.from_numpy(masks.view(np.int32)),
+            pairs=torch.from_numpy(np.array(pairs, np.int64).reshape(-1, 2)),
         )
         return
     for row, mask in pairs:
-        _hold_row(logits[row], masks[mask])
+        _mask_row(logits[row], masks[mask])
 
 
-def _hold_row(logits: Tensor, mask: NDArray[np.uint32]) -> None:
+def _mask_row(logits: Tensor, mask: NDArray[np.uint32]) -> None:
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(logits)]
     forbidden = torch.from_numpy(bits == 0)
     logits.masked_fill_(forbidden, -torch.inf)
@@ -52,28 +53,30 @@ def _hold_row(logits: Tensor, mask: NDArray[np.uint32]) -> None:
 
 
 def argmax(logits: Tensor) -> list[int]:
-    """The likeliest token of each row of logits (rows, vocab) float32; of equals the first."""
-    if not _takes(logits):
+    """The token with the largest logit in each row of logits (rows, vocab) float32; the first of equal ones."""
+    if not _is_supported(logits):
         return logits.argmax(-1).tolist()
-    return native.kernels.argmax(logits.data_ptr(), *logits.shape)
+    tokens: list[int] = native.kernels.argmax(logits=logits)
+    return tokens
 
 
 def sample(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[float]) -> list[int]:
-    """The tokens at which running sums of e^(logit / temperature) pass the random shares of their totals.
+    """A random token for each row: the one where the running sum of e^(logit / temperature) exceeds random * total.
 
     Args:
         logits: (rows, vocab) float32.
-        temperatures: one for each row, above 0.
-        randoms: the same, in [0, 1).
+        temperatures: one per row, above 0.
+        randoms: one per row, in [0, 1).
     """
-    if not _takes(logits):
+    if not _is_supported(logits):
         scaled = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
         return invert(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64))
-    return native.kernels.sample(logits.data_ptr(), list(temperatures), list(randoms), *logits.shape)
+    tokens: list[int] = native.kernels.sample(logits=logits, temperatures=list(temperatures), randoms=list(randoms))
+    return tokens
 
 
 def invert(probs: Tensor, randoms: Tensor) -> list[int]:
-    """The tokens at which the running sums of unnormalised probabilities pass the random shares of their totals."""
+    """For each row of unnormalized probabilities, the token where the running sum exceeds random * total."""
     sums = probs.cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(sums, randoms[:, None] * sums[:, -1:], right=True)[:, 0]
     return tokens.clamp_(max=probs.shape[-1] - 1).tolist()

@@ -1,4 +1,4 @@
-"""Linear layers with weights in panels."""
+"""Linear layers with packed weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ ROWS = [1, 2, 6, 7, 11, 12, 13, 25, 150]
 
 @pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (30, 33), (2, 1), (1024, 100), (256, 640), (2048, 40)])
 @pytest.mark.parametrize("rows", ROWS)
-def test_it_is_the_product(size_in: int, size_out: int, rows: int) -> None:
+def test_linear(size_in: int, size_out: int, rows: int) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(rows, size_in).bfloat16(), torch.randn(size_out, size_in).bfloat16()
     bias, panels = torch.randn(size_out), PackedBFloat16(weight)
-    out = panels(x, None, wide=True)
+    out = panels(x, None, out_dtype=torch.float32)
     torch.testing.assert_close(out, x.float() @ weight.float().T, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(panels(x, bias), (out + bias).bfloat16())
 
 
-def test_rows_of_the_weight_come_back() -> None:
+def test_rows_of_a_packed_weight() -> None:
     weight = torch.randn(100, 64).bfloat16()
     rows = torch.tensor([0, 99, 32, 31, 0])
     assert torch.equal(PackedBFloat16(weight).rows(rows), weight[rows])
@@ -34,22 +34,22 @@ def test_rows_of_the_weight_come_back() -> None:
 @pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (1024, 100), (256, 1100), (4096, 40)])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounded_weights_come_near(
+def test_quantized_weights_are_close(
     size_in: int, size_out: int, rows: int, bits: int, error: float, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, size_in).to(dtype), torch.randn(size_out, size_in), torch.randn(size_out)
     panels = PackedInteger(weight, bits)
     expected = x.float() @ weight.T + bias
-    out = panels(x, bias, wide=True)
+    out = panels(x, bias, out_dtype=torch.float32)
     assert (out - expected).norm() / expected.norm() < error
     assert panels(x, bias).dtype == dtype
     torch.testing.assert_close(panels(x, bias), out.to(dtype))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_what_can_be_said_in_few_bits_is_exact(bits: int) -> None:
-    """Whole numbers whose extremes are the largest that there are, and rows of zeros."""
+def test_integers_in_range_are_exact(bits: int) -> None:
+    """Integers whose extremes are those of the format, and rows of zeros."""
     torch.manual_seed(0)
     low, high = (-127, 127) if bits == 8 else (-8, 7)
     weight, x = torch.randint(low, high + 1, (70, 128)).float(), torch.randint(-127, 128, (9, 128)).float()
@@ -60,7 +60,7 @@ def test_what_can_be_said_in_few_bits_is_exact(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_none(bits: int, odd: float) -> None:
+def test_rows_with_nan_or_inf_become_nan(bits: int, odd: float) -> None:
     torch.manual_seed(0)
     x, panels = torch.randn(4, 64), PackedInteger(torch.randn(40, 64), bits)
     x[2, 17] = odd
@@ -70,7 +70,7 @@ def test_what_is_no_number_stays_none(bits: int, odd: float) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_a_row_is_the_same_in_any_company(quantization: str) -> None:
+def test_a_row_does_not_depend_on_the_batch(quantization: str) -> None:
     torch.manual_seed(0)
     x, panels = torch.randn(40, 512).bfloat16(), pack_weight(torch.randn(200, 512).bfloat16(), quantization)  # type: ignore[arg-type]
     assert panels is not None
@@ -80,18 +80,18 @@ def test_a_row_is_the_same_in_any_company(quantization: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_rows_with_gaps_and_without_any(quantization: str) -> None:
+def test_strides_and_empty_inputs(quantization: str) -> None:
     torch.manual_seed(0)
     panels = pack_weight(torch.randn(32, 64).bfloat16(), quantization)  # type: ignore[arg-type]
     assert panels is not None
-    wide = torch.randn(5, 3 * 64).bfloat16()
-    part = wide[:, 64:128]
+    qkv = torch.randn(5, 3 * 64).bfloat16()
+    part = qkv[:, 64:128]
     assert torch.equal(panels(part, None), panels(part.contiguous(), None))
     assert torch.equal(panels(part.T.contiguous().T, None), panels(part, None))
     assert panels(part[:0], None).shape == (0, 32)
 
 
-def test_the_form_depends_on_sizes_and_types() -> None:
+def test_the_format_depends_on_sizes_and_dtypes() -> None:
     assert pack_weight(torch.randn(4, 4), "none") is None
     assert pack_weight(torch.randn(4, 3).bfloat16(), "none") is None
     assert pack_weight(torch.randn(4, 10), "int4") is None

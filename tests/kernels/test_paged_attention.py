@@ -1,4 +1,4 @@
-"""Paged attention equals attention spelled out over whole sequences."""
+"""Paged attention equals explicit attention over whole sequences."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from quire.kernels.paged_attention import (
 BLOCK = 4
 
 
-def spelled_out(q: Tensor, k: Tensor, v: Tensor, math: AttentionParams) -> Tensor:
-    """Query i of the last len(q) positions sees what lies before it; one head and one query at a time."""
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
+    """Causal attention of the queries at the last len(q) positions, one head and one query at a time."""
     tokens, heads, _ = q.shape
     length, kv_heads, _ = k.shape
     out = torch.zeros(tokens, heads, v.shape[2])
     for i in range(tokens):
         at = length - tokens + i
-        first = 0 if math.window is None else max(0, at - math.window + 1)
+        first = 0 if params.window is None else max(0, at - params.window + 1)
         for head in range(heads):
             shared = head // (heads // kv_heads)
-            scores = k[first : at + 1, shared] @ q[i, head] * math.scale
-            if math.softcap is not None:
-                scores = torch.tanh(scores / math.softcap) * math.softcap
-            if math.sinks is not None:
-                weights = torch.cat((scores, math.sinks[head : head + 1])).softmax(0)[:-1]
+            scores = k[first : at + 1, shared] @ q[i, head] * params.scale
+            if params.softcap is not None:
+                scores = torch.tanh(scores / params.softcap) * params.softcap
+            if params.sinks is not None:
+                weights = torch.cat((scores, params.sinks[head : head + 1])).softmax(0)[:-1]
             else:
                 weights = scores.softmax(0)
             out[i, head] = weights @ v[first : at + 1, shared]
@@ -45,9 +45,9 @@ def spelled_out(q: Tensor, k: Tensor, v: Tensor, math: AttentionParams) -> Tenso
 
 
 def paged(sequences: list[tuple[Tensor, Tensor]], blocks: int = 40) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Pages that hold the keys and values of all sequences in shuffled blocks, other places full of noise.
+    """Pages with the keys and values of all sequences in shuffled blocks, and noise elsewhere; their block tables.
 
-    A block's heads lie side by side, as they do in the engine's cache.
+    The heads of a block are contiguous, as in the engine's cache.
     """
     kv_heads, dim, value_dim = sequences[0][0].shape[1], sequences[0][0].shape[2], sequences[0][1].shape[2]
     keys, values = (torch.randn(blocks, kv_heads, BLOCK, size).transpose(0, 1) for size in (dim, value_dim))
@@ -62,7 +62,7 @@ def paged(sequences: list[tuple[Tensor, Tensor]], blocks: int = 40) -> tuple[Ten
     return keys, values, tables
 
 
-def maths(heads: int) -> list[AttentionParams]:
+def all_params(heads: int) -> list[AttentionParams]:
     sinks = torch.randn(heads)
     return [
         AttentionParams(0.3),
@@ -74,7 +74,7 @@ def maths(heads: int) -> list[AttentionParams]:
 
 
 def packed(tables: list[Tensor]) -> Tensor:
-    """Block tables as one tensor."""
+    """Block tables padded to one tensor."""
     width = max(map(len, tables))
     return torch.stack([F.pad(table, (0, width - len(table))) for table in tables]).int()
 
@@ -86,56 +86,56 @@ SIZES = [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 12, 8), (6, 2, 32, 96), (8, 1, 96, 6
 @pytest.mark.parametrize("which", range(5))
 def test_decode(heads: int, kv_heads: int, dim: int, value_dim: int, which: int) -> None:
     torch.manual_seed(0)
-    math = maths(heads)[which]
+    params = all_params(heads)[which]
     lengths = [1, 4, 5, 13, 16]
     sequences = [(torch.randn(n, kv_heads, dim), torch.randn(n, kv_heads, value_dim)) for n in lengths]
     keys, values, tables = paged(sequences)
     q = torch.randn(len(lengths), heads, dim)
-    out = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), math)
+    out = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), params)
     for i, (k, v) in enumerate(sequences):
-        torch.testing.assert_close(out[i : i + 1], spelled_out(q[i : i + 1], k, v, math))
+        torch.testing.assert_close(out[i : i + 1], explicit_attention(q[i : i + 1], k, v, params))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 300, 256, 7])
 def test_long_sequences_read_in_place(dtype: torch.dtype, window: int | None) -> None:
-    """Sequences of several chunks, each alone and all together, as the reference has them."""
+    """Sequences of several chunks: each alone is bitwise equal to all together, and close to the reference."""
     torch.manual_seed(0)
     lengths = [700, 255, 256, 257, 1, 513]
     sequences = [(torch.randn(n, 2, 64), torch.randn(n, 2, 32)) for n in lengths]
     keys, values, tables = paged(sequences, blocks=600)
     keys, values, q = keys.to(dtype), values.to(dtype), torch.randn(len(lengths), 6, 64).to(dtype)
-    math = AttentionParams(0.2, window=window, softcap=20.0, sinks=torch.randn(6))
-    out = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), math)
+    params = AttentionParams(0.2, window=window, softcap=20.0, sinks=torch.randn(6))
+    out = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), params)
     for i, length in enumerate(lengths):
-        alone = paged_decode(q[i : i + 1], keys, values, tables[i][None].int(), torch.tensor([length]), math)
+        alone = paged_decode(q[i : i + 1], keys, values, tables[i][None].int(), torch.tensor([length]), params)
         assert torch.equal(alone, out[i : i + 1])
     with native.disabled():
-        expected = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), math)
+        expected = paged_decode(q, keys, values, packed(tables), torch.tensor(lengths), params)
     tolerance = 2e-5 if dtype == torch.float32 else 0.02
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_stretch_in_which_nothing_counts_changes_nothing(dtype: torch.dtype) -> None:
-    """Scores of minus infinity at all positions behind the first 256, which are summed up by themselves."""
+def test_a_chunk_whose_scores_are_all_minus_infinity_changes_nothing(dtype: torch.dtype) -> None:
+    """All positions past the first 256, which are a chunk, have a score of minus infinity."""
     torch.manual_seed(0)
     k, v, q = torch.randn(260, 1, 64), torch.randn(260, 1, 64), torch.randn(1, 1, 64)
     q[..., 0], k[256:, :, 0] = -1.0, torch.inf
     keys, values, tables = paged([(k, v)], blocks=65)
     keys, values, q = keys.to(dtype), values.to(dtype), q.to(dtype)
-    table, math = packed(tables), AttentionParams(0.125)
-    out = paged_decode(q, keys, values, table, torch.tensor([260]), math)
-    torch.testing.assert_close(out, paged_decode(q, keys, values, table, torch.tensor([256]), math))
+    table, params = packed(tables), AttentionParams(0.125)
+    out = paged_decode(q, keys, values, table, torch.tensor([260]), params)
+    torch.testing.assert_close(out, paged_decode(q, keys, values, table, torch.tensor([256]), params))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (5, 1), (64, 1)])
 @pytest.mark.parametrize("window", [None, 290])
-def test_a_shared_beginning_changes_nothing(dtype: torch.dtype, heads: int, kv_heads: int, window: int | None) -> None:
-    """Sequences of which some have their first blocks in common: bit for bit what each gets alone."""
+def test_a_shared_prefix_changes_nothing(dtype: torch.dtype, heads: int, kv_heads: int, window: int | None) -> None:
+    """Sequences of which some share their first blocks: bitwise equal to each sequence alone."""
     torch.manual_seed(0)
-    first, math = 520, AttentionParams(0.3, window=window)
+    first, params = 520, AttentionParams(0.3, window=window)
     lengths = torch.tensor([521, 530, 522, 700, 521, 300, 530])
     blocks = -(-int(lengths.max()) // BLOCK)
     keys, values = (torch.randn(1000, kv_heads, BLOCK, 64).transpose(0, 1).to(dtype) for _ in range(2))
@@ -144,11 +144,11 @@ def test_a_shared_beginning_changes_nothing(dtype: torch.dtype, heads: int, kv_h
     for table in tables[:5]:
         table[first // BLOCK :] = torch.tensor([next(free) for _ in range(blocks - first // BLOCK)])
     q = torch.randn(len(lengths), heads, 64).to(dtype)
-    together = paged_decode(q, keys, values, tables, lengths, math)
+    together = paged_decode(q, keys, values, tables, lengths, params)
     for i in range(len(lengths)):
-        alone = paged_decode(q[i : i + 1], keys, values, tables[i : i + 1], lengths[i : i + 1], math)
+        alone = paged_decode(q[i : i + 1], keys, values, tables[i : i + 1], lengths[i : i + 1], params)
         assert torch.equal(together[i : i + 1], alone)
-    reference = paged_attention.decode_reference(q.float(), keys.float(), values.float(), tables, lengths, math)
+    reference = paged_attention.decode_reference(q.float(), keys.float(), values.float(), tables, lengths, params)
     rough = {"rtol": 0.02, "atol": 0.02} if dtype is torch.bfloat16 else {}
     torch.testing.assert_close(together.float(), reference, **rough)  # type: ignore[arg-type]
 
@@ -158,12 +158,12 @@ def test_a_shared_beginning_changes_nothing(dtype: torch.dtype, heads: int, kv_h
 @pytest.mark.parametrize(("tokens", "length"), [(7, 7), (3, 14), (14, 15), (2, 2)])
 def test_prefill(heads: int, kv_heads: int, dim: int, value_dim: int, which: int, tokens: int, length: int) -> None:
     torch.manual_seed(0)
-    math = maths(heads)[which]
+    params = all_params(heads)[which]
     k, v = torch.randn(length, kv_heads, dim), torch.randn(length, kv_heads, value_dim)
     keys, values, (table,) = paged([(k, v)])
     q = torch.randn(tokens, heads, dim)
-    out = paged_prefill(q, keys, values, table, length, math)
-    torch.testing.assert_close(out, spelled_out(q, k, v, math))
+    out = paged_prefill(q, keys, values, table, length, params)
+    torch.testing.assert_close(out, explicit_attention(q, k, v, params))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(4, 4, 32, 32), (6, 2, 64, 96), (3, 1, 96, 32)])
@@ -172,36 +172,36 @@ def test_prefill(heads: int, kv_heads: int, dim: int, value_dim: int, which: int
 def test_compiled_prefill(
     heads: int, kv_heads: int, dim: int, value_dim: int, which: int, tokens: int, length: int
 ) -> None:
-    """And a query's numbers are the same, however many come with it."""
+    """And the result of a query does not depend on how many queries there are."""
     torch.manual_seed(0)
-    math = [*maths(heads), AttentionParams(0.2, window=40)][which]
+    params = [*all_params(heads), AttentionParams(0.2, window=40)][which]
     k, v = torch.randn(length, kv_heads, dim).bfloat16(), torch.randn(length, kv_heads, value_dim).bfloat16()
     keys, values, (table,) = paged([(k.float(), v.float())])
     keys[:, [block for block in range(40) if block not in table]] = torch.nan
     keys, values, table = keys.bfloat16(), values.bfloat16(), table.int()
     q = torch.randn(tokens, heads, dim).bfloat16()
-    out = paged_prefill(q, keys, values, table, length, math)
-    expected = spelled_out(q.float(), k.float(), v.float(), math)
+    out = paged_prefill(q, keys, values, table, length, params)
+    expected = explicit_attention(q.float(), k.float(), v.float(), params)
     torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.03)
-    part = paged_prefill(q[: tokens // 2 + 1], keys, values, table, length - tokens + tokens // 2 + 1, math)
+    part = paged_prefill(q[: tokens // 2 + 1], keys, values, table, length - tokens + tokens // 2 + 1, params)
     if native.instructions() is not None:
         assert torch.equal(part, out[: tokens // 2 + 1])
 
 
-@pytest.mark.skipif(not native.has_bfloat16(), reason="in bfloat16 only")
+@pytest.mark.skipif(not native.has_bfloat16(), reason="needs dot products of bfloat16")
 @pytest.mark.parametrize("counts", [[1, 1], [7], [1, 40, 3, 3], [64, 64, 20, 64]])
 @pytest.mark.parametrize("shared", [0, 20, 100])
 @pytest.mark.parametrize("which", range(6))
-@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("size", [3, 16, 48])
-def test_spans_in_one_call(counts: list[int], shared: int, which: int, rounded: bool, size: int) -> None:
-    """Each span gets what it gets alone, bit by bit, also where those before it begin with the same blocks."""
+def test_spans_in_one_call(counts: list[int], shared: int, which: int, int8: bool, size: int) -> None:
+    """Each span is bitwise equal to the span alone, also if the spans before it share its first blocks."""
     torch.manual_seed(shared)
     heads, kv_heads, dim, blocks = 6, 2, 64, -(-480 // size)
-    math = [*maths(heads), AttentionParams(0.3, window=50)][which]
+    params = [*all_params(heads), AttentionParams(0.3, window=50)][which]
     keys, values = (
         torch.zeros(kv_heads, blocks, size, SCALE + dim, dtype=torch.int8)
-        if rounded
+        if int8
         else torch.zeros(kv_heads, blocks, size, dim).bfloat16()
         for _ in range(2)
     )
@@ -213,18 +213,18 @@ def test_spans_in_one_call(counts: list[int], shared: int, which: int, rounded: 
     tables[1:, : shared // size] = tables[:1, : shared // size]
     spans = AttentionMetadata(tables, torch.tensor(lengths), torch.tensor([len(counts), *counts]))
     q = torch.randn(sum(counts), heads, dim).bfloat16()
-    together = paged_varlen(q, keys, values, spans, math)
+    together = paged_varlen(q, keys, values, spans, params)
     for i, (count, own, out) in enumerate(zip(counts, q.split(counts), together.split(counts), strict=True)):
         if count == 1:
-            alone = paged_decode(own, keys, values, tables[i : i + 1], spans.lengths[i : i + 1], math)
+            alone = paged_decode(own, keys, values, tables[i : i + 1], spans.seq_lens[i : i + 1], params)
         else:
-            alone = paged_prefill(own, keys, values, tables[i], lengths[i], math)
+            alone = paged_prefill(own, keys, values, tables[i], lengths[i], params)
         assert torch.equal(out, alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_queries_with_gaps_are_read_in_place_too(dtype: torch.dtype) -> None:
-    """Some models' queries lie among keys and values; what is no number stays none."""
+def test_queries_with_strides(dtype: torch.dtype) -> None:
+    """Some models' queries are a view of a projection with keys and values; NaN is kept."""
     torch.manual_seed(0)
     k, v = torch.randn(40, 2, 32), torch.randn(40, 2, 32)
     keys, values, (table,) = paged([(k, v)])
@@ -232,45 +232,45 @@ def test_queries_with_gaps_are_read_in_place_too(dtype: torch.dtype) -> None:
     wide = torch.randn(5, 4, 96).to(dtype)
     wide[4, 0] = torch.nan
     q = wide[..., 32:64]
-    for math in (AttentionParams(0.3), AttentionParams(0.3, softcap=2.0)):
+    for params in (AttentionParams(0.3), AttentionParams(0.3, softcap=2.0)):
         packed_q = q.contiguous()
-        out = paged_prefill(q, keys, values, table, 40, math)
-        torch.testing.assert_close(out, paged_prefill(packed_q, keys, values, table, 40, math), equal_nan=True)
+        out = paged_prefill(q, keys, values, table, 40, params)
+        torch.testing.assert_close(out, paged_prefill(packed_q, keys, values, table, 40, params), equal_nan=True)
         assert out[:4].isfinite().all()
-        last = paged_decode(q[4:], keys, values, table[None], torch.tensor([40]), math)
+        last = paged_decode(q[4:], keys, values, table[None], torch.tensor([40]), params)
         assert last[0, 0].isnan().all()
         assert last[0, 1:].isfinite().all()
         tolerance = 1e-5 if dtype == torch.float32 else 0.02
         torch.testing.assert_close(last, out[4:], equal_nan=True, atol=tolerance, rtol=tolerance)
 
 
-def test_prefill_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores that would be too large at once are computed for some queries at a time."""
+def test_prefill_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that would take too much memory are computed for some queries at a time."""
     torch.manual_seed(0)
-    math = AttentionParams(0.3, softcap=2.0)
+    params = AttentionParams(0.3, softcap=2.0)
     k, v = torch.randn(15, 2, 8), torch.randn(15, 2, 8)
     keys, values, (table,) = paged([(k, v)])
     q = torch.randn(11, 4, 8)
     monkeypatch.setattr(paged_attention, "_MAX_SCORES", 4 * 15 * 3)
-    torch.testing.assert_close(paged_prefill(q, keys, values, table, 15, math), spelled_out(q, k, v, math))
+    torch.testing.assert_close(paged_prefill(q, keys, values, table, 15, params), explicit_attention(q, k, v, params))
 
 
 @pytest.mark.parametrize(("dim", "part"), [(12, 8), (96, 64)])
-def test_values_that_lie_in_the_keys(dim: int, part: int) -> None:
+def test_values_that_are_a_view_of_the_keys(dim: int, part: int) -> None:
     torch.manual_seed(0)
     k = torch.randn(9, 1, dim)
     keys, _, (table,) = paged([(k, k)])
     q = torch.randn(1, 4, dim)
-    math = AttentionParams(0.3)
-    out = paged_decode(q, keys, keys[..., :part], table[None].int(), torch.tensor([9]), math)
-    torch.testing.assert_close(out, spelled_out(q, k, k[..., :part], math))
+    params = AttentionParams(0.3)
+    out = paged_decode(q, keys, keys[..., :part], table[None].int(), torch.tensor([9]), params)
+    torch.testing.assert_close(out, explicit_attention(q, k, k[..., :part], params))
 
 
 @pytest.mark.parametrize("dim", [8, 32])
 @pytest.mark.parametrize("which", range(5))
-def test_what_others_left_in_the_pages_does_not_matter(which: int, dim: int) -> None:
+def test_stale_contents_of_pages_do_not_matter(which: int, dim: int) -> None:
     torch.manual_seed(0)
-    math = maths(4)[which]
+    params = all_params(4)[which]
     lengths = [5, 14]
     sequences = [(torch.randn(n, 2, dim), torch.randn(n, 2, dim)) for n in lengths]
     keys, values, tables = paged(sequences)
@@ -281,21 +281,21 @@ def test_what_others_left_in_the_pages_does_not_matter(which: int, dim: int) -> 
     for block in range(values.shape[1]):
         if block not in mine:
             keys[:, block], values[:, block] = torch.nan, torch.inf
-    values[:, tables[0][1], 1:] = torch.nan  # behind the first one's last position
-    out = paged_decode(q, keys, values, table, torch.tensor(lengths), math)
-    torch.testing.assert_close(out, paged_decode(q, keys, clean, table, torch.tensor(lengths), math))
+    values[:, tables[0][1], 1:] = torch.nan  # past the first sequence's last position
+    out = paged_decode(q, keys, values, table, torch.tensor(lengths), params)
+    torch.testing.assert_close(out, paged_decode(q, keys, clean, table, torch.tensor(lengths), params))
     assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(6, 2, 64, 64), (5, 1, 96, 64), (4, 4, 8, 8)])
 @pytest.mark.parametrize("which", range(5))
-def test_rounded_pages(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, value_dim: int, which: int) -> None:
-    """Pages of int8: compiled as in torch, and both near to what plain pages give."""
+def test_int8_pages(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, value_dim: int, which: int) -> None:
+    """Pages of int8: the kernel is close to the reference, and both to what plain pages give."""
     torch.manual_seed(0)
-    math, lengths = maths(heads)[which], [1, 5, 300, 70]
+    params, lengths = all_params(heads)[which], [1, 5, 300, 70]
     plain = [torch.zeros(kv_heads, 120, BLOCK, size, dtype=dtype) for size in (dim, value_dim)]
-    small, same = ([empty_rounded(kv_heads, size) for size in (dim, value_dim)] for _ in range(2))
+    small, same = ([empty_int8(kv_heads, size) for size in (dim, value_dim)] for _ in range(2))
     free, tables = torch.randperm(120).tolist(), []
     for length in lengths:
         table = torch.tensor([free.pop() for _ in range(-(-length // BLOCK))])
@@ -313,36 +313,36 @@ def test_rounded_pages(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, 
     q, q_long = torch.randn(4, heads, dim).to(dtype), torch.randn(20, heads, dim).to(dtype)
 
     def attend(pages: list[Tensor]) -> tuple[Tensor, Tensor]:
-        decoded = paged_decode(q, pages[0], pages[1], packed(tables), torch.tensor(lengths), math)
-        return decoded.float(), paged_prefill(q_long, pages[0], pages[1], tables[3].int(), 70, math).float()
+        decoded = paged_decode(q, pages[0], pages[1], packed(tables), torch.tensor(lengths), params)
+        return decoded.float(), paged_prefill(q_long, pages[0], pages[1], tables[3].int(), 70, params).float()
 
     compiled, exact = attend(small), attend(plain)
     with native.disabled():
         reference = attend(small)
-    for ours, theirs, unrounded in zip(compiled, reference, exact, strict=True):
+    for ours, theirs, plain_result in zip(compiled, reference, exact, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.04 if dtype is torch.bfloat16 else 1e-5)
-        torch.testing.assert_close(ours, unrounded, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(ours, plain_result, rtol=0.05, atol=0.05)
 
 
-def empty_rounded(kv_heads: int, size: int) -> Tensor:
+def empty_int8(kv_heads: int, size: int) -> Tensor:
     return torch.zeros(kv_heads, 120, BLOCK, SCALE + size, dtype=torch.int8)
 
 
-def test_rounded_values_that_lie_in_the_keys() -> None:
+def test_int8_values_that_are_a_view_of_the_keys() -> None:
     torch.manual_seed(0)
-    keys = empty_rounded(1, 96)
+    keys = empty_int8(1, 96)
     values = keys[..., : SCALE + 64]
     k = torch.randn(9, 1, 96)
     write_pages(keys, values, torch.arange(9), k, None)
     q = torch.randn(1, 4, 96)
     out = paged_decode(q, keys, values, torch.arange(3)[None].int(), torch.tensor([9]), AttentionParams(0.1))
-    torch.testing.assert_close(out, spelled_out(q, k, k[..., :64], AttentionParams(0.1)), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(out, explicit_attention(q, k, k[..., :64], AttentionParams(0.1)), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("odd", [torch.inf, torch.nan])
-def test_a_rounded_row_that_is_not_finite_is_no_number(compiled: bool, odd: float) -> None:
-    keys, values = empty_rounded(1, 32), empty_rounded(1, 32)
+def test_an_int8_row_with_nan_or_inf_is_not_finite(compiled: bool, odd: float) -> None:
+    keys, values = empty_int8(1, 32), empty_int8(1, 32)
     k, v = torch.zeros(2, 1, 32), torch.ones(2, 1, 32)
     v[1, 0, 3] = odd
     tables, q = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1, 32)

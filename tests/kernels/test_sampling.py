@@ -1,4 +1,4 @@
-"""Kernels over rows of logits against their definitions."""
+"""Kernels over logits against their definitions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _mask(allowed: torch.Tensor) -> Masks:
 
 @both
 @pytest.mark.parametrize("vocab", [5, 32, 50, 1000, 4099])
-def test_what_a_mask_forbids_becomes_impossible(compiled: bool, vocab: int) -> None:
+def test_forbidden_tokens_get_minus_infinity(compiled: bool, vocab: int) -> None:
     logits, allowed = torch.randn(4, vocab), torch.rand(2, vocab) < 0.3
     allowed[:, vocab - 1] = True
     expected = logits.clone()
@@ -40,18 +40,18 @@ def test_what_a_mask_forbids_becomes_impossible(compiled: bool, vocab: int) -> N
 
 
 @both
-@pytest.mark.parametrize("poison", [-torch.inf, torch.nan])
+@pytest.mark.parametrize("invalid", [-torch.inf, torch.nan])
 @pytest.mark.parametrize("at", [3, 40])
-def test_a_mask_wins_where_nothing_else_is_left(compiled: bool, poison: float, at: int) -> None:
+def test_the_mask_alone_decides_if_no_allowed_logit_is_valid(compiled: bool, invalid: float, at: int) -> None:
     logits, allowed = torch.randn(1, 41), torch.zeros(1, 41, dtype=torch.bool)
-    allowed[0, at], logits[0, at] = True, poison
+    allowed[0, at], logits[0, at] = True, invalid
     _run(compiled, lambda: apply_token_bitmask(logits, _mask(allowed), [(0, 0)]))
     assert logits[0].isfinite().nonzero()[:, 0].tolist() == [at]
 
 
 @both
 @pytest.mark.parametrize("vocab", [1, 15, 4096, 10_001])
-def test_the_likeliest_is_the_first_of_equals(compiled: bool, vocab: int) -> None:
+def test_argmax_is_the_first_of_equals(compiled: bool, vocab: int) -> None:
     logits = torch.randn(4, vocab)
     logits[1, vocab // 2 :] = 9.0
     logits[2] = -torch.inf
@@ -63,38 +63,38 @@ def test_the_likeliest_is_the_first_of_equals(compiled: bool, vocab: int) -> Non
 @both
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("vocab", [5, 4096, 10_001])
-def test_tokens_come_as_often_as_their_weights_say(compiled: bool, vocab: int, temperature: float) -> None:
+def test_samples_follow_the_distribution(compiled: bool, vocab: int, temperature: float) -> None:
     logits = torch.randn(vocab, dtype=torch.float64) * 3
     sums = (logits / temperature).softmax(-1).cumsum(-1)
     randoms = torch.rand(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    drawn = _run(
+    sampled = _run(
         compiled, lambda: sample(logits.float().expand(400, -1).contiguous(), [temperature] * 400, randoms.tolist())
     )
-    assert drawn is not None
-    tokens = torch.tensor(drawn)
+    assert sampled is not None
+    tokens = torch.tensor(sampled)
     upper, lower = sums[tokens], sums[tokens] - (logits / temperature).softmax(-1)[tokens]
     assert ((lower - 1e-5 <= randoms) & (randoms <= upper + 1e-5)).all()
 
 
 @both
 @pytest.mark.parametrize("random", [0.0, 0.5, 1 - 2**-53])
-def test_the_impossible_is_never_drawn(compiled: bool, random: float) -> None:
+def test_impossible_tokens_are_never_sampled(compiled: bool, random: float) -> None:
     logits = torch.full((3, 9000), -torch.inf)
     logits[0, 8191], logits[1, 0], logits[2, 4095:4097] = -50.0, 3.0, 1.0
-    drawn = _run(compiled, lambda: sample(logits, [1.0] * 3, [random] * 3))
-    assert drawn == [8191, 0, 4095 if random < 0.5 else 4096]
+    sampled = _run(compiled, lambda: sample(logits, [1.0] * 3, [random] * 3))
+    assert sampled == [8191, 0, 4095 if random < 0.5 else 4096]
 
 
 @both
-def test_rows_of_no_numbers_still_give_tokens(compiled: bool) -> None:
+def test_rows_of_nan_still_give_tokens(compiled: bool) -> None:
     logits = torch.tensor([[torch.nan] * 40, [torch.inf] * 40, [0.0] * 40])
-    drawn = _run(compiled, lambda: sample(logits, [1.0] * 3, [0.5] * 3))
-    assert drawn is not None
-    assert all(0 <= token < 40 for token in drawn)
-    assert drawn[2] == 20
+    sampled = _run(compiled, lambda: sample(logits, [1.0] * 3, [0.5] * 3))
+    assert sampled is not None
+    assert all(0 <= token < 40 for token in sampled)
+    assert sampled[2] == 20
 
 
-def test_a_row_is_drawn_from_alike_in_any_company() -> None:
+def test_a_sample_does_not_depend_on_the_batch() -> None:
     logits = torch.randn(64, 5000)
     randoms = torch.rand(64).tolist()
     together = sample(logits, [1.0] * 64, randoms)

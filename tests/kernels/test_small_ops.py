@@ -1,4 +1,4 @@
-"""The small ops against their definitions."""
+"""Small ops against their definitions."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch.nn.functional as F
 
 from quire.kernels import native
 from quire.kernels.activation import act_and_mul, clamped_swiglu
-from quire.kernels.add import scaled
+from quire.kernels.add_scaled import scaled
 from quire.kernels.qk_norm_rope import CosSin, QKNormWeights, qk_norm_rope
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
-from quire.kernels.rows import take_rows
 from quire.kernels.softcap import softcap
+from quire.kernels.take_rows import take_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [64, 33])
-def test_rows_of_a_table(dtype: torch.dtype, size: int) -> None:
+def test_take_rows(dtype: torch.dtype, size: int) -> None:
     table, rows = torch.randn(50, size).to(dtype), torch.tensor([49, 0, 7, 7])
     assert torch.equal(take_rows(table, rows), table[rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1.0, 33.941, 0.1])
-def test_scaled_embeddings_are_rounded_as_in_transformers(dtype: torch.dtype, scale: float) -> None:
+def test_scaled_rounds_as_transformers_does(dtype: torch.dtype, scale: float) -> None:
     x = torch.randn(3, 72).to(dtype)
     assert torch.equal(scaled(x, scale), x * torch.tensor(scale, dtype=dtype))
 
@@ -45,7 +45,7 @@ def test_rms_norm(dtype: torch.dtype, offset: float) -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [8, 4])
-def test_rope_turns_pairs(interleaved: bool, dim: int) -> None:
+def test_rope_rotates_pairs(interleaved: bool, dim: int) -> None:
     x = torch.randn(2, 3, 8)
     angle = torch.randn(2, dim // 2)
     out = apply_rope(x, angle.cos(), angle.sin(), interleaved=interleaved)
@@ -53,21 +53,21 @@ def test_rope_turns_pairs(interleaved: bool, dim: int) -> None:
         for head in range(3):
             for pair in range(dim // 2):
                 a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + dim // 2)
-                turned = torch.complex(x[token, head, a], x[token, head, b]) * torch.polar(
+                rotated = torch.complex(x[token, head, a], x[token, head, b]) * torch.polar(
                     torch.tensor(1.0), angle[token, pair]
                 )
-                torch.testing.assert_close(out[token, head, pair], turned.real)
-                torch.testing.assert_close(out[token, head, pair + dim // 2], turned.imag)
+                torch.testing.assert_close(out[token, head, pair], rotated.real)
+                torch.testing.assert_close(out[token, head, pair + dim // 2], rotated.imag)
     assert torch.equal(out[..., dim:], x[..., dim:])
 
 
-def test_gates() -> None:
+def test_act_and_mul() -> None:
     gate, up = torch.randn(4, 6) * 5, torch.randn(4, 6) * 5
     both = torch.cat((gate, up), -1)
     torch.testing.assert_close(act_and_mul(both, "silu"), F.silu(gate) * up)
     torch.testing.assert_close(act_and_mul(both, "gelu_pytorch_tanh"), F.gelu(gate, approximate="tanh") * up)
-    low, clipped = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    torch.testing.assert_close(clamped_swiglu(both, 1.7, 7.0), (clipped + 1) * low * torch.sigmoid(1.7 * low))
+    low, clamped = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    torch.testing.assert_close(clamped_swiglu(both, 1.7, 7.0), (clamped + 1) * low * torch.sigmoid(1.7 * low))
 
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -76,8 +76,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 3, 200])
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_new", "relu"])
-def test_compiled_gates(act: str, tokens: int, dtype: torch.dtype) -> None:
-    """Also far out, where exponentials overflow, and at what is no number."""
+def test_compiled_act_and_mul(act: str, tokens: int, dtype: torch.dtype) -> None:
+    """Also where exponentials overflow, and for NaN."""
     torch.manual_seed(0)
     both = (torch.randn(tokens, 192) * 4).to(dtype)
     both[0, :5] = torch.tensor([200.0, -200.0, 0.0, torch.nan, 1e-3]).to(dtype)
@@ -90,8 +90,8 @@ def test_compiled_gates(act: str, tokens: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dim", [16, 100, 2048])
-def test_compiled_norm(dim: int, offset: float, dtype: torch.dtype) -> None:
-    """Of whole rows, and of rows among other numbers."""
+def test_compiled_rms_norm(dim: int, offset: float, dtype: torch.dtype) -> None:
+    """Of contiguous rows and of rows with a larger stride."""
     torch.manual_seed(0)
     weight, wide = torch.randn(dim).to(dtype), torch.randn(40, dim + 8).to(dtype)
     for x in (wide[:, :dim].contiguous(), wide[:, 8:]):
@@ -104,8 +104,8 @@ def test_compiled_norm(dim: int, offset: float, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("offset", [None, 0.0, 1.0])
 @pytest.mark.parametrize("pairs", [None, 4, 16, 32, 40])
 @pytest.mark.parametrize("tokens", [1, 30])
-def test_compiled_heads(tokens: int, pairs: int | None, offset: float | None, dtype: torch.dtype) -> None:
-    """With and without norms, rotated as a whole, in part, or not at all."""
+def test_compiled_qk_norm_rope(tokens: int, pairs: int | None, offset: float | None, dtype: torch.dtype) -> None:
+    """With and without norms; rotated completely, in part, or not at all."""
     torch.manual_seed(0)
     heads, kv_heads, dim = 5, 2, 80
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim + 16).to(dtype)[:, 16:]
@@ -117,7 +117,9 @@ def test_compiled_heads(tokens: int, pairs: int | None, offset: float | None, dt
     with native.disabled():
         expected = qk_norm_rope(qkv.clone(), heads, kv_heads, norms, angles)
     out = qk_norm_rope(qkv, heads, kv_heads, norms, angles)
-    tolerance = 1e-5 if dtype == torch.float32 else 0.04  # of numbers up to ten, rounded three times by the reference
+    tolerance = (
+        1e-5 if dtype == torch.float32 else 0.04
+    )  # of elements up to ten, which the reference rounds three times
     for one, other in zip(out, expected, strict=True):
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 

@@ -128,7 +128,7 @@ class NativeInputBuilder:
     def __init__(self, table: RequestTable, max_static_tokens: int) -> None:
         """`max_static_tokens`: larger steps get arrays of their own."""
         self._table = table
-        self._tokens, self._blocks = table.tokens.ctypes.data, table.blocks.ctypes.data
+        self._tokens, self._blocks = torch.from_numpy(table.tokens), torch.from_numpy(table.blocks)
         self._max_static_tokens = max_static_tokens
         self._static = _Arrays(table, max_static_tokens)
 
@@ -143,8 +143,7 @@ class NativeInputBuilder:
         every = len(sampling) == tokens
         last_block = native.kernels.build_inputs(
             [span.row for span in spans], [span.start for span in spans], counts, [] if every else sampling,
-            self._tokens, table.tokens.shape[1], self._blocks, table.blocks.shape[1], table.block_size,
-            *arrays.addresses,
+            self._tokens, self._blocks, table.block_size, *arrays.outputs,
         )  # fmt: skip
         inputs, slots, metadata = arrays.views(tokens, len(spans), None if every else len(sampling))
         return StepInputs(spans, inputs, slots, last_block, static, metadata)
@@ -158,11 +157,10 @@ class _Arrays:
         self._spans, self._logits = _empty_metadata(table), _empty_metadata(table)
         self._logits_indices = torch.empty(len(table.lengths), dtype=torch.int64)
         spans, logits = self._spans, self._logits
-        order = (
-            *(self._token_ids, self._positions, self._slots, spans.lengths, spans.counts, spans.tables),
-            *(self._logits_indices, logits.lengths, logits.tables),
+        self.outputs = (
+            *(self._token_ids, self._positions, self._slots, spans.seq_lens, spans.counts, spans.block_tables),
+            *(self._logits_indices, logits.seq_lens, logits.block_tables),
         )
-        self.addresses = [array.data_ptr() for array in order]
         self._views: dict[tuple[int, int, int | None], tuple[ModelInputs, Tensor, NativeMetadata]] = {}
 
     def views(self, tokens: int, spans: int, logits: int | None) -> tuple[ModelInputs, Tensor, NativeMetadata]:
@@ -200,4 +198,4 @@ def _empty_metadata(table: RequestTable) -> AttentionMetadata:
 
 
 def _first(metadata: AttentionMetadata, count: int) -> AttentionMetadata:
-    return AttentionMetadata(metadata.tables[:count], metadata.lengths[:count], metadata.counts)
+    return AttentionMetadata(metadata.block_tables[:count], metadata.seq_lens[:count], metadata.counts)

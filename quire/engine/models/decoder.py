@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from quire.engine.models.inputs import Attend, ModelInputs
@@ -19,9 +20,9 @@ from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.rope import RopeTables
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
-from quire.kernels.add import add_scaled, scaled
-from quire.kernels.rows import take_rows
+from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.softcap import softcap
+from quire.kernels.take_rows import take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class LMHead(nn.Module):
     def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
         """See `LogitsHead`."""
         hidden = hidden if rows is None else hidden[rows]
-        projected: Tensor = self._linear[0](hidden, float32_out=True, out=out)
+        projected: Tensor = self._linear[0](hidden, out_dtype=torch.float32, out=out)
         return projected
 
     def adjust(self, projected: Tensor) -> Tensor:

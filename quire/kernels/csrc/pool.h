@@ -3,10 +3,14 @@
 
 #include <functional>
 
-// How many threads take part in a call of `parallel` at most: those that OpenMP, and so torch, may use here.
+// How many threads take part in a call of `run_parallel` at most: those that OpenMP, and so torch, may use here.
 int pool_threads();
 
-// Runs body(thread) on this thread, as 0, and on those others that come in time. Whoever comes takes some of the work, and
-// what comes too late, because its processor has something else to do, is not waited for: the body has to get everything
-// done by itself if it must. No exception may leave it.
-void parallel(const std::function<void(int)> &body);
+// Runs body(thread) on this thread, as number 0, and on those of its pool's threads that join in time. A thread that is
+// late, because its processor is busy, is not waited for, so the body has to do all of the work by itself if no other
+// thread joins. The body must not throw. Each calling thread has a pool of its own, which ends with it.
+void run_parallel(const std::function<void(int)> &body);
+
+// For tests: the counter of this thread's pool, which is even between calls and wraps.
+unsigned get_pool_calls();
+void set_pool_calls(unsigned calls);

@@ -30,15 +30,15 @@ class NativeAttention:
         assert metadata is not None, "the inputs were built for another backend"
         all_rows: QueryAttention
         if indices is None:
-            all_rows, static = DecodeTokens(metadata.spans.tables, metadata.spans.lengths), inputs.static
+            all_rows, static = DecodeTokens(metadata.spans.block_tables, metadata.spans.seq_lens), inputs.static
         elif self._varlen:
             all_rows, static = VarlenSpans(metadata.spans), inputs.static
         else:
             all_rows, static = each_in_turn(inputs.spans, self._table, group_lengths=False), False
-        logits_rows = DecodeTokens(metadata.logits.tables, metadata.logits.lengths)
+        logits_rows = DecodeTokens(metadata.logits.block_tables, metadata.logits.seq_lens)
         return PreparedAttention(PagedAttend(self._cache.layers, inputs.slots, all_rows, indices, logits_rows), static)
 
 
 def supports_cache(cache: KVCache, dtype: torch.dtype) -> bool:
     """Whether the kernels read the pages of `cache` with queries of a dtype."""
-    return dtype in native.CODES and all(supports_pages(layer.keys, layer.values) for layer in cache.layers)
+    return dtype in native.DTYPES and all(supports_pages(layer.keys, layer.values) for layer in cache.layers)

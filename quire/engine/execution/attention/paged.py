@@ -19,7 +19,7 @@ from quire.kernels.paged_attention import (
     paged_varlen,
     write_pages,
 )
-from quire.kernels.rows import take_rows
+from quire.kernels.take_rows import take_rows
 
 
 class QueryAttention(Protocol):

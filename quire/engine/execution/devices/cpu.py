@@ -23,7 +23,7 @@ class CpuDevice:
     """See `Device`."""
 
     torch_device = torch.device("cpu")
-    quantizable_dtypes = frozenset(native.CODES)
+    quantizable_dtypes = frozenset(native.DTYPES)
 
     def __init__(self) -> None:
         self.computes_bfloat16 = native.has_bfloat16()

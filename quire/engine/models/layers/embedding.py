@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.kernels.linear import PackedBFloat16, Quantization
-from quire.kernels.rows import take_rows
+from quire.kernels.take_rows import take_rows
 
 
 class Embedding(Packable):

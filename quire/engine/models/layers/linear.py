@@ -54,11 +54,11 @@ class Linear(Packable):
     def packed_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.nbytes
 
-    def forward(self, x: Tensor, *, float32_out: bool = False, out: Tensor | None = None) -> Tensor:
-        """(tokens, size_in) to (tokens, sum(parts)), in float32 if `float32_out`; written to `out` if that is given."""
+    def forward(self, x: Tensor, *, out_dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
+        """(tokens, size_in) to (tokens, sum(parts)); see `PackedWeight` for `out_dtype` and `out`."""
         if self.packed is not None:
-            return self.packed(x, self.bias, float32_out=float32_out, out=out)
+            return self.packed(x, self.bias, out_dtype=out_dtype, out=out)
         assert self.weight is not None
         y = F.linear(x, self.weight, self.bias)
-        y = y.float() if float32_out else y
+        y = y if out_dtype is None else y.to(out_dtype)
         return y if out is None else out.copy_(y)

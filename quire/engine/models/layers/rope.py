@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.engine.models.spec import DynamicNtk, LongRope, Rope
 from quire.kernels.qk_norm_rope import CosSin
-from quire.kernels.rows import take_rows
+from quire.kernels.take_rows import take_rows
 
 _CHUNK = 1 << 14  # positions of a table computed at a time
 

@@ -1,8 +1,7 @@
-"""Sums of residual branches, and what is only scaled."""
+"""Sums of residual branches, and products with a constant."""
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 import torch
@@ -13,14 +12,14 @@ from quire.kernels.capture import empty
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
-    """x * scale, where the scale is rounded to x's type first, as transformers has it."""
+    """x * scale, where the scale is rounded to x's dtype first, as in transformers."""
     if scale == 1.0:
         return x
     factor = _rounded(scale, x.dtype)
     if not (native.supports(x) and x.is_contiguous()):
         return x * factor
     out = empty(x.shape, x.dtype)
-    native.kernels.add_scaled(native.CODES[x.dtype], 0, x.data_ptr(), out.data_ptr(), *_size(x), factor)
+    native.kernels.add_scaled(x=None, y=x, out=out, scale=factor)
     return out
 
 
@@ -30,20 +29,14 @@ def _rounded(scale: float, dtype: torch.dtype) -> float:
 
 
 def add_scaled(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-    """x + y * scale, of two tensors of one shape."""
+    """x + y * scale, for two tensors of the same shape."""
     if native.supports(x, y) and x.is_contiguous() and y.is_contiguous():
         out = empty(x.shape, x.dtype)
-        code = native.CODES[x.dtype]
-        native.kernels.add_scaled(code, x.data_ptr(), y.data_ptr(), out.data_ptr(), *_size(x), scale)
+        native.kernels.add_scaled(x=x, y=y, out=out, scale=scale)
         return out
     return reference(x, y, scale)
 
 
-def _size(x: Tensor) -> tuple[int, int]:
-    """Rows, and the numbers of each."""
-    return x.shape[0], math.prod(x.shape[1:])
-
-
 def reference(x: Tensor, y: Tensor, scale: float) -> Tensor:
-    """In torch."""
+    """`add_scaled` in torch."""
     return x + y if scale == 1.0 else x + y * scale

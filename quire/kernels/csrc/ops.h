@@ -1,0 +1,32 @@
+// All ops, for one instruction set. Included by isa_*.cpp inside a namespace.
+#pragma once
+
+#include "parallel.h"
+#include "simd.h"
+
+// What REGISTER_OP adds to. The numbers come from __COUNTER__, which others may use too, so there may be gaps.
+template <int number>
+constexpr OpEntry REGISTERED = {};
+
+#include "ops/act_and_mul.h"
+#include "ops/add_scaled.h"
+#include "ops/build_inputs.h"
+#include "ops/linear.h"
+#include "ops/paged_decode.h"
+#include "ops/paged_varlen.h"
+#include "ops/qk_norm_rope.h"
+#include "ops/quantized_linear.h"
+#include "ops/rms_norm.h"
+#include "ops/sampling.h"
+#include "ops/take_rows.h"
+#include "ops/token_bitmask.h"
+#include "ops/write_pages.h"
+
+template <class>
+struct Entries;
+template <int... numbers>
+struct Entries<std::integer_sequence<int, numbers...>> {
+    static constexpr OpEntry all[] = {REGISTERED<numbers>...};
+};
+constexpr const auto &ENTRIES = Entries<std::make_integer_sequence<int, __COUNTER__>>::all;
+extern const OpTable ops = {ENTRIES, std::size(ENTRIES)};

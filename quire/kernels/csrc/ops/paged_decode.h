@@ -1,0 +1,401 @@
+// Decode attention over KV pages, which are read once and in place: flash decoding (Dao et al. 2023) with chunks of fixed
+// length, so that a sequence's result does not depend on what else is in the batch. Sequences that begin with the same
+// blocks attend to them together, as in cascade inference (Ye et al. 2024).
+#pragma once
+
+#include "../pages.h"
+
+// What all attention over pages is called with.
+struct AttentionArguments {
+    DType dtype;  // of q and out
+    bool int8;    // pages
+    const void *q;
+    Pages keys, values;
+    void *out;
+    const int32_t *block_tables;  // (sequences, table_stride)
+    const int64_t *seq_lens;      // (sequences,) positions, those of the queries included
+    const float *sinks;           // (heads,) or null
+    int64_t sequences, heads, kv_heads, q_stride, key_dim, value_dim, block_size, table_stride;
+    int64_t window;        // positions that a query sees, its own included; 0: all
+    float scale, softcap;  // softcap 0: none
+    int64_t positions;     // that the block tables have room for
+
+    // The queries are `tokens` rows; block tables and lengths belong to `sequences` of them.
+    static AttentionArguments check(const Tensor &q, const Tensor &keys, const Tensor &values, const Tensor &out,
+                                    const Tensor &block_tables, const Tensor &seq_lens, const OptionalTensor &sinks,
+                                    int64_t window, float scale, float softcap, Size &tokens, Size &sequences) {
+        Size heads("heads"), kv_heads("kv_heads"), blocks("blocks"), block_size("block_size"), width("blocks per sequence");
+        PagesArgument key(keys, q.is_floating().dtype, kv_heads, blocks, block_size);
+        PagesArgument value(values, q.dtype, kv_heads, blocks, block_size);
+        require(key.int8 == value.int8, "values", "the dtype of keys is expected");
+        for (const PagesArgument *one : {&key, &value})
+            require(one->dim % PAIR == 0 && one->dim <= MAX_DIM, "keys, values",
+                    "a head dim that is a multiple of 32 and at most 1024 is expected");
+        Size key_dim("dim of keys", key.dim), value_dim("dim of values", value.dim);
+        q.has_shape(tokens, heads, key_dim).is_dense(2);
+        require(kv_heads > 0 && heads % kv_heads == 0, "q", "a multiple of kv_heads is expected as heads");
+        out.has_dtype({q.dtype}).has_shape(tokens, heads, value_dim).is_contiguous();
+        block_tables.has_dtype({DType::INT32}).has_shape(sequences, width).is_dense(1);
+        seq_lens.has_dtype({DType::INT64}).has_shape(sequences).is_contiguous();
+        if (sinks) sinks->has_dtype({DType::FLOAT32}).has_shape(heads).is_contiguous();
+        require(window >= 0, "window", "cannot be negative");
+        return {q.dtype, key.int8, q.data(), key.pages, value.pages, out.data(), block_tables.data<int32_t>(),
+                seq_lens.data<int64_t>(), data_or_null<float>(sinks), sequences, heads, kv_heads, q.strides[0], key_dim,
+                value_dim, block_size, block_tables.strides[0], window, scale, softcap, sequences * width * block_size};
+    }
+};
+
+struct PagedDecode : AttentionArguments {
+    static constexpr const char *NAME = "paged_decode";
+    static constexpr const char *PARAMETERS[] = {"q",        "keys",  "values", "out",   "block_tables",
+                                                 "seq_lens", "sinks", "window", "scale", "softcap"};
+    static PagedDecode check(const Tensor &q, const Tensor &keys, const Tensor &values, const Tensor &out,
+                             const Tensor &block_tables, const Tensor &seq_lens, const OptionalTensor &sinks,
+                             int64_t window, float scale, float softcap) {
+        Size sequences("sequences");
+        return {AttentionArguments::check(q, keys, values, out, block_tables, seq_lens, sinks, window, scale, softcap,
+                                          sequences, sequences)};
+    }
+    void run() const;
+    int64_t work() const { return positions * heads * key_dim; }
+    int64_t &row_count() { return sequences; }
+};
+REGISTER_OP(PagedDecode);
+
+#include "../chunks.h"
+
+constexpr int64_t QUERY_TILE = 4;  // queries that share each load of keys and values
+
+// A query of one head, and where its partial result over a chunk goes: largest score, sum of weights, weighted values.
+struct Query {
+    const void *q;
+    float *largest, *total, *out;
+};
+
+// Scores of `count` queries over positions [first, last). q: float32 (count, key_dim). The prefetcher, which may be null,
+// takes one step per row.
+template <class Rows, int count>
+void compute_scores(const AttentionArguments &a, const float *q, const typename Rows::Element *head,
+                    const int32_t *block_table, int64_t first, int64_t last, float *scores,
+                    Prefetcher<typename Rows::Element> *prefetcher) {
+    PageIterator<typename Rows::Element> iterator(head, a.keys, block_table, a.block_size, first);
+    for (int64_t begin = first; begin < last; begin += LANES) {
+        Floats totals[count][LANES];
+        alignas(64) float scales[LANES] = {};
+        int64_t rows = std::min<int64_t>(LANES, last - begin);
+        for (int64_t row = 0; row < rows; row++) {
+            const typename Rows::Element *key = iterator.next();
+            if (prefetcher) prefetcher->step();
+            scales[row] = Rows::scale(key);
+            Floats total[count], other[count];
+            for (int g = 0; g < count; g++) total[g] = other[g] = broadcast(0.0f);
+            for (int64_t i = 0; i < a.key_dim; i += PAIR) {
+                Floats k, l;
+                Rows::load_pair(key + i, k, l);
+                for (int g = 0; g < count; g++) {
+                    total[g] += Float32::load(q + g * a.key_dim + i) * k;
+                    other[g] += Float32::load(q + g * a.key_dim + i + LANES) * l;
+                }
+            }
+            for (int g = 0; g < count; g++) totals[g][row] = total[g] + other[g];
+        }
+        for (int g = 0; g < count; g++) {
+            for (int64_t row = rows; row < LANES; row++) totals[g][row] = broadcast(0.0f);
+            Float32::store(scores + g * CHUNK + begin - first, horizontal_sums(totals[g]) * Float32::load(scales));
+        }
+    }
+}
+
+// The weighted sum of the values at positions [first, last), of `width` * 32 of their elements from `at` on.
+template <class Rows, int count, int width>
+void accumulate_part(const AttentionArguments &a, const float *weights, const typename Rows::Element *head,
+                     const int32_t *block_table, int64_t first, int64_t last, const Query *queries, int64_t at,
+                     Prefetcher<typename Rows::Element> *prefetcher) {
+    Floats total[count][2 * width];
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < 2 * width; i++) total[g][i] = broadcast(0.0f);
+    PageIterator<typename Rows::Element> iterator(head, a.values, block_table, a.block_size, first);
+    for (int64_t position = first; position < last; position++) {
+        const typename Rows::Element *value = iterator.next();
+        if (prefetcher) prefetcher->step();
+        float scale = Rows::scale(value);
+        Floats weight[count];
+        for (int g = 0; g < count; g++) weight[g] = broadcast(weights[g * CHUNK + position - first] * scale);
+        for (int i = 0; i < width; i++) {
+            Floats v, w;
+            Rows::load_pair(value + at + i * PAIR, v, w);
+            for (int g = 0; g < count; g++) {
+                total[g][2 * i] += weight[g] * v;
+                total[g][2 * i + 1] += weight[g] * w;
+            }
+        }
+    }
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < 2 * width; i++) Float32::store(queries[g].out + at + i * LANES, total[g][i]);
+}
+
+// `compute_scores` with dot products of bfloat16 elements; queries stay in registers. pairs: key_dim / 32.
+template <int count, int pairs>
+void compute_scores_bf16(const AttentionArguments &a, const Query *queries, const uint16_t *head,
+                         const int32_t *block_table, int64_t first, int64_t last, float *scores,
+                         Prefetcher<uint16_t> *prefetcher) {
+    Words query[count][pairs];
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < pairs; i++) query[g][i] = load_words((const uint16_t *)queries[g].q + i * PAIR);
+    PageIterator<uint16_t> iterator(head, a.keys, block_table, a.block_size, first);
+    for (int64_t begin = first; begin < last; begin += LANES) {
+        Floats totals[count][LANES];
+        int64_t rows = std::min<int64_t>(LANES, last - begin);
+        for (int64_t row = 0; row < rows; row++) {
+            const uint16_t *key = iterator.next();
+            if (prefetcher) prefetcher->step();
+            Floats total[count];
+            for (int g = 0; g < count; g++) total[g] = broadcast(0.0f);
+            for (int i = 0; i < pairs; i++) {
+                Words k = load_words(key + i * PAIR);
+                for (int g = 0; g < count; g++) total[g] = dot_add(total[g], query[g][i], k);
+            }
+            for (int g = 0; g < count; g++) totals[g][row] = total[g];
+        }
+        for (int g = 0; g < count; g++) {
+            for (int64_t row = rows; row < LANES; row++) totals[g][row] = broadcast(0.0f);
+            Float32::store(scores + g * CHUNK + begin - first, horizontal_sums(totals[g]));
+        }
+    }
+}
+
+// `accumulate_part` with dot products of bfloat16 elements, two positions at a time. Weights past the last one are 0.
+template <int count, int width>
+void accumulate_part_bf16(const AttentionArguments &a, const uint16_t *weights, const uint16_t *head,
+                          const int32_t *block_table, int64_t first, int64_t last, const Query *queries, int64_t at,
+                          Prefetcher<uint16_t> *prefetcher) {
+    typedef uint16_t Line __attribute__((vector_size(64)));
+    constexpr Line lower = {0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,
+                            16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59};
+    constexpr Line upper = lower + 4;  // for each eight elements, in the order of the unpack instructions
+    Floats low[count][width], high[count][width];
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < width; i++) low[g][i] = high[g][i] = broadcast(0.0f);
+    PageIterator<uint16_t> iterator(head, a.values, block_table, a.block_size, first);
+    for (int64_t position = first; position < last; position += 2) {
+        const uint16_t *value = iterator.next(), *other = position + 1 < last ? iterator.next() : value;
+        if (prefetcher) prefetcher->step(), prefetcher->step();
+        Words weight[count];
+        for (int g = 0; g < count; g++) {
+            uint32_t both;
+            std::memcpy(&both, weights + g * CHUNK + position - first, sizeof both);
+            weight[g] = Words{} + both;
+        }
+        for (int i = 0; i < width; i++) {
+            Line v = (Line)load_words(value + at + i * PAIR), w = (Line)load_words(other + at + i * PAIR);
+            Words near = (Words)__builtin_shuffle(v, w, lower), far = (Words)__builtin_shuffle(v, w, upper);
+            for (int g = 0; g < count; g++) {
+                low[g][i] = dot_add(low[g][i], near, weight[g]);
+                high[g][i] = dot_add(high[g][i], far, weight[g]);
+            }
+        }
+    }
+    constexpr Ints even = {0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30};
+    for (int g = 0; g < count; g++)
+        for (int i = 0; i < width; i++)
+            Float32::store_pair(queries[g].out + at + i * PAIR, __builtin_shuffle(low[g][i], high[g][i], even),
+                                __builtin_shuffle(low[g][i], high[g][i], even + 1));
+}
+
+// The weighted sum of values over all value_dim elements, as many at a time as fit into registers.
+template <class Rows, int count, class Weight>
+void accumulate_values(const AttentionArguments &a, const Weight *weights, const typename Rows::Element *head,
+                       const int32_t *block_table, int64_t first, int64_t last, const Query *queries,
+                       Prefetcher<typename Rows::Element> *prefetcher) {
+    constexpr int max_width = count > 2 ? 2 : 4;
+    auto part = [&](auto pairs, int64_t at) {
+        constexpr int width = decltype(pairs)::value;
+        Prefetcher<typename Rows::Element> *own = at ? nullptr : prefetcher;
+        if constexpr (std::is_same_v<Weight, float>)
+            accumulate_part<Rows, count, width>(a, weights, head, block_table, first, last, queries, at, own);
+        else
+            accumulate_part_bf16<count, width>(a, weights, head, block_table, first, last, queries, at, own);
+    };
+    int64_t at = 0;
+    for (; at + max_width * PAIR <= a.value_dim; at += max_width * PAIR)
+        part(std::integral_constant<int, max_width>{}, at);
+    for (; at < a.value_dim; at += PAIR) part(std::integral_constant<int, 1>{}, at);
+}
+
+// Scales scores, and soft-caps them if softcap > 0.
+inline void scale_scores(float *scores, int64_t begin, int64_t end, float scale, float softcap) {
+    for (int64_t i = begin; i < end; i += LANES) {
+        Floats s = Float32::load(scores + i) * scale;
+        Float32::store(scores + i, softcap > 0.0f ? vector_tanh(s / softcap) * softcap : s);
+    }
+}
+
+// Softmax weights e^(score - top) of scores, where top is raised to the largest score. Returns the sum of the weights.
+template <class T>
+float softmax_weights(const float *scores, typename T::Element *weights, int64_t begin, int64_t end, float &top) {
+    Floats largest = broadcast(top), total = broadcast(0.0f);
+    for (int64_t i = begin; i < end; i += LANES) largest = maximum(largest, Float32::load(scores + i));
+    for (int i = 0; i < LANES; i++) top = std::max(top, largest[i]);
+    float shift = top == -INFINITY ? 0.0f : top;  // if all scores are -inf, all weights are 0
+    for (int64_t i = begin; i < end; i += LANES) {
+        Floats weight = vector_exp2((Float32::load(scores + i) - shift) * 1.44269504088896341f);
+        T::store(weights + i, weight);
+        total += weight;
+    }
+    return horizontal_sum(total);
+}
+
+// Whether bfloat16 elements are multiplied without conversion to float32.
+template <class T, class Rows>
+constexpr bool USE_BF16_DOT = BF16_DOT && std::is_same_v<T, BFloat16> && std::is_same_v<Rows, PlainRows<T>>;
+
+// Scores of `count` queries over a chunk.
+template <class T, class Rows, int count>
+void score_chunk(const AttentionArguments &a, const Query *queries, const typename Rows::Element *keys,
+                 const int32_t *block_table, int64_t first, int64_t last, float *scores,
+                 Prefetcher<typename Rows::Element> *prefetcher) {
+    if constexpr (USE_BF16_DOT<T, Rows>) {
+        switch (a.key_dim / PAIR) {
+            case 1: return compute_scores_bf16<count, 1>(a, queries, keys, block_table, first, last, scores, prefetcher);
+            case 2: return compute_scores_bf16<count, 2>(a, queries, keys, block_table, first, last, scores, prefetcher);
+            case 4: return compute_scores_bf16<count, 4>(a, queries, keys, block_table, first, last, scores, prefetcher);
+        }
+    }
+    alignas(64) float q[count * MAX_DIM];
+    for (int g = 0; g < count; g++)
+        for (int64_t i = 0; i < a.key_dim; i += PAIR) {
+            Floats x, y;
+            Rows::load_query_pair((const typename T::Element *)queries[g].q + i, x, y);
+            Float32::store_pair(q + g * a.key_dim + i, x, y);
+        }
+    compute_scores<Rows, count>(a, q, keys, block_table, first, last, scores, prefetcher);
+}
+
+// Attention of `count` queries of one KV head over a chunk.
+template <class T, class Rows, int count>
+void attend_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t kv_head, const Query *queries,
+                  Prefetcher<typename Rows::Element> *prefetcher) {
+    typedef typename Rows::Element Element;
+    typedef typename std::conditional<USE_BF16_DOT<T, Rows>, T, Float32>::type Weight;
+    const int32_t *block_table = a.block_tables + chunk.sequence * a.table_stride;
+    alignas(64) float scores[count * CHUNK];
+    alignas(64) typename Weight::Element weights[count * CHUNK];
+    score_chunk<T, Rows, count>(a, queries, row_at<const Element>(a.keys, kv_head, 0, 0), block_table, chunk.first,
+                                chunk.last, scores, prefetcher);
+    int64_t length = chunk.last - chunk.first, end = (length + LANES - 1) / LANES * LANES;
+    for (int g = 0; g < count; g++) {
+        float *own = scores + g * CHUNK;
+        scale_scores(own, 0, end, a.scale, a.softcap);
+        for (int64_t i = length; i < end; i++) own[i] = -INFINITY;
+        *queries[g].largest = -INFINITY;
+        *queries[g].total = softmax_weights<Weight>(own, weights + g * CHUNK, 0, end, *queries[g].largest);
+    }
+    accumulate_values<Rows, count>(a, weights, row_at<const Element>(a.values, kv_head, 0, 0), block_table, chunk.first,
+                                   chunk.last, queries, prefetcher);
+}
+
+// Adds a chunk's rows of one KV head to what is prefetched.
+template <class Rows>
+void prefetch_chunk(Prefetcher<typename Rows::Element> &prefetcher, const AttentionArguments &a, const Chunk &chunk,
+                    int64_t kv_head) {
+    const int32_t *block_table = a.block_tables + chunk.sequence * a.table_stride;
+    for (auto [pages, dim] : {std::pair(&a.keys, a.key_dim), std::pair(&a.values, a.value_dim)})
+        prefetcher.add({row_at<const typename Rows::Element>(*pages, kv_head, 0, 0), *pages, block_table, a.block_size,
+                        chunk.first},
+                       chunk.last - chunk.first, Rows::PREFIX + dim);
+}
+
+// Results over chunks, one for each pair of chunk and sequence, and each head.
+struct PartialResults {
+    PartialResults(int64_t parts, int64_t heads, int64_t dim)
+        : largest(parts * heads), total(parts * heads), out(new float[parts * heads * dim]) {}
+    std::vector<float> largest, total;
+    std::unique_ptr<float[]> out;
+};
+
+// Attention of all queries of one KV head over a chunk, QUERY_TILE at a time.
+template <class T, class Rows>
+void attend_queries(const AttentionArguments &a, const Chunks &chunks, const Chunk &chunk, int64_t kv_head,
+                    PartialResults &results, Prefetcher<typename Rows::Element> &prefetcher) {
+    int64_t group = a.heads / a.kv_heads, count = (chunk.end - chunk.begin) * group;
+    for (int64_t begin = 0; begin < count; begin += QUERY_TILE) {
+        Query queries[QUERY_TILE];
+        int64_t here = std::min(QUERY_TILE, count - begin);
+        for (int64_t i = 0; i < here; i++) {
+            int64_t part = chunk.begin + (begin + i) / group, head = kv_head * group + (begin + i) % group;
+            int64_t at = chunks.results[part] * a.heads + head;
+            queries[i] = {(const typename T::Element *)a.q + chunks.sequences[part] * a.q_stride + head * a.key_dim,
+                          &results.largest[at], &results.total[at], &results.out[at * a.value_dim]};
+        }
+        auto attend = [&](auto number) {
+            attend_chunk<T, Rows, decltype(number)::value>(a, chunk, kv_head, queries, begin ? nullptr : &prefetcher);
+        };
+        switch (here) {
+            case 4: attend(std::integral_constant<int, 4>{}); break;
+            case 3: attend(std::integral_constant<int, 3>{}); break;
+            case 2: attend(std::integral_constant<int, 2>{}); break;
+            default: attend(std::integral_constant<int, 1>{});
+        }
+    }
+}
+
+// Combines the partial results of one head of a sequence.
+template <class T, class Rows>
+void merge_chunks(const AttentionArguments &a, const Chunks &chunks, int64_t sequence, int64_t head,
+                  PartialResults &results) {
+    int64_t begin = chunks.offsets[sequence], end = chunks.offsets[sequence + 1];
+    float top = a.sinks ? a.sinks[head] : -INFINITY;
+    for (int64_t c = begin; c < end; c++) top = std::max(top, results.largest[c * a.heads + head]);
+    float total = a.sinks ? std::exp(a.sinks[head] - top) : 0.0f;
+    for (int64_t c = begin; c < end; c++) {
+        float &factor = results.largest[c * a.heads + head];  // from here on the factor of the chunk's partial result
+        factor = std::exp(factor - top);
+        total += factor * results.total[c * a.heads + head];
+    }
+    typename T::Element *out = (typename T::Element *)a.out + (sequence * a.heads + head) * a.value_dim;
+    for (int64_t d = 0; d < a.value_dim; d += PAIR) {
+        Floats mixed = broadcast(0.0f), other = broadcast(0.0f);
+        for (int64_t c = begin; c < end; c++) {
+            const float *part = &results.out[(c * a.heads + head) * a.value_dim + d];
+            mixed += results.largest[c * a.heads + head] * Float32::load(part);
+            other += results.largest[c * a.heads + head] * Float32::load(part + LANES);
+        }
+        Rows::store_output_pair(out + d, mixed / total, other / total);
+    }
+}
+
+template <class T, class Rows>
+void decode(const AttentionArguments &a) {
+    Chunks chunks(a);
+    PartialResults results(int64_t(chunks.results.size()), a.heads, a.value_dim);
+    int64_t items = int64_t(chunks.list.size()) * a.kv_heads;
+    WorkItems work(items);
+    run_parallel([&](int) {
+        Prefetcher<typename Rows::Element> prefetcher;
+        bool begun = false;
+        auto add = [&](int64_t item) {
+            if (item < items) prefetch_chunk<Rows>(prefetcher, a, chunks.list[item / a.kv_heads], item % a.kv_heads);
+        };
+        work.for_each([&](int64_t item, int64_t next) {
+            if (!begun) add(item);
+            add(next);
+            constexpr int64_t size = sizeof(typename Rows::Element);
+            for (int64_t byte = 0; !begun && byte < PREFETCH_BYTES; byte += a.key_dim * size) prefetcher.step();
+            begun = true;
+            attend_queries<T, Rows>(a, chunks, chunks.list[item / a.kv_heads], item % a.kv_heads, results, prefetcher);
+        });
+    });
+    parallel_for(a.sequences * a.heads, a.sequences * a.heads * a.value_dim > SERIAL, [&](int64_t at) {
+        merge_chunks<T, Rows>(a, chunks, at / a.heads, at % a.heads, results);
+    });
+}
+
+template <class T>
+void paged_decode(const AttentionArguments &a) {
+    if (a.sequences == 0) return;
+    a.int8 ? decode<T, Int8Rows<T>>(a) : decode<T, PlainRows<T>>(a);
+}
+
+inline void PagedDecode::run() const {
+    dtype == DType::BFLOAT16 ? paged_decode<BFloat16>(*this) : paged_decode<Float32>(*this);
+}

@@ -1,0 +1,129 @@
+// Matrix products with bfloat16 weights in panels of 32 outputs: (panels, size_in / 2, 32, 2), so that one load brings the
+// weights of two inputs for 16 outputs. Each output is one chain of sums over its inputs for any number of rows: a row's
+// result does not depend on what else is in the batch.
+#pragma once
+
+#include "parallel.h"
+#include "simd.h"
+
+constexpr int64_t PANEL = 2 * LANES;            // outputs
+constexpr int64_t MAX_ROWS = 12;                // whose sums fit into registers beside the weights
+constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
+constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
+
+// Divides rows and panels: into as few tiles of rows as registers allow, of about the same size. A work item is a group of
+// panels, which stays in the cache while all rows are multiplied with it.
+struct Tiling {
+    int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, items;
+    Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows)
+        : rows(rows), panels((size_out + PANEL - 1) / PANEL), packed_bytes(packed_bytes), row_bytes(row_bytes),
+          tiles((rows + max_rows - 1) / max_rows), tile((rows + tiles - 1) / tiles),
+          group(rows <= SMALL_BATCH ? 1 : std::max<int64_t>(1, std::min<int64_t>(4, L2_WEIGHT_BYTES / packed_bytes))),
+          items((panels + group - 1) / group) {}
+    // Calls body(first row, rows, panel, prefetch) for all tiles and panels of an item. The prefetch is of the same panel
+    // of the next item: all of it if there is one tile, else one half beside each of the first two tiles. A tile's first
+    // panel prefetches the rows of the next tile if there is nothing else to prefetch.
+    template <class Body>
+    void for_each(int64_t item, int64_t next, const char *x, const char *weight, Body body) const {
+        int64_t first = item * group, end = std::min(panels, first + group);
+        for (int64_t t = 0; t * tile < rows; t++)
+            for (int64_t panel = first; panel < end; panel++) {
+                int64_t then = panel + (next - item) * group;
+                const char *at = weight + panel * packed_bytes;
+                if (t < 2 && then < panels) at = weight + then * packed_bytes + t * packed_bytes / 2;
+                else if (panel == first && t + 1 < tiles) at = x + (t + 1) * tile * row_bytes;
+                body(t * tile, std::min(tile, rows - t * tile), panel, PrefetchStream{at, tiles == 1 ? 2 * LINE : LINE});
+            }
+    }
+};
+
+// Adds the products of two inputs, the halves of x, to 16 outputs.
+inline Floats dot_add(Floats total, Words weights, uint32_t x) { return dot_add(total, weights, Words{} + x); }
+
+// Products of `rows` rows with one panel. Passes each row's 32 sums to epilogue(row, first 16, second 16) while they are in
+// registers. Loops over rows are unrolled early, else the compiler keeps the sums in memory because of the prefetches.
+template <int rows, class Epilogue>
+void panel_matmul(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t size_in, PrefetchStream prefetch,
+                  const Epilogue &epilogue) {
+    Floats low[rows], high[rows];
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
+    for (int64_t i = 0; i < size_in; i += 2) {
+        Words first = load_words(panel + i * PANEL), second = load_words(panel + i * PANEL + PAIR);
+        prefetch.fetch();
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++) {
+            uint32_t inputs;
+            std::memcpy(&inputs, x + row * stride + i, sizeof inputs);
+            low[row] = dot_add(low[row], first, inputs);
+            high[row] = dot_add(high[row], second, inputs);
+        }
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) epilogue(row, low[row], high[row]);
+}
+
+template <class Epilogue>
+using PanelMatmul = void(const uint16_t *, int64_t, const uint16_t *, int64_t, PrefetchStream, const Epilogue &);
+
+template <class Epilogue, int... rows>
+PanelMatmul<Epilogue> *panel_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
+    static PanelMatmul<Epilogue> *const functions[] = {panel_matmul<rows + 1, Epilogue>...};
+    return functions[count - 1];
+}
+
+// panel_matmul for a number of rows that is known at run time.
+template <class Epilogue>
+PanelMatmul<Epilogue> *panel_matmul_for(int64_t rows) {
+    return panel_matmul_for<Epilogue>(rows, std::make_integer_sequence<int, int(MAX_ROWS)>{});
+}
+
+// Adds the bias and stores 32 outputs of some rows, or as many of them as there are.
+template <class T>
+class OutputEpilogue {
+  public:
+    // Call: Linear or QuantizedLinear.
+    template <class Call>
+    OutputEpilogue(const Call &a, int64_t row, int64_t rows, int64_t output)
+        : out_((Element *)a.out + row * a.size_out + output), stride_(a.size_out),
+          count_(std::min<int64_t>(PANEL, a.size_out - output)) {
+        if (a.bias) std::memcpy(bias_, a.bias + output, count_ * sizeof(float));
+        for (int64_t r = 0; r < rows; r++)  // all of them first: one store after the other would miss
+            prefetch_for_write(out_ + r * stride_, count_);
+    }
+    void operator()(int row, Floats low, Floats high) const {
+        low += Float32::load(bias_), high += Float32::load(bias_ + LANES);
+        Element *out = out_ + row * stride_;
+        if (count_ == PANEL) return T::store2(out, low, high);
+        Element part[PANEL];
+        T::store2(part, low, high);
+        std::memcpy(out, part, count_ * sizeof *part);
+    }
+
+  private:
+    typedef typename T::Element Element;
+    Element *out_;
+    int64_t stride_, count_;
+    alignas(64) float bias_[PANEL] = {};
+};
+
+// Rows of bfloat16 inputs. They are copied if their stride is a multiple of a page of memory, as all rows of a tile would
+// then compete for the same few lines of the first-level cache.
+class DealiasedRows {
+  public:
+    DealiasedRows(const void *x, int64_t rows, int64_t size, int64_t stride) : x((const uint16_t *)x), stride(stride) {
+        if (rows == 1 || !aliases(2 * stride)) return;
+        this->stride = (size + LINE) | LINE;
+        copy_.reset(new uint16_t[rows * this->stride]);
+        parallel_for(rows, rows * size > SERIAL, [&](int64_t row) {
+            std::memcpy(&copy_[row * this->stride], this->x + row * stride, size * sizeof *this->x);
+        });
+        this->x = copy_.get();
+    }
+    static bool aliases(int64_t bytes) { return bytes % 4096 == 0; }
+    const uint16_t *x;
+    int64_t stride;
+
+  private:
+    std::unique_ptr<uint16_t[]> copy_;
+};

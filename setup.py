@@ -1,0 +1,31 @@
+"""The compiled kernels; all else about the package is in pyproject.toml, which cannot list files by pattern."""
+
+from glob import glob
+
+from setuptools import Extension, setup
+
+CSRC = "quire/kernels/csrc"
+
+setup(
+    ext_modules=[
+        Extension(
+            "quire.kernels._native",
+            # Sorted: templates of the standard library are linked from the first file that has them, which must not be
+            # one for newer processors than isa_any.cpp.
+            sources=sorted(glob(f"{CSRC}/*.cpp")),
+            depends=sorted(glob(f"{CSRC}/**/*.h", recursive=True)),
+            language="c++",
+            extra_compile_args=[
+                "-std=c++20",
+                "-O3",
+                "-g0",
+                "-fno-math-errno",
+                "-fopenmp",
+                "-Wno-psabi",
+                "-Wno-maybe-uninitialized",  # GCC 12 warns of its own headers for AVX-512
+            ],
+            extra_link_args=["-fopenmp"],
+            optional=True,  # without a compiler it is left out, and the torch references run
+        )
+    ]
+)
