@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from quire.api.defaults import read_defaults
-from quire.api.parsers import reasoning_tags, shown_tokens, tool_format
-from quire.api.served import ServedModel
-from quire.api.structured.checker import GrammarChecker
+from quire.api.answers.parsers import reasoning_tags, shown_tokens, tool_format
+from quire.api.answers.structured.checker import GrammarChecker
+from quire.api.serving.defaults import read_defaults
+from quire.api.serving.models import ServedModel
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions

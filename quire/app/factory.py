@@ -10,12 +10,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quire import __version__
-from quire.api import errors
-from quire.api.fields import HEADER as IGNORED_FIELDS
-from quire.api.identity import REQUEST_ID
+from quire.api import health, models
+from quire.api.anthropic import routes as anthropic
+from quire.api.chat import routes as chat
+from quire.api.completions import generate
+from quire.api.completions import routes as completions
+from quire.api.http import errors
+from quire.api.http.fields import HEADER as IGNORED_FIELDS
+from quire.api.http.identity import REQUEST_ID
+from quire.api.responses import routes as responses
 from quire.api.responses.service import ResponseService
-from quire.api.routes import chat, completions, generate, health, messages, models, responses
-from quire.api.served import Services
+from quire.api.serving.models import Services
 from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
@@ -27,7 +32,7 @@ def create_app(services: Services, metrics: Metrics, service: ResponseService, s
     """The whole HTTP side as one ASGI callable."""
     app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
     errors.install(app)
-    for module in (completions, chat, messages, generate, models, health):
+    for module in (completions, chat, anthropic, generate, models, health):
         app.include_router(module.router(services))
     app.include_router(responses.router(services, service))
 

@@ -10,10 +10,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.errors import TooLarge, Unauthorized
-from quire.api.identity import REQUEST_ID, clean_request_id, new_request_id
-from quire.api.served import Services
-from quire.api.sse import DIRECT
+from quire.api.http.errors import TooLarge, Unauthorized
+from quire.api.http.identity import REQUEST_ID, clean_request_id, new_request_id
+from quire.api.http.sse import DIRECT
+from quire.api.serving.models import Services
 from quire.metrics.prometheus import Metrics
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})  # for probes, which have no key

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from quire import __version__
 from quire.api.responses.service import ResponseService
-from quire.api.served import ServedModel, Services
+from quire.api.serving.models import ServedModel, Services
 from quire.app.sockets import cannot_listen
 from quire.config.options import ServerOptions
 

@@ -15,7 +15,7 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.api.served import ServedModel, Services
+from quire.api.serving.models import ServedModel, Services
 from quire.app.engines import RunningEngine, memory_share
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
@@ -65,7 +65,6 @@ async def _serve(
             trust_request_chat_template=settings.trust_request_chat_template,
             stall_timeout=settings.stall_timeout,
             sse_keepalive=settings.sse_keepalive,
-            tool_servers=ToolServers(labelled(settings.tool_server), settings.tool_timeout),
         )
         metrics = Metrics(
             max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
@@ -73,7 +72,7 @@ async def _serve(
         for index, model in enumerate(models):
             model.client.observer = ModelMetrics(metrics, model.names[0], index)
         options = ServerOptions.of(settings)
-        responses = ResponseService(services, store)
+        responses = ResponseService(services, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
         server = Server(create_app(services, metrics, responses, options), services, responses, options)
         await server.serve(sockets)
         return 0 if server.started else 1

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.api.answer import Reading
-from quire.api.chunks import ChatChunkWriter, ChunkHead
-from quire.api.messages import BlockWriter, blocks_of
-from quire.api.protocol.messages import AnsweredMessage, MessagesUsage
-from quire.api.reasoning import tags_named
+from quire.api.answers.answer import Reading
+from quire.api.answers.reasoning import tags_named
+from quire.api.answers.tools.calls import CallDelta, Parsed
+from quire.api.answers.tools.choice import ToolPlan
+from quire.api.answers.tools.registry import FORMATS
+from quire.api.anthropic.translation import BlockWriter, blocks_of
+from quire.api.chat.chunks import ChatChunkWriter, ChunkHead
+from quire.api.protocol.anthropic import AnsweredMessage, MessagesUsage
 from quire.api.responses.writer import ItemWriter
-from quire.api.tools.calls import CallDelta, Parsed
-from quire.api.tools.choice import ToolPlan
-from quire.api.tools.registry import FORMATS
 from quire.engine.wire.stream import Delta
 
 SCHEMAS: dict[str, dict[str, Any]] = {

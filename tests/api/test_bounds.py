@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.api.defaults import read_defaults
+from quire.api.serving.defaults import read_defaults
 from quire.engine.wire.protocol import AddRequest
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, prompt_of

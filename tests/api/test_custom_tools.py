@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.api.tools.custom_input import InputReader
+from quire.api.answers.tools.custom_input import InputReader
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.api.fields import HARMLESS, UNSUPPORTED
+from quire.api.http.fields import HARMLESS, UNSUPPORTED
 from quire.api.protocol.chat import ChatRequest
 from quire.api.protocol.completions import CompletionRequest
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.api.answer import Reading
-from quire.api.reasoning import REASONING, ReasoningSplitter, ReasoningTags, reasoning_of, tags_named
+from quire.api.answers.answer import Reading
+from quire.api.answers.reasoning import REASONING, ReasoningSplitter, ReasoningTags, reasoning_of, tags_named
 from quire.config.parsers import REASONING_PARSERS
 
 TAGS = ReasoningTags()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from quire.api.answers.tools.calls import Parsed
 from quire.api.responses.store import ResponseStore, Stored
 from quire.api.responses.translation import sealed
 from quire.api.responses.writer import ItemWriter
-from quire.api.tools.calls import Parsed
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server, until

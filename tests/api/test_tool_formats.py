@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.api.tools.calls import joined
-from quire.api.tools.registry import FORMATS
+from quire.api.answers.tools.calls import joined
+from quire.api.answers.tools.registry import FORMATS
 from quire.config.parsers import ToolCallParser
 
 SCHEMAS: dict[str, Any] = {

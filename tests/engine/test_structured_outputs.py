@@ -12,16 +12,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from quire.api.answer import Reading
+from quire.api.answers.answer import Reading
+from quire.api.answers.grammar_writer import as_lark
+from quire.api.answers.reasoning import ReasoningTags
+from quire.api.answers.structured.constraint import Thought, grammar_of
+from quire.api.answers.tools.calls import joined
+from quire.api.answers.tools.choice import ToolPlan
+from quire.api.answers.tools.custom import schema_of
+from quire.api.answers.tools.registry import FORMATS
 from quire.api.protocol.custom import CustomDefinition, CustomTool, GrammarFormat
 from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
-from quire.api.reasoning import ReasoningTags
-from quire.api.structured.constraint import Thought, grammar_of
-from quire.api.structured.writer import as_lark
-from quire.api.tools.calls import joined
-from quire.api.tools.choice import ToolPlan
-from quire.api.tools.custom import schema_of
-from quire.api.tools.registry import FORMATS
 from quire.engine.wire.protocol import SamplingParams
 from tests.support.engine import Engine, random_prompt
 from tests.support.models import make_model, save_model

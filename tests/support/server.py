@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import uvicorn
 
-from quire.api.defaults import read_defaults
+from quire.api.answers.parsers import reasoning_tags, tool_format
+from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.mcp.servers import ToolServers
-from quire.api.parsers import reasoning_tags, tool_format
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.api.served import ServedModel, Services
-from quire.api.structured.checker import GrammarChecker
+from quire.api.serving.defaults import read_defaults
+from quire.api.serving.models import ServedModel, Services
 from quire.app.factory import create_app
 from quire.config.commands import Serve
 from quire.config.tool_servers import labelled
@@ -85,10 +85,10 @@ async def running_server(
             trust_request_chat_template=options.trust_request_chat_template,
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
-            tool_servers=ToolServers(labelled(options.tool_server), options.tool_timeout),
         )
         store = ResponseStore(options.response_store or f"sqlite:///{folder / 'responses.db'}", options.response_ttl)
-        app = create_app(services, metrics, ResponseService(services, store), options)
+        tool_servers = ToolServers(labelled(options.tool_server), options.tool_timeout)
+        app = create_app(services, metrics, ResponseService(services, store, tool_servers), options)
         url = await stack.enter_async_context(listening(app))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
         yield Server(url, http, services)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from quire.api.errors import InvalidRequest
+from quire.api.http.errors import InvalidRequest
 from quire.api.mcp.errors import ToolServerFailed
 from quire.api.mcp.outcome import CallOutcome, Endpoint, RemoteTool, arguments_of, protocol_error
 from quire.api.protocol.mcp import McpTool, ToolFilter

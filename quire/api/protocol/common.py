@@ -38,7 +38,7 @@ def unfit(param: str, message: str) -> PydanticCustomError:
 
 
 class RequestBody(BaseModel):
-    """A request. Fields that are not declared are kept aside and judged by `quire.api.fields`."""
+    """A request. Fields that are not declared are kept aside and judged by `quire.api.http.fields`."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 

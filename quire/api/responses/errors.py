@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.api.errors import NotFound, Unavailable
+from quire.api.http.errors import NotFound, Unavailable
 
 
 class StoreFailed(Unavailable):

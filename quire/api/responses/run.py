@@ -9,8 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.api.call import ChatCall
-from quire.api.generation import Tally, run
+from quire.api.chat.prepare import ChatCall
 from quire.api.protocol.mcp import McpTool
 from quire.api.protocol.responses import (
     AnyTool,
@@ -23,9 +22,10 @@ from quire.api.protocol.responses import (
     ResponseUsage,
     Status,
 )
-from quire.api.responses.builtin import BuiltInTools
+from quire.api.responses.mcp_tools import BuiltInTools
 from quire.api.responses.turns import Allowance
 from quire.api.responses.writer import Event, ItemWriter
+from quire.api.serving.generation import Tally, run
 from quire.engine.wire.errors import DeadlineExceeded, EngineError
 from quire.engine.wire.protocol import TokenLogprobs
 

@@ -12,18 +12,19 @@ from typing import Any
 
 import orjson
 
-from quire.api import fields
-from quire.api.call import ChatCall, prepare_chat
-from quire.api.errors import InvalidRequest
-from quire.api.generation import admit
+from quire.api.chat.prepare import ChatCall, prepare_chat
+from quire.api.http import fields
+from quire.api.http.errors import InvalidRequest
+from quire.api.mcp.servers import ToolServers
 from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest
-from quire.api.responses.builtin import BuiltInTools, later, named_servers, plain_turn
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
+from quire.api.responses.mcp_tools import BuiltInTools, later, named_servers, plain_turn
 from quire.api.responses.run import CLIENT_CALLS, Following, ResponseRun, numbered
 from quire.api.responses.store import ResponseStore, Stored
 from quire.api.responses.translation import as_chat, input_items, stored_items
 from quire.api.responses.writer import Event, new_id
-from quire.api.served import Services
+from quire.api.serving.generation import admit
+from quire.api.serving.models import Services
 from quire.engine.wire.errors import EngineError
 from quire.multimodal.errors import PromptError
 
@@ -71,9 +72,10 @@ class _Job:
 class ResponseService:
     """Makes responses and keeps them."""
 
-    def __init__(self, services: Services, store: ResponseStore) -> None:
+    def __init__(self, services: Services, store: ResponseStore, tool_servers: ToolServers) -> None:
         self._services = services
         self._store = store
+        self._tool_servers = tool_servers
         self._jobs: dict[str, _Job] = {}
 
     async def admit(self, body: ResponsesRequest) -> Admitted:
@@ -89,7 +91,7 @@ class ResponseService:
             given = numbered(own, (new_id(_KINDS[item.type]) for item in own))
             orjson.dumps(given)
         items = [*await self._conversation(body.previous_response_id), *own]
-        tools = BuiltInTools(await self._services.tool_servers.offered(named_servers(body)), body.max_tool_calls)
+        tools = BuiltInTools(await self._tool_servers.offered(named_servers(body)), body.max_tool_calls)
         asked = tools.request(body)
         # Not the request's id: whoever chose that of a stored response would replace it.
         call = await self._prepared(asked, items, new_id("resp"))

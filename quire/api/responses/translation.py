@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from quire.api.body import request_of
-from quire.api.errors import InvalidRequest
+from quire.api.http.body import request_of
+from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest
 from quire.api.protocol.common import SampledFields
 from quire.api.protocol.custom import FlatGrammarFormat, ResponseCustomTool
@@ -32,7 +32,7 @@ from quire.api.protocol.responses import (
     ResponsesRequest,
     ResponseTool,
 )
-from quire.api.responses.builtin import plain_calls
+from quire.api.responses.mcp_tools import plain_calls
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _SAME = (*SampledFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from quire.api.call import ChatCall
+from quire.api.chat.prepare import ChatCall
 from quire.engine.wire.errors import DeadlineExceeded
 
 

@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.mcp.outcome import CallOutcome
 from quire.api.responses.translation import sealed
-from quire.api.tools.calls import CallDelta, Parsed
 
 Event = dict[str, Any]
 # Of the items that are calls: what their ids begin with, and the field that grows.

@@ -1,0 +1,143 @@
+"""Chunks of a streamed chat. Most carry nothing but text and come from a prepared template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from quire.api.answers.answer import AnswerParser
+from quire.api.answers.logprobs import LogprobFormatter
+from quire.api.answers.tools.calls import CallDelta, Parsed, TextDelta
+from quire.api.http.identity import fingerprint
+from quire.api.http.sse import event
+from quire.engine.wire.stream import Delta
+
+_EMPTY = {"content": ""}
+_MARK = "\ue000"  # stands where a template's text goes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHead:
+    """What all chunks of an answer have in common."""
+
+    id: str
+    created: int
+    model: str
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON fields."""
+        return {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": fingerprint(),
+        }
+
+
+class ChatChunkWriter:
+    """Writes one choice: its role first, then its text, its end last."""
+
+    def __init__(
+        self,
+        head: ChunkHead,
+        index: int,
+        *,
+        role: str,
+        echo: str,
+        parser: AnswerParser,
+        include_reasoning: bool,
+        formatter: LogprobFormatter | None,
+        prompt_token_ids: Sequence[int] | None,
+    ) -> None:
+        """A `formatter` writes log-probabilities; with `prompt_token_ids` token ids are told as well."""
+        self._head = head
+        self._index = index
+        self._role = role
+        self._echo = echo
+        self._parser = parser
+        self._include_reasoning = include_reasoning
+        self._formatter = formatter
+        self._prompt_token_ids = prompt_token_ids
+        self._begun = False
+        self._plain = formatter is None and prompt_token_ids is None
+        self._verbatim = self._plain and parser.plain
+        whole = self._chunk({"content": _MARK}, None)
+        self._before, self._after = whole.split(f'"{_MARK}"'.encode())
+
+    def write(self, delta: Delta, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
+        """The chunks of one delta."""
+        if not self._begun:
+            self._begun = True
+            yield from self._begin(usage)
+        if self._verbatim and usage is None and delta.finish_reason is None:
+            if delta.text:
+                yield self._before + orjson.dumps(delta.text) + self._after
+            return
+        parsed = self._parser.push(delta.text, last=delta.finish_reason is not None)
+        if not self._plain or usage is not None or delta.finish_reason is not None:
+            yield from self._write_whole(delta, list(self._pieces(parsed)), usage)
+            return
+        for piece in self._pieces(parsed):
+            if "content" in piece:  # nearly all chunks are this
+                yield self._before + orjson.dumps(piece["content"]) + self._after
+            else:
+                yield self._chunk(piece, None)
+
+    def _pieces(self, parsed: Parsed) -> Iterator[dict[str, Any]]:
+        """Deltas of the message."""
+        for piece in parsed.pieces:
+            if not isinstance(piece, TextDelta):
+                yield from _call(piece)
+            elif not piece.reasoning:
+                yield {"content": piece.text}
+            elif self._include_reasoning:
+                yield {"reasoning": piece.text, "reasoning_content": piece.text}
+
+    def _write_whole(
+        self, delta: Delta, pieces: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None
+    ) -> Iterator[bytes]:
+        """Chunks with all that may stand in one; what belongs to the tokens goes into the last of them."""
+        end = None
+        if delta.finish_reason is not None:
+            reason = self._parser.finish_reason(delta.finish_reason)
+            end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
+            pieces = pieces if pieces and "content" in pieces[-1] else [*pieces, {} if self._parser.called else _EMPTY]
+        for piece in pieces[:-1]:
+            yield self._chunk(piece, usage)
+        yield self._chunk(pieces[-1] if pieces else _EMPTY, usage, delta, end=end)
+
+    def _begin(self, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
+        extra = {} if self._prompt_token_ids is None else {"prompt_token_ids": list(self._prompt_token_ids)}
+        yield self._chunk({"role": self._role, "content": ""}, usage, top=extra)
+        if self._echo:
+            yield self._chunk({"content": self._echo}, usage)
+
+    def _chunk(
+        self,
+        delta: Mapping[str, Any],
+        usage: Mapping[str, Any] | None,
+        tokens: Delta | None = None,
+        *,
+        end: Mapping[str, Any] | None = None,
+        top: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        fields: dict[str, Any] = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if tokens is not None and self._formatter is not None:
+            fields["logprobs"] = {"content": self._formatter.chat(tokens.logprobs)}
+        if tokens is not None and self._prompt_token_ids is not None:
+            fields["token_ids"] = tokens.token_ids
+        body = {**self._head.fields(), "choices": [{**fields, **(end or {})}], **(top or {})}
+        return event(body if usage is None else {**body, "usage": usage})
+
+
+def _call(call: CallDelta) -> Iterator[dict[str, Any]]:
+    kind, argument = ("custom", "input") if call.custom else ("function", "arguments")
+    if call.name is not None:
+        begun = {"id": call.id, "type": kind, kind: {"name": call.name, argument: ""}}
+        yield {"tool_calls": [{"index": call.index, **begun}]}
+    if call.arguments:
+        yield {"tool_calls": [{"index": call.index, kind: {argument: call.arguments}}]}
