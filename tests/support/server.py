@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -118,3 +119,10 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def chunks_of(text: str) -> list[dict[str, Any]]:
+    """Bodies of a stream's events, which must end in [DONE]."""
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]

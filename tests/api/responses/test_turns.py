@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_mcp import OWN, ROME, WEATHER, call, kinds, serving
-from tests.api.test_responses import PATH, ask, prompts
+from tests.api.responses.test_mcp_tools import OWN, ROME, WEATHER, call, kinds, serving
+from tests.support.responses import PATH, ask, prompts
 from tests.support.server import until
 
 OWN_ALONE = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "own"}]}

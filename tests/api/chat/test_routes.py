@@ -10,9 +10,8 @@ import pytest
 
 from quire.api.protocol.chat import ChatCompletion
 from quire.engine.wire.protocol import AddRequest
-from tests.api.test_completions import chunks_of
 from tests.support.fake_core import FakeCore, says
-from tests.support.server import Server, running_server
+from tests.support.server import Server, chunks_of, running_server
 from tests.support.tokenizer import byte_tokenizer
 
 PATH = "/v1/chat/completions"

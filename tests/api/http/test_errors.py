@@ -1,15 +1,31 @@
-"""A refusal says what is wrong with which field, in words for people."""
+"""Error responses name the field and say what was wrong."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.multimodal.renderer import Renderer
 from tests.support.server import running_server
 
 COMPLETIONS = "/v1/completions"
+
+
+async def test_pages_that_do_not_exist(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.http.get("/nowhere")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")
+        answer = await server.http.get(COMPLETIONS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (405, 405)
+        answer = await server.http.post(COMPLETIONS, content=b"{}", headers={"content-type": "text/plain"})
+        assert answer.status_code == 400
+
+
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
 
@@ -72,28 +88,30 @@ async def test_what_is_too_much_for_the_whole_server_is_named(tmp_path: Path) ->
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
 
 
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
+async def test_our_own_mistakes_do_not_end_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("our mistake")
 
-
-@pytest.mark.parametrize(
-    ("path", "body", "named"),
-    [
-        (CHAT, {"messages": [USER], "documents": [{"text": "x"}]}, "documents"),
-        (CHAT, {"messages": [USER], "tools": TOOLS, "tool_choice": "none"}, "tools"),
-        (CHAT, {"messages": [USER], "tools": [], "documents": []}, None),
-        ("/tokenize", {"messages": [USER], "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs.a"),
-        ("/tokenize", {"messages": [USER], "tools": TOOLS}, "tools"),
-        ("/tokenize", {"messages": [USER], "continue_final_message": True}, None),
-        ("/tokenize", {"prompt": "x", "tools": TOOLS, "chat_template": "y"}, "tools, chat_template"),
-        ("/tokenize", {"prompt": "x", "continue_final_message": True}, "continue_final_message"),
-        ("/tokenize", {"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt"),
-        ("/tokenize", {"prompt": "x", "add_generation_prompt": True, "tools": []}, None),
-    ],
-)
-async def test_what_has_no_effect_is_named(tmp_path: Path, path: str, body: Any, named: str | None) -> None:
     async with running_server(tmp_path) as server:
-        answer = await server.post(path, body)
-        assert answer.status_code == 200, answer.text
-        assert answer.headers.get("x-quire-ignored-fields") == named
-    async with running_server(tmp_path, strict_fields=True) as server:
-        assert (await server.post(path, body)).status_code == (400 if named else 200)
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        monkeypatch.setattr(Renderer, "text", broken)
+        with caplog.at_level(logging.ERROR):
+            status, body = await raw_post(reader, writer)
+        assert (status, json.loads(body)["error"]["code"]) == (500, 500)
+        assert "our mistake" in caplog.text
+        assert "our mistake" not in body
+        monkeypatch.undo()
+        assert (await raw_post(reader, writer))[0] == 200
+        writer.close()
+
+
+async def raw_post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, str]:
+    """Status and body of a completion over a connection that is kept."""
+    body = b'{"prompt": "x"}'
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+    (length,) = [int(line.partition(":")[2]) for line in lines if line.startswith("content-length")]
+    return int(lines[0].split()[1]), (await reader.readexactly(length)).decode()

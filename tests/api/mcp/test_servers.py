@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_mcp import OWN, WEATHER, serving
-from tests.api.test_responses import PATH, ask, said
+from tests.api.responses.test_mcp_tools import OWN, WEATHER, serving
 from tests.support.mcp_server import mcp_server
+from tests.support.responses import PATH, ask, said
 from tests.support.server import running_server, until
 
 

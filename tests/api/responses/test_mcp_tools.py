@@ -16,9 +16,9 @@ import openai
 import pytest
 
 from quire.engine.wire.protocol import AddRequest
-from tests.api.test_responses import PATH, ask, prompts, said, stream
 from tests.support.fake_core import FakeCore, says_in_turn
 from tests.support.mcp_server import Tools, mcp_server
+from tests.support.responses import PATH, ask, prompts, said, stream
 from tests.support.server import Server, running_server, until
 from tests.support.tokenizer import byte_tokenizer
 

@@ -11,17 +11,10 @@ import pytest
 from quire.api.protocol.completions import Completion
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, prompt_of, says
-from tests.support.server import running_server
+from tests.support.server import chunks_of, running_server
 from tests.support.tokenizer import VOCAB_SIZE
 
 PATH = "/v1/completions"
-
-
-def chunks_of(text: str) -> list[dict[str, Any]]:
-    """Bodies of a stream's events, which must end in [DONE]."""
-    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
 
 
 async def test_a_text_is_continued(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`quire bench` and `quire chat` against a real server."""
+"""`quire bench serve` against a real server."""
 
 from __future__ import annotations
 
@@ -102,27 +102,3 @@ def test_load_at_a_rate_over_chat(server: ServerProcess, tmp_path: Path) -> None
 def test_a_server_that_is_not_there_is_an_error() -> None:
     for command in (("bench", "serve"), ("chat", "--message", "x")):
         assert "does not name a model" in quire(*command, "--url", "http://127.0.0.1:9/v1", status=1)
-
-
-def test_chat_streams_answers_and_remembers(server: ServerProcess) -> None:
-    one = quire("chat", "--url", f"{server.url}/v1", "--message", "hi", "--max-tokens", "5", "--temperature", "0")
-    assert one.strip()
-    talk = quire(
-        *("chat", "--url", f"{server.url}/v1", "--max-tokens", "5", "--temperature", "0", "--system", "be brief"),
-        stdin="/help\nhi\nagain\n/clear\nhi\n/exit\n",
-    )
-    assert talk.startswith("Talking to tiny.")
-    _, *answers = [line.replace("> ", "") for line in talk.split("\n") if line.startswith("> ")]
-    first, second, after_clearing, end = answers
-    assert first == after_clearing != second
-    assert end == ""
-
-
-def test_start_up_is_timed(tmp_path: Path) -> None:
-    folder = tiny_model(tmp_path / "tiny")
-    result = tmp_path / "result.json"
-    said = quire("bench", "startup", str(folder), "--runs", "1", "--result", str(result))
-    figures = json.loads(result.read_text())
-    assert 0 < figures["ready_s"]["median"] <= figures["first_token_s"]["median"]
-    assert figures["peak_mb"]["median"] > 100
-    assert "first_token_s" in said
