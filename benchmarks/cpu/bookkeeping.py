@@ -2,7 +2,7 @@
 
 The model answers at once, over a small vocabulary. Time is the thread's own CPU time.
 
-python -m benchmarks.cpu.bookkeeping --out benchmarks/results/FILE.json
+python -m benchmarks.cpu.request_tracking --out benchmarks/results/FILE.json
 """
 
 from __future__ import annotations

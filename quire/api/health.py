@@ -11,9 +11,9 @@ from starlette.responses import Response
 from quire import __version__
 from quire.api.http.errors import Unavailable
 from quire.api.protocol.common import ErrorBody
-from quire.api.serving.models import Services
+from quire.api.serving.models import ServerState
 
-_SICK: dict[int | str, dict[str, Any]] = {
+_UNHEALTHY: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorBody, "description": "not healthy, or not ready; the message says why"}
 }
 
@@ -30,26 +30,26 @@ class Load(BaseModel):
     server_load: int
 
 
-def router(services: Services) -> APIRouter:
+def router(state: ServerState) -> APIRouter:
     """The endpoints."""
     routes = APIRouter()
 
     @routes.head("/health", include_in_schema=False)
     @routes.head("/ping", include_in_schema=False)
-    @routes.get("/health", response_class=Response, responses=_SICK)
-    @routes.get("/ping", response_class=Response, responses=_SICK)
-    @routes.post("/ping", response_class=Response, responses=_SICK)
+    @routes.get("/health", response_class=Response, responses=_UNHEALTHY)
+    @routes.get("/ping", response_class=Response, responses=_UNHEALTHY)
+    @routes.post("/ping", response_class=Response, responses=_UNHEALTHY)
     async def health() -> Response:
         """Whether every engine lives and makes progress."""
-        if (reason := services.ailment()) is not None:
+        if (reason := state.unhealthy_reason()) is not None:
             raise Unavailable(reason)
         return Response()
 
     @routes.head("/ready", include_in_schema=False)
-    @routes.get("/ready", response_class=Response, responses=_SICK)
+    @routes.get("/ready", response_class=Response, responses=_UNHEALTHY)
     async def ready() -> Response:
         """Whether new requests should come here."""
-        if services.draining:
+        if state.draining:
             raise Unavailable("The server is finishing its last requests.")
         return await health()
 
@@ -61,6 +61,6 @@ def router(services: Services) -> APIRouter:
     @routes.get("/load")
     async def load() -> Load:
         """How busy the server is."""
-        return Load(server_load=services.in_flight)
+        return Load(server_load=state.in_flight)
 
     return routes

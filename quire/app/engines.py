@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from quire.api.answers.parsers import reasoning_tags, shown_tokens, tool_format
+from quire.api.answers.parsers import parser_tokens, reasoning_tags, tool_format
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.serving.defaults import read_defaults
 from quire.api.serving.models import ServedModel
@@ -83,8 +83,8 @@ class RunningEngine:
             defaults=defaults,
             reasoning=reasoning,
             tools=tools,
-            shown_tokens=shown_tokens(reasoning, tools, self._tokenizer.special_tokens),
-            by_priority=settings.scheduling_policy == "priority",
+            parser_tokens=parser_tokens(reasoning, tools, self._tokenizer.special_tokens),
+            priority_scheduling=settings.scheduling_policy == "priority",
         )
         return replace(model, grammars=GrammarChecker(folder, info.vocab_size, model.eos_token_ids))
 

@@ -20,7 +20,7 @@ def check_readable(settings: Command, field: str, encoding: str = "latin-1") -> 
     try:
         path.read_text(encoding)
     except (OSError, UnicodeError) as error:
-        raise refusal(settings, field, "a readable file", _reason(error)) from error
+        raise file_error(settings, field, "a readable file", _reason(error)) from error
 
 
 def check_writable(settings: Command, field: str) -> None:
@@ -33,12 +33,12 @@ def check_writable(settings: Command, field: str) -> None:
     if path is None:
         return
     if path.is_dir():
-        raise refusal(settings, field, "a file to write", "it is a folder")
+        raise file_error(settings, field, "a file to write", "it is a folder")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise refusal(settings, field, "a file to write", "it cannot be written there")
+        raise file_error(settings, field, "a file to write", "it cannot be written there")
 
 
-def refusal(settings: Command, field: str, wanted: str, reason: str) -> ConfigError:
+def file_error(settings: Command, field: str, wanted: str, reason: str) -> ConfigError:
     """Says that a setting's file will not do."""
     given = str(getattr(settings, field))
     return ConfigError(f"quire {settings.name}: {settings.flag(field)} takes {wanted}, not {given!r}: {reason}")

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.http.errors import TooLarge, Unauthorized
 from quire.api.http.identity import REQUEST_ID, clean_request_id, new_request_id
-from quire.api.http.sse import DIRECT
-from quire.api.serving.models import Services
+from quire.api.http.sse import RAW_SEND
+from quire.api.serving.models import ServerState
 from quire.metrics.prometheus import Metrics
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})  # for probes, which have no key
@@ -21,14 +21,14 @@ _QUIET_PATHS = _OPEN_PATHS | {"/metrics", "/load", "/version"}
 Middleware = Callable[[ASGIApp], ASGIApp]
 
 
-def fold(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
+def apply_middleware(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
     """The app inside all layers, the first one outermost."""
     for layer in reversed(layers):
         app = layer(app)
     return app
 
 
-def bookkeeping(services: Services, metrics: Metrics) -> Middleware:
+def request_tracking(state: ServerState, metrics: Metrics) -> Middleware:
     """Give each request an id, and count and time it."""
 
     def layer(app: ASGIApp) -> ASGIApp:
@@ -49,13 +49,13 @@ def bookkeeping(services: Services, metrics: Metrics) -> Middleware:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
                 await send(message)
 
-            scope[DIRECT] = send
+            scope[RAW_SEND] = send
             started = time.monotonic()
-            services.in_flight += 1
+            state.in_flight += 1
             try:
                 await app(scope, receive, with_id)
             finally:
-                services.in_flight -= 1
+                state.in_flight -= 1
                 handler = getattr(scope.get("route"), "path", "unmatched")
                 metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()
                 metrics.http_seconds.labels(scope["method"], handler).observe(time.monotonic() - started)

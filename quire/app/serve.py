@@ -8,7 +8,7 @@ import ssl
 
 from quire.app.files import check_readable
 from quire.app.models import resolve_models
-from quire.app.sockets import bound
+from quire.app.sockets import bind_sockets
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import ServerOptions
@@ -21,7 +21,7 @@ def run(settings: Serve) -> int:
     for name in ("httpx", "httpx2", "mcp", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _check(settings)
-    with bound(ServerOptions.of(settings)) as sockets:
+    with bind_sockets(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
         blueprints = start_reading([source.folder for source in sources], settings.model_impl)
         from quire.app.serving import serve  # noqa: PLC0415 torch and more: the configs are read meanwhile
@@ -36,7 +36,20 @@ def _check(settings: Serve) -> None:
     check_readable(settings, "chat_template", "utf-8")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
+    _check_parsers(settings)
     _check_certificate(settings)
+
+
+def _check_parsers(settings: Serve) -> None:
+    if settings.reasoning_parser == "auto" and settings.tool_call_parser == "auto":
+        return
+    from quire.api.answers.parsers import check_parsers  # noqa: PLC0415 imports the grammar library
+
+    problem = check_parsers(settings.reasoning_parser, settings.tool_call_parser)
+    if problem is not None:
+        field, expected = problem
+        value = getattr(settings, field)
+        raise ConfigError(f"quire serve: {settings.flag(field)} expects {expected}, not {value!r}")
 
 
 def _check_certificate(settings: Serve) -> None:

@@ -12,20 +12,20 @@ from starlette.types import ASGIApp
 
 from quire import __version__
 from quire.api.responses.service import ResponseService
-from quire.api.serving.models import ServedModel, Services
-from quire.app.sockets import cannot_listen
+from quire.api.serving.models import ServedModel, ServerState
+from quire.app.sockets import listen_error
 from quire.config.options import ServerOptions
 
 logger = logging.getLogger("quire")
-_LAST_WORDS = 2.0  # seconds that clients get to read the error that ends their request
+_ERROR_GRACE_SECONDS = 2.0  # seconds that clients get to read the error that ends their request
 
 
 class Server(uvicorn.Server):
     """Uvicorn, with our start-up line, and readiness that falls as soon as a signal comes."""
 
-    def __init__(self, app: ASGIApp, services: Services, responses: ResponseService, settings: ServerOptions) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, responses: ResponseService, settings: ServerOptions) -> None:
         """Made on the event loop that will serve."""
-        self._services = services
+        self._state = state
         self._responses = responses
         self._settings = settings
         self._hung_up = asyncio.Event()
@@ -50,10 +50,10 @@ class Server(uvicorn.Server):
         try:
             await super().startup(sockets)
         except OSError as error:  # somebody else bound the port too, and was faster to listen
-            raise cannot_listen(self._settings, error) from error
+            raise listen_error(self._settings, error) from error
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         scheme = "https" if self._settings.ssl_certfile else "http"
-        for model in self._services.models:
+        for model in self._state.models:
             logger.info(_start_line(model, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -74,14 +74,14 @@ class Server(uvicorn.Server):
         else:
             logger.info("draining: running requests get %g s to finish", self._settings.drain_timeout)
             self._loop.call_soon_threadsafe(self._loop.call_later, self._settings.drain_timeout, self._cut)
-        self._services.draining = True
+        self._state.draining = True
         self.should_exit = True
 
     def _cut(self) -> None:
         """End the running requests with an error."""
-        for model in self._services.models:
+        for model in self._state.models:
             model.client.fail("the server is shutting down")
-        self._loop.call_later(_LAST_WORDS, self._hang_up)
+        self._loop.call_later(_ERROR_GRACE_SECONDS, self._hang_up)
 
     def _hang_up(self) -> None:
         """Leave clients that do not read what they are sent, or do not send what they announced; and a slow store."""

@@ -15,7 +15,7 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.api.serving.models import ServedModel, Services
+from quire.api.serving.models import ServedModel, ServerState
 from quire.app.engines import RunningEngine, memory_share
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
@@ -58,7 +58,7 @@ async def _serve(
     if settings.response_store is not None:
         await store.open()
     async with _engines(settings, sources, blueprints) as models:
-        services = Services(
+        state = ServerState(
             models=models,
             limits=LimitOptions.of(settings),
             strict_fields=settings.strict_fields,
@@ -72,8 +72,8 @@ async def _serve(
         for index, model in enumerate(models):
             model.client.observer = ModelMetrics(metrics, model.names[0], index)
         options = ServerOptions.of(settings)
-        responses = ResponseService(services, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
-        server = Server(create_app(services, metrics, responses, options), services, responses, options)
+        responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
+        server = Server(create_app(state, metrics, responses, options), state, responses, options)
         await server.serve(sockets)
         return 0 if server.started else 1
 

@@ -13,7 +13,7 @@ from quire.config.options import ServerOptions
 
 
 @contextmanager
-def bound(settings: ServerOptions) -> Iterator[list[socket.socket]]:
+def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
     """Sockets on the server's address. They do not listen yet: a probe must not reach a server that loads.
 
     Raises:
@@ -23,7 +23,7 @@ def bound(settings: ServerOptions) -> Iterator[list[socket.socket]]:
         try:
             sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
         except OSError as error:
-            raise cannot_listen(settings, error) from error
+            raise listen_error(settings, error) from error
         yield sockets
 
 
@@ -60,7 +60,7 @@ def _bind_one(made: socket.socket, address: tuple[Any, ...]) -> socket.socket:
     return made
 
 
-def cannot_listen(settings: ServerOptions, error: OSError) -> ConfigError:
+def listen_error(settings: ServerOptions, error: OSError) -> ConfigError:
     """The error to raise when the server's address cannot be had."""
     reason = error.strerror or str(error)
     return ConfigError(f"quire serve: cannot listen at --host {settings.host} --port {settings.port}: {reason}")

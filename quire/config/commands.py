@@ -16,13 +16,13 @@ from quire.config.options import (
     Flag,
     LimitOptions,
     ModelOptions,
-    Natural,
-    Positive,
+    NonNegativeInt,
+    PositiveInt,
     Seconds,
     ServerOptions,
 )
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Serve(Command, EngineOptions, ChatOptions, ModelOptions, LimitOptions, ServerOptions):
@@ -49,7 +49,7 @@ class Chat(Command):
     system: str | None = Field(None, description="system message that opens the conversation")
     message: str | None = Field(None, description="send this one message, print the answer and leave")
     temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="sampling temperature")
-    max_tokens: Positive | None = Field(None, description="most tokens of an answer")
+    max_tokens: PositiveInt | None = Field(None, description="most tokens of an answer")
 
 
 class BenchServe(Command):
@@ -62,16 +62,16 @@ class BenchServe(Command):
     model_name: str | None = Field(None, description="model to ask; the server's first if not given")
     api_key: str | None = Field(None, description="key to send as Bearer token")
     endpoint: Literal["completions", "chat"] = Field("completions", description="API to load")
-    num_requests: Positive = Field(64, description="requests to send")
+    num_requests: PositiveInt = Field(64, description="requests to send")
     duration: Seconds | None = Field(None, description="keep sending for so many seconds instead")
-    concurrency: Positive = Field(16, description="most requests in flight")
+    concurrency: PositiveInt = Field(16, description="most requests in flight")
     request_rate: Seconds | None = Field(None, description="requests a second, Poisson arrivals; at once if not given")
-    input_len: Positive = Field(128, description="words of a prompt's own part; about as many tokens")
-    prefix_len: Natural = Field(0, description="words that all prompts begin with")
-    output_len: Positive = Field(128, description="tokens to generate for a request")
-    abandon: Share = Field(0.0, description="share of the streams that the client closes half-way")
+    input_len: PositiveInt = Field(128, description="words of a prompt's own part; about as many tokens")
+    prefix_len: NonNegativeInt = Field(0, description="words that all prompts begin with")
+    output_len: PositiveInt = Field(128, description="tokens to generate for a request")
+    abandon: Fraction = Field(0.0, description="share of the streams that the client closes half-way")
     ignore_eos: Flag = Field(True, description="generate output-len tokens whatever the model says")
-    seed: Natural = Field(0, description="seeds prompts and arrivals")
+    seed: NonNegativeInt = Field(0, description="seeds prompts and arrivals")
     timeout: Seconds = Field(600.0, description="seconds that one request may take")
     result: Path | None = Field(None, description="JSON file for the result")
     plot: Path | None = Field(None, description="PNG or SVG file for a plot of the latencies")
@@ -85,7 +85,7 @@ class BenchStartup(Command):
     positional = frozenset({"model"})
 
     model: CliPositionalArg[Names] = Field((), description="model to start; the bundled quire-nano if none is given")
-    runs: Positive = Field(3, description="how often to start it")
+    runs: PositiveInt = Field(3, description="how often to start it")
     timeout: Seconds = Field(600.0, description="seconds that one start may take")
     serve_args: str = Field("", description="further flags for `quire serve`, as one quoted text")
     result: Path | None = Field(None, description="JSON file for the result")

@@ -10,12 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, Wi
 from pydantic_settings import CliImplicitFlag, NoDecode
 
 from quire.config.lists import Keys, Names, Origins
-from quire.config.parsers import ReasoningParser, ToolCallParser
 from quire.config.tool_servers import ToolServers
 
 Flag = CliImplicitFlag[bool]
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -82,17 +81,17 @@ class LimitOptions(Options):
     """What one client may ask for."""
 
     max_body_size: Size = Field(ByteSize(32 << 20), description="largest request body, e.g. 32MiB")
-    max_queued_requests: Natural = Field(
+    max_queued_requests: NonNegativeInt = Field(
         512, description="sequences that may wait for a place in the batch; more are answered 503 with Retry-After"
     )
     request_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.0, description="seconds after which an answer is given up with status 408; 0: never"
     )
-    max_n: Positive = Field(64, description="largest n of a request")
-    max_prompts: Positive = Field(1024, description="most prompts in one completions request")
-    max_stop: Positive = Field(16, description="most stop strings of a request")
-    max_bad_words: Positive = Field(128, description="most bad_words of a request")
-    max_logprobs: Natural = Field(20, description="largest number of alternatives in logprobs")
+    max_n: PositiveInt = Field(64, description="largest n of a request")
+    max_prompts: PositiveInt = Field(1024, description="most prompts in one completions request")
+    max_stop: PositiveInt = Field(16, description="most stop strings of a request")
+    max_bad_words: PositiveInt = Field(128, description="most bad_words of a request")
+    max_logprobs: NonNegativeInt = Field(20, description="largest number of alternatives in logprobs")
 
 
 class ModelOptions(Options):
@@ -107,7 +106,7 @@ class ModelOptions(Options):
         "none", description="bits to which the weights of linear layers are rounded while they load"
     )
     device: Literal["cpu"] = Field("cpu", description="device that runs the model")
-    max_model_len: Positive | None = Field(
+    max_model_len: PositiveInt | None = Field(
         None, description="context length in tokens; the model's own, as far as the KV cache holds it, if not given"
     )
     revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face repository")
@@ -125,19 +124,21 @@ class ChatOptions(Options):
     generation_config: Literal["auto", "none"] = Field(
         "auto", description="auto takes sampling defaults from the model's generation_config.json, none does not"
     )
-    reasoning_parser: ReasoningParser = Field(
-        "auto", description="splits a model's reasoning off; auto: as the chat template tells; START...END: these tags"
+    reasoning_parser: str = Field(
+        "auto",
+        description="parser that splits off reasoning: auto (by the chat template), none, a name as in vLLM, or "
+        "START...END tags",
     )
-    tool_call_parser: ToolCallParser = Field(
-        "auto", description="finds calls of tools in answers; auto: as the chat template tells"
+    tool_call_parser: str = Field(
+        "auto", description="parser that finds tool calls: auto (by the chat template), none, or a name as in vLLM"
     )
 
 
 class EngineOptions(Options):
     """How the engine batches and how much memory its KV cache takes."""
 
-    max_num_seqs: Positive = Field(64, description="most sequences in one step")
-    max_num_batched_tokens: Positive = Field(
+    max_num_seqs: PositiveInt = Field(64, description="most sequences in one step")
+    max_num_batched_tokens: PositiveInt = Field(
         512, description="token budget of a step; longer prompts are computed in chunks"
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
@@ -160,7 +161,7 @@ class EngineOptions(Options):
     speculation: Literal["none", "ngram"] = Field(
         "none", description="ngram guesses tokens from earlier ones and verifies several at once; the text is the same"
     )
-    num_speculative_tokens: Positive = Field(16, description="most tokens guessed at once for a sequence")
+    num_speculative_tokens: PositiveInt = Field(16, description="most tokens guessed at once for a sequence")
     engine_process: Flag = Field(False, description="run the engine in a process of its own instead of a thread")
-    num_threads: Positive | None = Field(None, description="CPU threads of the engine; all cores if not given")
+    num_threads: PositiveInt | None = Field(None, description="CPU threads of the engine; all cores if not given")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="seeds the requests that bring no seed")

@@ -20,7 +20,7 @@ from quire.multimodal.messages import normalise
 from quire.multimodal.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-_MOST_CHARACTERS = 1 << 20  # to tokenise for whoever does not want it to fit; more, if the context holds more
+_MIN_CHARACTER_LIMIT = 1 << 20  # to tokenise for whoever does not want it to fit; more, if the context holds more
 _CUT = "\ue000quire:cut\ue000"  # marks where an unfinished last message ends
 Result = TypeVar("Result")
 
@@ -34,7 +34,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class Conversation:
     """A conversation and how its template is to be filled."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -82,25 +82,25 @@ class Renderer:
         self._check_size(text, room)
         return await self._in_worker(partial(self._encode, text, add_special_tokens))
 
-    async def chat(self, request: ChatRequest, *, room: int | None = None) -> Prompt:
+    async def chat(self, conversation: Conversation, *, room: int | None = None) -> Prompt:
         """Tokens of a conversation.
 
         Raises:
             PromptError: the template refuses it, or the prompt is certainly too long.
         """
-        return await self._in_worker(partial(self._chat, request, room))
+        return await self._in_worker(partial(self._chat, conversation, room))
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
         return await self._in_worker(partial(self.tokenizer.decode, tokens, skip_special_tokens=False))
 
-    def reads(self, request: ChatRequest, name: str) -> bool:
+    def reads(self, conversation: Conversation, name: str) -> bool:
         """Whether the request's template looks at a variable."""
-        return name in self._template(request).variables
+        return name in self._template(conversation).variables
 
-    def final_text(self, request: ChatRequest) -> str:
+    def final_text(self, conversation: Conversation) -> str:
         """Text of the last message, as its template is given it."""
-        (last,) = normalise(request.messages[-1:], as_parts=self._template(request).wants_parts)
+        (last,) = normalise(conversation.messages[-1:], as_parts=self._template(conversation).wants_parts)
         content = last["content"]
         return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
@@ -129,40 +129,40 @@ class Renderer:
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return Prompt(np.array(ids, np.int32), text)
 
-    def _chat(self, request: ChatRequest, room: int | None) -> Prompt:
-        text = self._fill(request)
+    def _chat(self, conversation: Conversation, room: int | None) -> Prompt:
+        text = self._fill(conversation)
         self._check_size(text, room)
-        return self._encode(text, request.add_special_tokens)
+        return self._encode(text, conversation.add_special_tokens)
 
-    def _fill(self, request: ChatRequest) -> str:
-        clash = sorted(_RESERVED & set(request.variables))
+    def _fill(self, conversation: Conversation) -> str:
+        clash = sorted(_RESERVED & set(conversation.variables))
         if clash:
             raise PromptError(f"chat_template_kwargs may not set {', '.join(clash)}.", "chat_template_kwargs")
-        template = self._template(request)
-        messages = normalise(request.messages, as_parts=template.wants_parts)
-        if request.continue_final_message:
+        template = self._template(conversation)
+        messages = normalise(conversation.messages, as_parts=template.wants_parts)
+        if conversation.continue_final_message:
             _mark_end(messages)
         text = template.render(
             {
                 **self.tokenizer.special,
                 **self._defaults,
-                **request.variables,
+                **conversation.variables,
                 "messages": messages,
-                "tools": list(request.tools) if request.tools else None,
-                "documents": list(request.documents) if request.documents else None,
-                "add_generation_prompt": request.add_generation_prompt,
+                "tools": list(conversation.tools) if conversation.tools else None,
+                "documents": list(conversation.documents) if conversation.documents else None,
+                "add_generation_prompt": conversation.add_generation_prompt,
             }
         )
-        if not request.continue_final_message:
+        if not conversation.continue_final_message:
             return text
         head, found, _ = text.rpartition(_CUT)
         if not found:
             raise PromptError("The chat template does not show the final message.", "continue_final_message")
         return head
 
-    def _template(self, request: ChatRequest) -> ChatTemplate:
-        named = "tool_use" if request.tools and "tool_use" in self._sources else "default"
-        source = request.template or self._sources.get(named)
+    def _template(self, conversation: Conversation) -> ChatTemplate:
+        named = "tool_use" if conversation.tools and "tool_use" in self._sources else "default"
+        source = conversation.template or self._sources.get(named)
         if source is None:
             raise PromptError(
                 "The model has no chat template; start the server with --chat-template, or use /v1/completions.",
@@ -176,7 +176,7 @@ class Renderer:
                 f"The prompt has {len(text)} characters; the model's context holds {self.max_model_len} tokens.",
                 "input_text",
             )
-        most = max(_MOST_CHARACTERS, self.max_model_len * self.tokenizer.longest_token)
+        most = max(_MIN_CHARACTER_LIMIT, self.max_model_len * self.tokenizer.longest_token)
         if len(text) > most:
             raise PromptError(f"The text has {len(text)} characters; at most {most} are tokenised.", "input_text")
 

@@ -62,7 +62,7 @@ async def test_a_stuck_engine_is_unhealthy_until_it_moves(tmp_path: Path, monkey
 
 async def test_a_draining_server_is_not_ready_but_healthy(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
-        server.services.draining = True
+        server.state.draining = True
         assert (await server.http.get("/ready")).status_code == 503
         assert (await server.http.get("/health")).status_code == 200
 

@@ -42,7 +42,7 @@ async def is_held_up(task: asyncio.Task[Any]) -> bool:
 async def test_long_texts_do_not_hold_up_others(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         text = "some words " * 80_000
-        renderer = server.services.models[0].renderer
+        renderer = server.state.models[0].renderer
         task = asyncio.create_task(renderer.text(text, add_special_tokens=False))
         assert not await is_held_up(task)
         tokens = (await task).token_ids.tolist() * 4

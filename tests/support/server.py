@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
 from quire.api.answers.parsers import reasoning_tags, tool_format
 from quire.api.answers.structured.checker import GrammarChecker
@@ -19,7 +20,7 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.serving.defaults import read_defaults
-from quire.api.serving.models import ServedModel, Services
+from quire.api.serving.models import ServedModel, ServerState
 from quire.app.factory import create_app
 from quire.config.commands import Serve
 from quire.config.tool_servers import labelled
@@ -37,7 +38,8 @@ class Server:
 
     url: str
     http: httpx.AsyncClient
-    services: Services
+    state: ServerState
+    app: ASGIApp
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.http.post(path, json=body, **options)
@@ -75,11 +77,11 @@ async def running_server(
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
                 grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
-                by_priority=options.scheduling_policy == "priority",
+                priority_scheduling=options.scheduling_policy == "priority",
             )
             client.observer = ModelMetrics(metrics, model.names[0], index)
             models.append(model)
-        services = Services(
+        state = ServerState(
             models=models,
             limits=options,
             strict_fields=options.strict_fields,
@@ -89,10 +91,10 @@ async def running_server(
         )
         store = ResponseStore(options.response_store or f"sqlite:///{folder / 'responses.db'}", options.response_ttl)
         tool_servers = ToolServers(labelled(options.tool_server), options.tool_timeout)
-        app = create_app(services, metrics, ResponseService(services, store, tool_servers), options)
+        app = create_app(state, metrics, ResponseService(state, store, tool_servers), options)
         url = await stack.enter_async_context(listening(app))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
-        yield Server(url, http, services)
+        yield Server(url, http, state, app)
 
 
 @asynccontextmanager

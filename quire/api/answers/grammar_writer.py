@@ -1,4 +1,4 @@
-"""Writes grammars for llguidance: Lark rules, and grammars of their own that these refer to."""
+"""Writes grammars for llguidance: Lark rules, and the JSON schemas and grammars that they refer to."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-_MOST_SPACES = 64  # deep enough an indentation; without a limit models lose themselves in white space
+_MAX_WHITESPACE = 64  # enough for deep indentation; without a limit, models may generate endless whitespace
 _ANYTHING = r"ANYTHING: /(.|\n)*/"
-# In the rules that are written here: texts and regular expressions, and what refers to another grammar.
+# Strings, regular expressions and references to other grammars, in rules that are written here.
 _REFERENCE = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)*/|@(g\d+)')
 
 
 class GrammarWriter:
-    """Puts a grammar together. Its methods give expressions, to be joined by spaces (and then) or by `|` (or)."""
+    """Builds a grammar. Methods return Lark expressions, to be joined by spaces (sequence) or `|` (alternatives)."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
-        """`special`: ids of the tokens that are no text, by what they are called."""
+        """`special`: ids of special tokens by their texts."""
         self._special = special
         self._marks = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
         self._rules: list[str] = []
         self._grammars: list[dict[str, Any]] = []
 
     def text(self, text: str) -> str:
-        """This text, nothing if it is empty; special tokens in it are meant as such."""
+        """This text, with special tokens in it matched as tokens; an empty expression if it is empty."""
         pieces, at = [], 0
         for mark in self._marks.finditer(text):
             pieces += [_quoted(text[at : mark.start()]), f"<[{self._special[mark[0]]}]>"]
             at = mark.end()
         return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece)
 
-    def json(self, schema: Any, *, spaces: int = _MOST_SPACES) -> str:
-        """JSON of a schema, with so many spaces in a row at most, if the schema does not say how many."""
+    def json(self, schema: Any, *, spaces: int = _MAX_WHITESPACE) -> str:
+        """JSON of a schema. `spaces`: maximum of consecutive whitespace, unless the schema sets its own."""
         if isinstance(schema, dict) and "x-guidance" not in schema:
             schema = {**schema, "x-guidance": {"whitespace_pattern": rf"[ \t\r\n]{{1,{spaces}}}"}}
         return self._other({"json_schema": schema})
@@ -44,7 +44,7 @@ class GrammarWriter:
         """Text of a Lark or GBNF grammar.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: it cannot be parsed as either.
         """
         try:
             return self._other({"lark_grammar": any_to_lark(text)})
@@ -52,7 +52,7 @@ class GrammarWriter:
             raise ValueError(str(error)) from error
 
     def regex(self, pattern: str) -> str:
-        """Text that a regular expression matches as a whole; digits, words and spaces are those of ASCII."""
+        """Text that fully matches a regular expression; `\\d`, `\\w` and `\\s` match ASCII only."""
         return self._terminal(f"/{regex_to_lark(pattern, 'dws')}/")
 
     def choice(self, texts: Iterable[str]) -> str:
@@ -66,37 +66,37 @@ class GrammarWriter:
         return _ANYTHING.partition(":")[0]
 
     def until(self, end: str) -> str:
-        """Any text up to the first `end`, and that."""
+        """Any text up to and including the first `end`."""
         if end.startswith(tuple(self._special)):
             return self.rule(f"{self.anything()} {self.text(end)}")
         return self.rule(f"{self.anything()} {_quoted(end)}", "[lazy]")
 
     def matching(self, pattern: str, end: str) -> str:
-        """Text that a regular expression matches as a whole, up to the first `end` that may follow it, and that."""
+        """Text that fully matches a regular expression, followed by the first possible `end`."""
         return self.rule(f"{self.regex(pattern)} {self.text(end)}", "" if self._marks.search(end) else "[lazy]")
 
     def spaces(self) -> str:
-        """White space, or none; not so much that a model could lose itself in it."""
+        """Optional whitespace of up to four characters."""
         blank = self._terminal(r"/[ \t\r\n]{1,4}/")
         return self.rule(f"{blank}?")
 
     def rule(self, expression: str, options: str = "") -> str:
-        """An expression under a name, so that it may stand anywhere."""
+        """A named rule for an expression, so that it can be used in any place."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {expression}")
         return name
 
     def sequence(self, *pieces: str) -> str:
-        """One after the other, without those that are nothing."""
+        """A sequence of expressions; empty ones are left out."""
         given = [piece for piece in pieces if piece]
         return given[0] if len(given) == 1 else self.rule(" ".join(given) or '""')
 
     def either(self, expressions: Iterable[str]) -> str:
-        """One of several."""
+        """One of several expressions."""
         return self.rule(" | ".join(expressions))
 
     def finish(self, start: str) -> str:
-        """The whole grammar, which begins with an expression."""
+        """The complete grammar. `start`: the expression of the whole text."""
         lark = "\n".join([f"start: {start}", *self._rules])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars]}, ensure_ascii=False)
 
@@ -112,7 +112,7 @@ class GrammarWriter:
 
 
 def as_lark(grammar: str) -> str:
-    """A grammar that a writer has finished, as one Lark grammar."""
+    """A finished grammar as a single Lark grammar."""
     first, *others = json.loads(grammar)["grammars"]
     rules = [_REFERENCE.sub(lambda found: found[1] or found[0], first["lark_grammar"])]
     for other in others:

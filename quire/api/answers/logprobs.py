@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of chat, completions and prompts."""
+"""Formats log-probabilities for chat, completions and prompts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 
-_LEAST = -9999.0  # JSON has no minus infinity
+_MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class TextPosition:
-    """Characters of a text before its next token; one that several tokens make up counts behind the last of them."""
+    """Offset of the next token in a text. A character made of several tokens is counted after the last of them."""
 
     def __init__(self) -> None:
         self.characters = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def advance(self, token: bytes) -> None:
-        """Go behind a token."""
+        """Advance past a token."""
         self.characters += len(self._decoder.decode(token))
 
 
 class LogprobFormatter:
-    """Writes tokens as text, or as `token_id:N` where a request wants that."""
+    """Formats log-probabilities, with tokens as text, or as `token_id:N` if `as_ids`."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
@@ -45,9 +45,9 @@ class LogprobFormatter:
     def completion(
         self, entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], position: TextPosition
     ) -> dict[str, Any]:
-        """Columns of a completion choice's `logprobs`, from a position of its text on.
+        """Columns of a completion choice's `logprobs`, from a position in its text.
 
-        An entry is none where there was nothing to predict a token from.
+        The entry of the first token of a prompt is None.
         """
         texts = [self._text(token) for token in tokens]
         offsets = []
@@ -78,7 +78,10 @@ class LogprobFormatter:
     def _by_text(self, entry: TokenLogprobs) -> dict[str, float]:
         pairs = zip(entry.token_ids, entry.logprobs, strict=True)
         texts: dict[str, float] = {}
-        for token, logprob in pairs:  # the first, the token itself, wins over others of equal text
+        for (
+            token,
+            logprob,
+        ) in pairs:  # the first one is the token itself; it takes precedence over others with the same text
             texts.setdefault(self._text(token), _finite(logprob))
         return texts
 
@@ -95,4 +98,4 @@ class LogprobFormatter:
 
 
 def _finite(value: float) -> float:
-    return value if math.isfinite(value) else _LEAST
+    return value if math.isfinite(value) else _MIN_LOGPROB

@@ -1,4 +1,4 @@
-"""Splits the reasoning off an answer, as it streams: what stands between a model's tags before the answer itself."""
+"""Splits the reasoning from the content of an answer while it streams: reasoning stands between a model's tags."""
 
 from __future__ import annotations
 
@@ -6,215 +6,237 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quire.engine.wire.partial import partial_suffix
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
     """What a model writes around its reasoning.
 
     Attributes:
-        starts, ends: the tags, each in any of its wordings; the first one is the usual.
-        begun: an answer begins within the reasoning, whether it says so or not.
-        closers: marks that end the reasoning too, and belong to what follows.
-        wrapper: tags around the answer itself, which are no part of it; empty ones are none.
+        starts, ends: the tags, each in all of its variants; the first one is the usual.
+        implicit_start: an answer begins with reasoning even without a start tag.
+        closers: marks that end the reasoning as well, and belong to the content.
+        wrapper: tags around the content, which are removed; empty if there are none.
     """
 
     starts: tuple[str, ...] = ("<think>",)
     ends: tuple[str, ...] = ("</think>",)
-    begun: bool = False
+    implicit_start: bool = False
     closers: tuple[str, ...] = ()
     wrapper: tuple[str, str] = ("", "")
 
 
-_THINK = ReasoningTags()
-_BEGUN = ReasoningTags(begun=True)
+@dataclass(frozen=True, slots=True)
+class ReasoningParser:
+    """A registered parser.
 
-# By vLLM's names of its parsers, and those of models that share one.
-REASONING: Mapping[str, ReasoningTags] = {
-    "deepseek_r1": _BEGUN,
-    "deepseek_v3": _THINK,
-    "qwen3": _THINK,
-    "glm45": _THINK,
-    "glm4_moe": _THINK,
-    "granite": ReasoningTags(
-        starts=("Here is my thought process:", "Here's my thought process:"),
-        ends=("Here is my response:", "Here's my response:"),
-    ),
-    "mistral": ReasoningTags(starts=("[THINK]",), ends=("[/THINK]",)),
-    "hunyuan_a13b": ReasoningTags(wrapper=("<answer>", "</answer>")),
-    "minimax_m2": _BEGUN,
-    "step3": _BEGUN,
-    "kimi_k2": ReasoningTags(closers=("<|tool_calls_section_begin|>",)),
-    "seed_oss": ReasoningTags(starts=("<seed:think>",), ends=("</seed:think>",)),
-    "ernie45": ReasoningTags(begun=True, wrapper=("<response>", "</response>")),
-    "olmo3": _BEGUN,
-    "nemotron_v3": _THINK,
-    # The tags as grammars need them; answers are read by the form that tools have there.
-    "openai_gptoss": ReasoningTags(("<|channel|>analysis<|message|>",), ("<|end|><|start|>assistant",)),
+    Attributes:
+        name: vLLM's name of it, or that of a model that shares it.
+        marker: a text by which chat templates are recognised; empty: the parser is never chosen automatically.
+    """
+
+    name: str
+    tags: ReasoningTags
+    marker: str = ""
+
+
+_THINK = ReasoningTags()
+_IMPLICIT = ReasoningTags(implicit_start=True)
+
+# All parsers. The first one whose marker is in a chat template is used for it.
+PARSERS: Mapping[str, ReasoningParser] = {
+    parser.name: parser
+    for parser in (
+        # The tags as grammars need them; answers are parsed by the tool parser of this name.
+        ReasoningParser(
+            "openai_gptoss",
+            ReasoningTags(("<|channel|>analysis<|message|>",), ("<|end|><|start|>assistant",)),
+            "<|channel|>",
+        ),
+        ReasoningParser("seed_oss", ReasoningTags(("<seed:think>",), ("</seed:think>",)), "<seed:think>"),
+        ReasoningParser("mistral", ReasoningTags(("[THINK]",), ("[/THINK]",)), "[THINK]"),
+        ReasoningParser(
+            "granite",
+            ReasoningTags(
+                starts=("Here is my thought process:", "Here's my thought process:"),
+                ends=("Here is my response:", "Here's my response:"),
+            ),
+            "Here is my thought process",
+        ),
+        ReasoningParser(
+            "kimi_k2", ReasoningTags(closers=("<|tool_calls_section_begin|>",)), "<|tool_calls_section_begin|>"
+        ),
+        ReasoningParser(
+            "ernie45", ReasoningTags(implicit_start=True, wrapper=("<response>", "</response>")), "</response>"
+        ),
+        ReasoningParser("hunyuan_a13b", ReasoningTags(wrapper=("<answer>", "</answer>")), "</answer>"),
+        ReasoningParser("qwen3", _THINK, "</think>"),
+        ReasoningParser("deepseek_r1", _IMPLICIT),
+        ReasoningParser("deepseek_v3", _THINK),
+        ReasoningParser("glm45", _THINK),
+        ReasoningParser("glm4_moe", _THINK),
+        ReasoningParser("minimax_m2", _IMPLICIT),
+        ReasoningParser("step3", _IMPLICIT),
+        ReasoningParser("olmo3", _IMPLICIT),
+        ReasoningParser("nemotron_v3", _THINK),
+    )
 }
 
-# What a chat template has to contain, of which the first that does decides.
-_SIGNS = (
-    ("<|channel|>", "openai_gptoss"),
-    ("<seed:think>", "seed_oss"),
-    ("[THINK]", "mistral"),
-    ("Here is my thought process", "granite"),
-    ("<|tool_calls_section_begin|>", "kimi_k2"),
-    ("</response>", "ernie45"),
-    ("</answer>", "hunyuan_a13b"),
-    ("</think>", "qwen3"),
-)
 
-
-def reasoning_of(template: str) -> ReasoningTags | None:
-    """The tags that a chat template knows, as far as one can tell."""
-    return next((REASONING[name] for sign, name in _SIGNS if sign in template), None)
+def detect_tags(template: str) -> ReasoningTags | None:
+    """The tags that a chat template contains; None if it contains none that are known."""
+    return next((parser.tags for parser in PARSERS.values() if parser.marker and parser.marker in template), None)
 
 
 def tags_named(text: str) -> ReasoningTags:
-    """The tags of a parser, or those of START...END."""
-    if text in REASONING:
-        return REASONING[text]
-    start, _, end = text.partition("...")
+    """The tags of the parser with this name, or those of START...END.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text in PARSERS:
+        return PARSERS[text].tags
+    start, dots, end = text.partition("...")
+    if not (start and dots and end):
+        raise ValueError(f"there is no reasoning parser {text!r}")
     return ReasoningTags(starts=(start,), ends=(end,))
 
 
 class _Part(Enum):
-    UNDECIDED = "nothing but white space or a piece of a start tag has come"
+    UNDECIDED = "only whitespace or a part of a start tag has arrived"
     REASONING = "between the tags"
-    CONTENT = "the answer itself"
+    CONTENT = "after the reasoning"
 
 
 class ReasoningSplitter:
-    """Takes an answer's text in pieces and tells reasoning from content.
+    """Splits an answer that arrives in pieces into reasoning and content.
 
-    Whatever the pieces, the reasoning and the content add up to the same texts. White space around either is dropped
-    where the tags touch it.
+    The result does not depend on how the text is cut into pieces. Whitespace next to the tags is removed.
     """
 
     def __init__(self, tags: ReasoningTags, prompt: str | None, continued: str = "") -> None:
-        """It begins inside the block if the template, or a message that is `continued`, has opened it already."""
+        """Begin inside the reasoning if the prompt, or the `continued` message, has opened it."""
         self._tags = tags
         self._part = _Part.UNDECIDED
-        self._held = ""
-        self._fresh = True  # nothing of the current part was given out yet
-        self._wrapping = _Unwrapper(*tags.wrapper)
-        written = (prompt or "").rstrip()
+        self._buffer = ""
+        self._at_start = True  # no text of the current part has been returned
+        self._unwrapper = _Unwrapper(*tags.wrapper)
+        prompt_text = (prompt or "").rstrip()
         if continued.strip():
-            self._go_on(continued)
-        elif written.endswith(tags.starts):
+            self._continue(continued)
+        elif prompt_text.endswith(tags.starts):
             self._part = _Part.REASONING
-        elif written.endswith(tags.ends):
+        elif prompt_text.endswith(tags.ends):
             self._part = _Part.CONTENT
 
     @property
     def in_content(self) -> bool:
-        """Whether the answer itself has begun."""
+        """Whether the content has begun."""
         return self._part is _Part.CONTENT
 
     @property
     def in_reasoning(self) -> bool:
         """Whether a reasoning block is open."""
-        return self._part is _Part.REASONING or (self._part is _Part.UNDECIDED and self._tags.begun)
+        return self._part is _Part.REASONING or (self._part is _Part.UNDECIDED and self._tags.implicit_start)
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
-        """Reasoning and content that are certain after more text."""
-        self._held += text
+        """Add text; returns the reasoning and the content that are certain now."""
+        self._buffer += text
         reasoning, content = "", ""
         if self._part is _Part.UNDECIDED:
             self._decide(last)
         if self._part is _Part.REASONING:
             reasoning = self._reason(last)
         if self._part is _Part.CONTENT:
-            content, self._held = self._held, ""
-            if self._fresh:
+            content, self._buffer = self._buffer, ""
+            if self._at_start:
                 content = content.lstrip()
-                self._fresh = not content
-            content = self._wrapping.push(content, last)
+                self._at_start = not content
+            content = self._unwrapper.push(content, last)
         return reasoning, content
 
-    def _go_on(self, text: str) -> None:
+    def _continue(self, text: str) -> None:
         start = max(text.rfind(tag) for tag in self._tags.starts)
         end = max(text.rfind(tag) for tag in self._tags.ends)
-        open_block = start > end or (end < 0 and self._tags.begun)
+        open_block = start > end or (end < 0 and self._tags.implicit_start)
         self._part = _Part.REASONING if open_block else _Part.CONTENT
         tags = self._tags.starts if open_block else self._tags.ends
-        given = min((text.rpartition(tag)[2] for tag in tags), key=len)
-        self._fresh = not given.strip()
+        rest = min((text.rpartition(tag)[2] for tag in tags), key=len)
+        self._at_start = not rest.strip()
 
     def _decide(self, last: bool) -> None:
-        text = self._held.lstrip()
+        text = self._buffer.lstrip()
         start = next((tag for tag in self._tags.starts if text.startswith(tag)), None)
         if start is not None:
-            self._part, self._held = _Part.REASONING, text[len(start) :]
+            self._part, self._buffer = _Part.REASONING, text[len(start) :]
         elif last or not any(tag.startswith(text) for tag in self._tags.starts):
-            begun = self._tags.begun
-            self._part, self._fresh = (_Part.REASONING, True) if begun else (_Part.CONTENT, False)
+            implicit = self._tags.implicit_start
+            self._part, self._at_start = (_Part.REASONING, True) if implicit else (_Part.CONTENT, False)
 
     def _reason(self, last: bool) -> str:
-        if self._fresh:
-            self._held = self._held.lstrip()
+        if self._at_start:
+            self._buffer = self._buffer.lstrip()
         marks = (*self._tags.ends, *self._tags.closers)
-        found = min(((at, mark) for mark in marks if (at := self._held.find(mark)) >= 0), default=None)
+        found = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
         if found is not None:
             at, mark = found
-            before, after = self._held[:at], self._held[at:]
-            self._held = after if mark in self._tags.closers else after[len(mark) :]
-            self._part, self._fresh = _Part.CONTENT, True
+            before, after = self._buffer[:at], self._buffer[at:]
+            self._buffer = after if mark in self._tags.closers else after[len(mark) :]
+            self._part, self._at_start = _Part.CONTENT, True
             return before.rstrip()
-        keep = 0 if last else _undecided_tail(self._held, marks)
-        given, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        self._fresh = self._fresh and not given
-        return given.rstrip() if last else given
+        keep = 0 if last else _undecided_tail(self._buffer, marks)
+        text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+        self._at_start = self._at_start and not text
+        return text.rstrip() if last else text
 
 
 @dataclass(slots=True)
 class _Unwrapper:
-    """Takes the tags around an answer off, if there are such."""
+    """Removes the tags around the content, if there are any."""
 
     start: str
     end: str
-    _held: str = field(default="", init=False)
+    _buffer: str = field(default="", init=False)
     _inside: bool | None = field(default=None, init=False)
-    _begun: bool = field(default=False, init=False)  # something of the inside was given out
+    _started: bool = field(default=False, init=False)  # text between the tags has been returned
 
     def push(self, text: str, last: bool) -> str:
-        """The text without them, as far as it is certain."""
+        """Add text; returns the part without tags that is certain now."""
         if not self.start:
             return text
-        self._held += text
+        self._buffer += text
         if self._inside is None:
-            body = self._held.lstrip()
+            body = self._buffer.lstrip()
             if not last and self.start.startswith(body[: len(self.start)]) and len(body) < len(self.start):
                 return ""
             self._inside = body.startswith(self.start)
-            self._held = body.removeprefix(self.start) if self._inside else self._held
+            self._buffer = body.removeprefix(self.start) if self._inside else self._buffer
         if not self._inside:
-            given, self._held = self._held, ""
-            return given
+            text, self._buffer = self._buffer, ""
+            return text
         return self._until_end(last)
 
     def _until_end(self, last: bool) -> str:
-        if not self._begun:
-            self._held = self._held.lstrip()
-        given = self._certain(last)
-        self._begun = self._begun or bool(given)
-        return given
+        if not self._started:
+            self._buffer = self._buffer.lstrip()
+        text = self._certain(last)
+        self._started = self._started or bool(text)
+        return text
 
     def _certain(self, last: bool) -> str:
         if last:
-            given, self._held = self._held.rstrip().removesuffix(self.end).rstrip(), ""
-            return given
-        body = self._held.rstrip()
-        body = body.removesuffix(self.end).rstrip() if body.endswith(self.end) else self._held
-        keep = len(self._held) - len(body) + _undecided_tail(body, (self.end,))
-        given, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return given
+            text, self._buffer = self._buffer.rstrip().removesuffix(self.end).rstrip(), ""
+            return text
+        body = self._buffer.rstrip()
+        body = body.removesuffix(self.end).rstrip() if body.endswith(self.end) else self._buffer
+        keep = len(self._buffer) - len(body) + _undecided_tail(body, (self.end,))
+        text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+        return text
 
 
 def _undecided_tail(text: str, marks: tuple[str, ...]) -> int:
-    """Length of the end that may be dropped white space or a piece of a mark."""
-    longest = max(map(len, marks)) - 1
-    sizes = range(min(longest, len(text)), 0, -1)
-    tag = next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in marks)), 0)
+    """Length of the suffix that may be part of a mark, or whitespace before one."""
+    tag = partial_suffix(text, marks, max(map(len, marks)))
     body = text[: len(text) - tag]
     return tag + len(body) - len(body.rstrip())

@@ -1,13 +1,14 @@
-"""Between Anthropic's messages and chats: requests one way, answers the other."""
+"""Translates requests of Anthropic's Messages API into chat requests, and answers into messages."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
+from quire.api.answers.event_writer import EventWriter, TextKind
 from quire.api.answers.tools.calls import CallDelta, Parsed, Piece
 from quire.api.http.body import request_of
 from quire.api.http.errors import ApiError, InvalidRequest
@@ -26,16 +27,13 @@ from quire.api.protocol.anthropic import (
     ToolUseBlock,
 )
 from quire.api.protocol.chat import ChatRequest
-from quire.api.serving.generation import Tally
+from quire.api.serving.generation import UsageCounter
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-# Requests
-
-
 def as_chat(body: Conversation) -> ChatRequest:
-    """The same request to chat completions."""
+    """The same request for chat completions."""
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": list(_messages(body)),
@@ -70,7 +68,7 @@ def _variables(body: Conversation) -> dict[str, Any] | None:
 def _tools(body: Conversation) -> dict[str, Any]:
     choice = body.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
-        raise InvalidRequest("`tool_choice` of type tool needs the tool's `name`.", "tool_choice")
+        raise InvalidRequest("`tool_choice` of type `tool` needs the `name` of the tool.", "tool_choice")
     tools = [
         {
             "type": "function",
@@ -101,13 +99,13 @@ def _messages(body: Conversation) -> Iterator[dict[str, Any]]:
 
 
 def _turn(turn: MessageTurn) -> Iterator[dict[str, Any]]:
-    """A message; results of tools become messages of their own before it."""
+    """The chat messages of a turn. Tool results become messages of their own before the others."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
         return
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     results = 0
     for block in turn.content:
         match block:
@@ -116,7 +114,7 @@ def _turn(turn: MessageTurn) -> Iterator[dict[str, Any]]:
             case ImageBlock():
                 parts.append(_image(block))
             case ThinkingBlock(thinking=thinking):
-                thoughts.append(thinking)
+                reasoning.append(thinking)
             case RedactedThinkingBlock():
                 pass
             case ToolUseBlock():
@@ -125,12 +123,12 @@ def _turn(turn: MessageTurn) -> Iterator[dict[str, Any]]:
             case ToolResultBlock():
                 results += 1
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
-    if parts or calls or thoughts or not results:
+    if parts or calls or reasoning or not results:
         message: dict[str, Any] = {"role": turn.role, "content": parts or None}
         if calls:
             message["tool_calls"] = calls
-        if thoughts:
-            message["reasoning"] = "\n".join(thoughts)
+        if reasoning:
+            message["reasoning"] = "\n".join(reasoning)
         yield message
 
 
@@ -146,19 +144,16 @@ def _image(block: ImageBlock) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-# Answers
-
-
-def stop_of(finish_reason: str | None, stop_reason: int | str | None) -> tuple[str | None, str | None]:
-    """stop_reason and stop_sequence."""
+def stop_fields(finish_reason: str | None, stop_reason: int | str | None) -> tuple[str | None, str | None]:
+    """`stop_reason` and `stop_sequence` of a message."""
     if isinstance(stop_reason, str):
         return "stop_sequence", stop_reason
     return _REASONS.get(finish_reason or "", "end_turn"), None
 
 
-def usage_of(tally: Tally) -> MessagesUsage:
-    """Counts as Anthropic has them."""
-    usage = tally.usage()
+def messages_usage(counter: UsageCounter) -> MessagesUsage:
+    """Token counts in Anthropic's format."""
+    usage = counter.usage()
     cached = usage.prompt_tokens_details.cached_tokens
     return MessagesUsage(
         input_tokens=usage.prompt_tokens - cached,
@@ -167,14 +162,14 @@ def usage_of(tally: Tally) -> MessagesUsage:
     )
 
 
-def blocks_of(parsed: Parsed, *, thinking: bool) -> list[dict[str, Any]]:
-    """The content of a whole answer."""
+def content_blocks(parsed: Parsed, *, thinking: bool) -> list[dict[str, Any]]:
+    """The content of a complete answer."""
     shown = Parsed()
     for piece in parsed.pieces:
         if isinstance(piece, CallDelta):
-            shown.call(piece)
+            shown.add_call(piece)
         elif thinking or not piece.reasoning:
-            shown.say(piece.text, reasoning=piece.reasoning)
+            shown.add_text(piece.text, reasoning=piece.reasoning)
     return [_block(piece) for piece in shown.pieces]
 
 
@@ -187,78 +182,74 @@ def _block(piece: Piece) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> Any:
-    """Arguments as an object; an empty one if they were cut short, as stop_reason then says."""
+    """Arguments as an object; an empty one if they were cut off by `max_tokens`."""
     try:
-        given = orjson.loads(arguments)
+        parsed = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return {}
-    return given if isinstance(given, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def sse(kind: str, body: Mapping[str, Any]) -> bytes:
-    """An event of a stream."""
+    """An encoded event."""
     return typed_event({"type": kind, **body})
 
 
 def error_event(error: ApiError) -> bytes:
-    """The event that ends a stream in the middle."""
+    """The event of an error after the stream has begun."""
     return sse("error", {"error": error.anthropic_body()["error"]})
 
 
-class BlockWriter:
-    """Writes the events of one answer: block after block, each begun, filled and ended."""
+class MessageStreamWriter(EventWriter[bytes]):
+    """Writes the events of one streamed message: its content blocks one after the other."""
 
     def __init__(self, message: AnsweredMessage, *, thinking: bool) -> None:
-        """`message`: without content; `thinking`: show the reasoning."""
+        """Make a writer.
+
+        Args:
+            message: without content.
+            thinking: whether reasoning is shown.
+        """
+        super().__init__(reasoning=thinking)
         self._message = message
-        self._thinking = thinking
-        self._index = -1
-        self._open: str | None = None  # kind of the block that is open
+        self._index = -1  # of the last block
 
     def begin(self) -> bytes:
         """The first event."""
         return sse("message_start", {"message": self._message.model_dump()})
 
-    def write(self, parsed: Parsed) -> Iterator[bytes]:
-        """Events of what was found."""
-        for piece in parsed.pieces:
-            if isinstance(piece, CallDelta):
-                yield from self._call(piece)
-            elif not piece.reasoning:
-                yield from self._ensure("text", {"type": "text", "text": ""})
-                yield self._delta({"type": "text_delta", "text": piece.text})
-            elif self._thinking:
-                yield from self._ensure("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                yield self._delta({"type": "thinking_delta", "thinking": piece.text})
-
     def end(self, stop_reason: str | None, stop_sequence: str | None, usage: MessagesUsage) -> Iterator[bytes]:
         """The last events."""
-        yield from self._close()
+        yield from self.close()
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
         yield sse("message_delta", {"delta": delta, "usage": usage.model_dump()})
         yield sse("message_stop", {})
 
-    def _call(self, call: CallDelta) -> Iterator[bytes]:
-        if call.name is not None:
-            yield from self._close()
-            block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-            yield from self._ensure("tool_use", block)
-        if call.arguments:
-            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+    def _text_opened(self, kind: TextKind) -> Iterator[bytes]:
+        if kind == "reasoning":
+            yield self._block_start({"type": "thinking", "thinking": "", "signature": ""})
+        else:
+            yield self._block_start({"type": "text", "text": ""})
 
-    def _ensure(self, kind: str, block: Mapping[str, Any]) -> Iterator[bytes]:
-        if self._open == kind:
-            return
-        yield from self._close()
-        self._index, self._open = self._index + 1, kind
-        yield sse("content_block_start", {"index": self._index, "content_block": block})
+    def _text_extended(self, kind: TextKind, text: str) -> bytes:
+        if kind == "reasoning":
+            return self._delta({"type": "thinking_delta", "thinking": text})
+        return self._delta({"type": "text_delta", "text": text})
 
-    def _close(self) -> Iterator[bytes]:
-        if self._open == "thinking":
+    def _call_opened(self, call: CallDelta) -> Iterator[bytes]:
+        yield self._block_start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+
+    def _call_extended(self, arguments: str) -> bytes:
+        return self._delta({"type": "input_json_delta", "partial_json": arguments})
+
+    def _closed(self, kind: TextKind | Literal["call"], status: str) -> Iterator[bytes]:
+        if kind == "reasoning":
             yield self._delta({"type": "signature_delta", "signature": ""})
-        if self._open is not None:
-            yield sse("content_block_stop", {"index": self._index})
-        self._open = None
+        yield sse("content_block_stop", {"index": self._index})
+
+    def _block_start(self, block: Mapping[str, Any]) -> bytes:
+        self._index += 1
+        return sse("content_block_start", {"index": self._index, "content_block": block})
 
     def _delta(self, delta: Mapping[str, Any]) -> bytes:
         return sse("content_block_delta", {"index": self._index, "delta": delta})

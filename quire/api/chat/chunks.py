@@ -1,4 +1,4 @@
-"""Chunks of a streamed chat. Most carry nothing but text and come from a prepared template."""
+"""Chunks of a streamed chat. Most contain only text and are made from a prepared template."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from quire.api.http.sse import event
 from quire.engine.wire.stream import Delta
 
 _EMPTY = {"content": ""}
-_MARK = "\ue000"  # stands where a template's text goes
+_PLACEHOLDER = "\ue000"  # in the template, in place of the text
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkHead:
-    """What all chunks of an answer have in common."""
+    """The fields that all chunks of a response share."""
 
     id: str
     created: int
     model: str
 
     def fields(self) -> dict[str, Any]:
-        """As JSON fields."""
+        """The JSON fields."""
         return {
             "id": self.id,
             "object": "chat.completion.chunk",
@@ -39,7 +39,7 @@ class ChunkHead:
 
 
 class ChatChunkWriter:
-    """Writes one choice: its role first, then its text, its end last."""
+    """Writes the chunks of one choice: first its role, then its deltas, then its finish reason."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ChatChunkWriter:
         formatter: LogprobFormatter | None,
         prompt_token_ids: Sequence[int] | None,
     ) -> None:
-        """A `formatter` writes log-probabilities; with `prompt_token_ids` token ids are told as well."""
+        """`formatter`: None for no log-probabilities. `prompt_token_ids`: None for no token ids."""
         self._head = head
         self._index = index
         self._role = role
@@ -62,33 +62,33 @@ class ChatChunkWriter:
         self._include_reasoning = include_reasoning
         self._formatter = formatter
         self._prompt_token_ids = prompt_token_ids
-        self._begun = False
+        self._started = False
         self._plain = formatter is None and prompt_token_ids is None
         self._verbatim = self._plain and parser.plain
-        whole = self._chunk({"content": _MARK}, None)
-        self._before, self._after = whole.split(f'"{_MARK}"'.encode())
+        template = self._chunk({"content": _PLACEHOLDER}, None)
+        self._before, self._after = template.split(f'"{_PLACEHOLDER}"'.encode())
 
     def write(self, delta: Delta, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
         """The chunks of one delta."""
-        if not self._begun:
-            self._begun = True
-            yield from self._begin(usage)
+        if not self._started:
+            self._started = True
+            yield from self._start(usage)
         if self._verbatim and usage is None and delta.finish_reason is None:
             if delta.text:
                 yield self._before + orjson.dumps(delta.text) + self._after
             return
         parsed = self._parser.push(delta.text, last=delta.finish_reason is not None)
         if not self._plain or usage is not None or delta.finish_reason is not None:
-            yield from self._write_whole(delta, list(self._pieces(parsed)), usage)
+            yield from self._write_full(delta, list(self._pieces(parsed)), usage)
             return
         for piece in self._pieces(parsed):
-            if "content" in piece:  # nearly all chunks are this
+            if "content" in piece:  # nearly all chunks
                 yield self._before + orjson.dumps(piece["content"]) + self._after
             else:
                 yield self._chunk(piece, None)
 
     def _pieces(self, parsed: Parsed) -> Iterator[dict[str, Any]]:
-        """Deltas of the message."""
+        """The `delta` objects of parsed pieces."""
         for piece in parsed.pieces:
             if not isinstance(piece, TextDelta):
                 yield from _call(piece)
@@ -97,10 +97,10 @@ class ChatChunkWriter:
             elif self._include_reasoning:
                 yield {"reasoning": piece.text, "reasoning_content": piece.text}
 
-    def _write_whole(
+    def _write_full(
         self, delta: Delta, pieces: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None
     ) -> Iterator[bytes]:
-        """Chunks with all that may stand in one; what belongs to the tokens goes into the last of them."""
+        """Chunks with all fields. Token ids and log-probabilities are in the last of them."""
         end = None
         if delta.finish_reason is not None:
             reason = self._parser.finish_reason(delta.finish_reason)
@@ -110,7 +110,7 @@ class ChatChunkWriter:
             yield self._chunk(piece, usage)
         yield self._chunk(pieces[-1] if pieces else _EMPTY, usage, delta, end=end)
 
-    def _begin(self, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
+    def _start(self, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
         extra = {} if self._prompt_token_ids is None else {"prompt_token_ids": list(self._prompt_token_ids)}
         yield self._chunk({"role": self._role, "content": ""}, usage, top=extra)
         if self._echo:

@@ -1,4 +1,4 @@
-"""From a request with messages to what its chat template is given."""
+"""From a request with messages to the input of its chat template."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from quire.api.answers.tools.custom import as_function, as_function_call
 from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest, Message
 from quire.api.protocol.models import TokenizeRequest
-from quire.multimodal import renderer
+from quire.multimodal.renderer import Conversation, Renderer
 
 
-def unread_fields(
-    body: ChatRequest | TokenizeRequest, conversation: renderer.ChatRequest, templates: renderer.Renderer
+def unused_template_fields(
+    body: ChatRequest | TokenizeRequest, conversation: Conversation, renderer: Renderer
 ) -> list[str]:
-    """Names of what a request gives to its template, and the template never reads.
+    """Names of fields that are passed to the chat template, but that it does not read.
 
     Raises:
-        PromptError: there is no template, or it is none.
+        PromptError: the model has no chat template, or the request's own is not valid.
     """
-    given = [name for name in ("tools", "documents") if getattr(conversation, name)]
+    passed = [name for name in ("tools", "documents") if getattr(conversation, name)]
     variables = sorted(body.chat_template_kwargs or ())
     return [
-        *(name for name in given if not templates.reads(conversation, name)),
-        *(f"chat_template_kwargs.{name}" for name in variables if not templates.reads(conversation, name)),
+        *(name for name in passed if not renderer.reads(conversation, name)),
+        *(f"chat_template_kwargs.{name}" for name in variables if not renderer.reads(conversation, name)),
     ]
 
 
-def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> renderer.ChatRequest:
-    """What the template is given.
+def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> Conversation:
+    """The input of the chat template. `trusted`: whether requests may bring their own template.
 
     Raises:
-        InvalidRequest: the request brings a template, and the server does not trust those; or a call that is none.
+        InvalidRequest: the request brings a template without being trusted, or a tool call is malformed.
     """
     if body.chat_template is not None and not trusted:
         raise InvalidRequest("`chat_template` needs a server with --trust-request-chat-template.", "chat_template")
@@ -41,8 +41,8 @@ def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> re
         documents = body.documents
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-    return renderer.ChatRequest(
-        messages=[_turn(message, place) for place, message in enumerate(body.messages or ())],
+    return Conversation(
+        messages=[_message(message, index) for index, message in enumerate(body.messages or ())],
         tools=[as_function(tool) for tool in body.tools or ()] or None,
         documents=documents,
         add_generation_prompt=body.add_generation_prompt,
@@ -53,11 +53,11 @@ def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> re
     )
 
 
-def _turn(message: Message, place: int) -> dict[str, Any]:
-    turn = message.model_dump(exclude_unset=True)
+def _message(message: Message, index: int) -> dict[str, Any]:
+    fields = message.model_dump(exclude_unset=True)
     if message.tool_calls:
-        turn["tool_calls"] = [
-            as_function_call(call, f"messages[{place}].tool_calls[{number}]")
+        fields["tool_calls"] = [
+            as_function_call(call, f"messages[{index}].tool_calls[{number}]")
             for number, call in enumerate(message.tool_calls)
         ]
-    return turn
+    return fields

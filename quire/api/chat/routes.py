@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from quire.api.answers.tools.calls import CallDelta, joined
 from quire.api.chat.chunks import ChatChunkWriter
-from quire.api.chat.prepare import ChatCall, prepare_chat
+from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http import fields
-from quire.api.http.body import StrictRoute
 from quire.api.http.identity import answer_id, fingerprint
+from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import EventStream, answer, event
 from quire.api.protocol.chat import (
     AnswerMessage,
@@ -27,68 +27,71 @@ from quire.api.protocol.chat import (
 )
 from quire.api.protocol.common import streamed
 from quire.api.protocol.custom import CalledCustom, CustomToolCall
-from quire.api.serving.generation import Collected, Tally, admit, collect, run
-from quire.api.serving.models import Services
+from quire.api.serving.admission import admit
+from quire.api.serving.generation import SequenceResult, UsageCounter, collect, generate_all
+from quire.api.serving.models import ServerState
+from quire.api.serving.params import sequences_per_prompt
 
 
-def router(services: Services) -> APIRouter:
+def router(state: ServerState) -> APIRouter:
     """The endpoint."""
-    routes = APIRouter(route_class=StrictRoute)
+    routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/v1/chat/completions", responses=streamed(ChatCompletion), response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        call = await prepare_chat(body, services, answer_id("chatcmpl", request, body.request_id))
-        headers = fields.judge(body, strict=services.strict_fields, unread=call.unread)
-        free = admit(call.model.client, len(call.requests), "n")
+        model = state.model(body.model)
+        admit(request, model, sequences_per_prompt(body, state.limits), "n")
+        prepared = await prepare_chat(body, model, state, answer_id("chatcmpl", request, body.request_id))
+        fields.ignore(request, prepared.unused_fields)
         if body.stream:
-            return EventStream(_chunks(call), headers, free, keepalive=services.sse_keepalive)
-        return await answer(request, _complete(call), headers, free)
+            return EventStream(_chunks(prepared), keepalive=state.sse_keepalive)
+        return await answer(request, _complete(prepared))
 
     return routes
 
 
-async def _complete(call: ChatCall) -> ChatCompletion:
-    tally = call.tally()
-    done = await collect(call.model.client, call.requests)
+async def _complete(prepared: PreparedChat) -> ChatCompletion:
+    usage = prepared.usage_counter()
+    results = await collect(prepared.model.client, prepared.requests)
     choices = []
-    for index, one in enumerate(done):
-        tally.add(index, one.whole)
-        choices.append(_choice(call, index, one, tally))
-    reported = done[0].whole.prompt_logprobs
+    for index, result in enumerate(results):
+        usage.add(index, result.total)
+        choices.append(_choice(prepared, index, result, usage))
+    prompt_logprobs = results[0].total.prompt_logprobs
     return ChatCompletion(
-        id=call.head.id,
-        created=call.head.created,
-        model=call.head.model,
+        id=prepared.head.id,
+        created=prepared.head.created,
+        model=prepared.head.model,
         choices=choices,
         system_fingerprint=fingerprint(),
-        usage=tally.usage(),
-        metrics=tally.metrics() if call.body.return_metrics else None,
-        prompt_logprobs=None if reported is None else call.formatter.prompt(reported),
-        prompt_token_ids=call.prompt.token_ids.tolist() if call.body.return_token_ids else None,
+        usage=usage.usage(),
+        metrics=usage.metrics() if prepared.body.return_metrics else None,
+        prompt_logprobs=None if prompt_logprobs is None else prepared.formatter.prompt(prompt_logprobs),
+        prompt_token_ids=prepared.prompt.token_ids.tolist() if prepared.body.return_token_ids else None,
     )
 
 
-def _choice(call: ChatCall, index: int, one: Collected, tally: Tally) -> ChatChoice:
-    whole, parser = one.whole, call.reading.parser()
-    parsed = parser.push(one.text, last=True)
-    tally.reasoning += call.counter().count(whole.token_ids)
-    shown = parsed.reasoning if parsed.reasoning and call.body.include_reasoning else None
-    calls = [_tool_call(each) for each in joined(parsed.calls)]
-    content = call.echo + parsed.content
+def _choice(prepared: PreparedChat, index: int, result: SequenceResult, usage: UsageCounter) -> ChatChoice:
+    body, total, parser = prepared.body, result.total, prepared.answer_format.parser()
+    parsed = parser.push(result.text, last=True)
+    usage.reasoning += prepared.reasoning_counter().count(total.token_ids)
+    reasoning = parsed.reasoning if parsed.reasoning and body.include_reasoning else None
+    calls = [_tool_call(call) for call in joined(parsed.calls)]
+    content = prepared.echo + parsed.content
     return ChatChoice(
         index=index,
         message=AnswerMessage(
-            role=call.role,
+            role=prepared.role,
             content=content if content or not calls else None,
-            reasoning=shown,
-            reasoning_content=shown,
+            reasoning=reasoning,
+            reasoning_content=reasoning,
             tool_calls=calls or None,
         ),
-        logprobs=ChatLogprobs(content=call.formatter.chat(whole.logprobs)) if call.body.logprobs else None,
-        finish_reason=parser.finish_reason(whole.finish_reason),
-        stop_reason=whole.stop_reason,
-        token_ids=whole.token_ids if call.body.return_token_ids else None,
+        logprobs=ChatLogprobs(content=prepared.formatter.chat(total.logprobs)) if body.logprobs else None,
+        finish_reason=parser.finish_reason(total.finish_reason),
+        stop_reason=total.stop_reason,
+        token_ids=total.token_ids if body.return_token_ids else None,
     )
 
 
@@ -99,41 +102,35 @@ def _tool_call(call: CallDelta) -> ToolCall | CustomToolCall:
     return ToolCall(id=call_id, function=CalledFunction(name=name, arguments=call.arguments))
 
 
-async def _chunks(call: ChatCall) -> AsyncGenerator[bytes, None]:
-    """The stream: for each choice its role, its deltas and its end; then the usage if it is wanted."""
-    tally = call.tally()
-    options = call.body.stream_options
-    usage = options is not None and options.include_usage
-    continuous = usage and options is not None and options.continuous_usage_stats
-    writers = [_writer(call, index) for index in range(len(call.requests))]
-    counters = [call.counter() for _ in call.requests] if usage and call.model.reasoning else []
-    async with aclosing(run(call.model.client, call.requests)) as deltas:
+async def _chunks(prepared: PreparedChat) -> AsyncGenerator[bytes, None]:
+    """The stream: for each choice its role, its deltas and its end; then the usage if the request asks for it."""
+    body, counter = prepared.body, prepared.usage_counter()
+    usage = body.stream_options is not None and body.stream_options.include_usage
+    continuous = usage and body.stream_options is not None and body.stream_options.continuous_usage_stats
+    writers = [_writer(prepared, index) for index in range(len(prepared.requests))]
+    reasoning = [prepared.reasoning_counter() for _ in prepared.requests] if usage and prepared.model.reasoning else []
+    async with aclosing(generate_all(prepared.model.client, prepared.requests)) as deltas:
         async for index, delta in deltas:
-            tally.add(index, delta)
-            if counters:
-                tally.reasoning += counters[index].count(delta.token_ids)
-            counted: Mapping[str, Any] | None = tally.usage().model_dump() if continuous else None
+            counter.add(index, delta)
+            if reasoning:
+                counter.reasoning += reasoning[index].count(delta.token_ids)
+            counted: Mapping[str, Any] | None = counter.usage().model_dump() if continuous else None
             for chunk in writers[index].write(delta, counted):
                 yield chunk
-    if usage or call.body.return_metrics:
-        yield event(
-            {
-                **call.head.fields(),
-                "choices": [],
-                **tally.last_words(usage=usage, metrics=bool(call.body.return_metrics)),
-            }
-        )
+    if usage or body.return_metrics:
+        final = counter.final_fields(usage=usage, metrics=bool(body.return_metrics))
+        yield event({**prepared.head.fields(), "choices": [], **final})
 
 
-def _writer(call: ChatCall, index: int) -> ChatChunkWriter:
-    body = call.body
+def _writer(prepared: PreparedChat, index: int) -> ChatChunkWriter:
+    body = prepared.body
     return ChatChunkWriter(
-        call.head,
+        prepared.head,
         index,
-        role=call.role,
-        echo=call.echo,
-        parser=call.reading.parser(),
+        role=prepared.role,
+        echo=prepared.echo,
+        parser=prepared.answer_format.parser(),
         include_reasoning=body.include_reasoning,
-        formatter=call.formatter if body.logprobs else None,
-        prompt_token_ids=call.prompt.token_ids.tolist() if body.return_token_ids else None,
+        formatter=prepared.formatter if body.logprobs else None,
+        prompt_token_ids=prepared.prompt.token_ids.tolist() if body.return_token_ids else None,
     )

@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate, and the two halves of it: /v1/chat/completions/render and /v1/completions/render."""
+"""POST /inference/v1/generate, and the render endpoints that make its input."""
 
 from __future__ import annotations
 
@@ -11,76 +11,76 @@ from starlette.responses import Response
 
 from quire.api.answers.grammar_writer import as_lark
 from quire.api.chat.prepare import prepare_chat
-from quire.api.completions.prepare import CompletionCall, prepare_completion
+from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http import fields
-from quire.api.http.body import StrictRoute, request_of
+from quire.api.http.body import request_of
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.identity import answer_id
+from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import EventStream, answer, event
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
 from quire.api.protocol.common import ERRORS, streamed
 from quire.api.protocol.completions import CompletionRequest
 from quire.api.protocol.generate import Rendered, TokensAnswer, TokensChoice, TokensRequest
-from quire.api.protocol.structured import MOST_GRAMMAR
-from quire.api.serving.generation import admit, collect, run
-from quire.api.serving.models import Services
+from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
+from quire.api.serving.admission import admit
+from quire.api.serving.generation import collect, generate_all
+from quire.api.serving.models import ServerState
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.multimodal.renderer import Prompt
 
-_OUTSIDE = (
+_OUTER_FIELDS = (
     "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
     "return_tokens_as_token_ids",
 )  # fmt: skip
 
 
-def router(services: Services) -> APIRouter:
+def router(state: ServerState) -> APIRouter:
     """The endpoints."""
-    routes = APIRouter(route_class=StrictRoute)
+    routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/inference/v1/generate", responses=streamed(TokensAnswer), response_model=None)
     async def generate(body: TokensRequest, request: Request) -> Response:
         """Continue a prompt of tokens."""
-        headers = {
-            **fields.judge(body, strict=services.strict_fields),
-            **fields.judge(body.sampling_params, strict=services.strict_fields, unread=_idle(body)),
-        }
-        model = services.model(body.model)
-        call = await prepare_completion(
-            _as_completion(body), model, services, answer_id("generate-tokens", request, body.request_id)
-        )
-        free = admit(model.client, len(call.requests), "sampling_params.n")
+        parameters = body.sampling_params
+        fields.ignore(request, [*fields.check_unknown_fields(parameters), *_misplaced_fields(body)])
+        model = state.model(body.model)
+        completion = _as_completion(body)
+        admit(request, model, count_sequences(completion, state.limits), "sampling_params.n")
+        response_id = answer_id("generate-tokens", request, body.request_id)
+        prepared = await prepare_completion(completion, model, state, response_id)
         if body.stream:
-            return EventStream(_chunks(call, body), headers, free, keepalive=services.sse_keepalive)
-        return await answer(request, _whole(call, body), headers, free)
+            return EventStream(_chunks(prepared, body), keepalive=state.sse_keepalive)
+        return await answer(request, _complete(prepared, body))
 
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
-    async def render_chat(body: ChatRequest, request: Request, response: Response) -> Rendered:
-        """What the model would see of a conversation; nothing is generated."""
-        call = await prepare_chat(body, services, answer_id("chatcmpl", request, body.request_id))
-        response.headers.update(fields.judge(body, strict=services.strict_fields, unread=call.unread))
-        return _rendered(call.head.id, call.head.model, body, call.prompt, call.requests[0])
+    async def render_chat(body: ChatRequest, request: Request) -> Rendered:
+        """Render and tokenise a conversation without generating anything."""
+        model = state.model(body.model)
+        prepared = await prepare_chat(body, model, state, answer_id("chatcmpl", request, body.request_id))
+        fields.ignore(request, prepared.unused_fields)
+        return _rendered(prepared.head.id, prepared.head.model, body, prepared.prompt, prepared.requests[0])
 
     @routes.post("/v1/completions/render", responses=ERRORS)
-    async def render_completion(body: CompletionRequest, request: Request, response: Response) -> list[Rendered]:
-        """What the model would see of each prompt; nothing is generated."""
-        model = services.model(body.model)
-        response.headers.update(fields.judge(body, strict=services.strict_fields))
-        call = await prepare_completion(body, model, services, answer_id("cmpl", request, body.request_id))
+    async def render_completion(body: CompletionRequest, request: Request) -> list[Rendered]:
+        """Tokenise prompts without generating anything."""
+        model = state.model(body.model)
+        prepared = await prepare_completion(body, model, state, answer_id("cmpl", request, body.request_id))
         return [
-            _rendered(f"{call.id}-{place}", model.names[0], body, prompt, call.requests[place * call.n])
-            for place, prompt in enumerate(call.prompts)
+            _rendered(f"{prepared.id}-{index}", model.names[0], body, prompt, prepared.requests[index * prepared.n])
+            for index, prompt in enumerate(prepared.prompts)
         ]
 
     return routes
 
 
-def _idle(body: TokensRequest) -> list[str]:
-    """Names in sampling_params of what belongs beside them."""
-    return [f"sampling_params.{name}" for name in _OUTSIDE if name in body.sampling_params.model_fields_set]
+def _misplaced_fields(body: TokensRequest) -> list[str]:
+    """Names of fields in `sampling_params` that have an effect only outside of it."""
+    return [f"sampling_params.{name}" for name in _OUTER_FIELDS if name in body.sampling_params.model_fields_set]
 
 
 def _as_completion(body: TokensRequest) -> CompletionRequest:
-    left_out = {"detokenize", *_OUTSIDE, *(body.sampling_params.model_extra or ())}
+    left_out = {"detokenize", *_OUTER_FIELDS, *(body.sampling_params.model_extra or ())}
     given = body.sampling_params.model_dump(by_alias=True, exclude=left_out, exclude_none=True)
     if not body.sampling_params.detokenize and body.sampling_params.stop:
         raise InvalidRequest("`stop` needs `detokenize`.", "sampling_params.stop")
@@ -91,36 +91,36 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
     return request_of(CompletionRequest, {**given, **own})
 
 
-async def _whole(call: CompletionCall, body: TokensRequest) -> TokensAnswer:
-    tally = call.tally()
-    done = await collect(call.model.client, call.requests)
-    for index, one in enumerate(done):
-        tally.add(index, one.whole)
-    reported = done[0].whole.prompt_logprobs
+async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> TokensAnswer:
+    usage = prepared.usage_counter()
+    results = await collect(prepared.model.client, prepared.requests)
+    for index, result in enumerate(results):
+        usage.add(index, result.total)
+    prompt_logprobs = results[0].total.prompt_logprobs
     return TokensAnswer(
-        request_id=call.id,
+        request_id=prepared.id,
         output_mode=body.output_mode,
-        choices=[_choice(call, body, index, one.text, one.whole) for index, one in enumerate(done)],
-        prompt_logprobs=None if reported is None else call.formatter.prompt(reported),
-        usage=tally.usage(),
+        choices=[_choice(prepared, body, index, result.text, result.total) for index, result in enumerate(results)],
+        prompt_logprobs=None if prompt_logprobs is None else prepared.formatter.prompt(prompt_logprobs),
+        usage=usage.usage(),
     )
 
 
-async def _chunks(call: CompletionCall, body: TokensRequest) -> AsyncGenerator[bytes, None]:
-    tally = call.tally()
-    head = {"request_id": call.id, "output_mode": body.output_mode}
-    async with aclosing(run(call.model.client, call.requests)) as deltas:
+async def _chunks(prepared: PreparedCompletion, body: TokensRequest) -> AsyncGenerator[bytes, None]:
+    usage = prepared.usage_counter()
+    head = {"request_id": prepared.id, "output_mode": body.output_mode}
+    async with aclosing(generate_all(prepared.model.client, prepared.requests)) as deltas:
         async for index, delta in deltas:
-            tally.add(index, delta)
-            yield event({**head, "choices": [_choice(call, body, index, delta.text, delta).model_dump()]})
+            usage.add(index, delta)
+            yield event({**head, "choices": [_choice(prepared, body, index, delta.text, delta).model_dump()]})
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield event({**head, "choices": [], "usage": tally.usage().model_dump()})
+        yield event({**head, "choices": [], "usage": usage.usage().model_dump()})
 
 
-def _choice(call: CompletionCall, body: TokensRequest, index: int, text: str, delta: Delta) -> TokensChoice:
+def _choice(prepared: PreparedCompletion, body: TokensRequest, index: int, text: str, delta: Delta) -> TokensChoice:
     logprobs = None
     if body.sampling_params.logprobs is not None:
-        logprobs = ChatLogprobs.model_validate({"content": call.formatter.chat(delta.logprobs)})
+        logprobs = ChatLogprobs.model_validate({"content": prepared.formatter.chat(delta.logprobs)})
     return TokensChoice(
         index=index,
         token_ids=delta.token_ids,
@@ -159,10 +159,12 @@ def _rendered(
 
 
 def _structure(grammar: str) -> dict[str, str] | None:
-    """What the answer is held to, its reasoning and calls included, in one grammar."""
+    """`structured_outputs` with one grammar for the whole answer, its reasoning and tool calls included."""
     if not grammar:
         return None
     text = as_lark(grammar)
-    if len(text) > MOST_GRAMMAR:
-        raise InvalidRequest(f"The grammar of the answer has {len(text)} characters, more than a request may have.")
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        raise InvalidRequest(
+            f"The grammar of the answer has {len(text)} characters; a request may have at most {MAX_GRAMMAR_LENGTH}."
+        )
     return {"grammar": text}

@@ -1,57 +1,45 @@
-"""Reads JSON bodies strictly: said to be JSON, no NaN, no lone surrogates, no bottomless nesting."""
+"""Strict JSON bodies: the content type must be JSON, and NaN, lone surrogates and very deep nesting are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import orjson
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
 
 Body = TypeVar("Body", bound=BaseModel)
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class _StrictRequest(Request):
+class JsonRequest(Request):
+    """A request whose body is parsed by orjson, which is strict and three times as fast as the standard library."""
+
     async def json(self) -> Any:
-        """The body, by orjson, which also takes a third of the time."""
+        """The parsed body."""
         return orjson.loads(await self.body())
 
 
-class StrictRoute(APIRoute):
-    """A route whose body is read strictly."""
+def check_media_type(request: Request) -> None:
+    """Refuse bodies that are not declared as JSON.
 
-    def get_route_handler(self) -> Handler:
-        """The usual handler around a stricter request."""
-        handle = super().get_route_handler()
-        takes_body = self.body_field is not None
-
-        async def strict(request: Request) -> Response:
-            if takes_body:
-                _check_media_type(request)
-            return await handle(_StrictRequest(request.scope, request.receive))
-
-        return strict
+    Raises:
+        InvalidRequest: the Content-Type header is missing or different.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise InvalidRequest("Unsupported Media Type: Only 'application/json' is allowed")
 
 
 def request_of(kind: type[Body], fields: Mapping[str, Any]) -> Body:
-    """A request to one endpoint, made of what another was asked.
+    """The body of one endpoint's request, built from a request to another endpoint.
 
     Raises:
-        InvalidRequest: a field is not good there.
+        InvalidRequest: a field is not valid for that endpoint.
     """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise InvalidRequest("; ".join(str(problem["msg"]) for problem in error.errors())) from error
-
-
-def _check_media_type(request: Request) -> None:
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given != "application/json":
-        raise InvalidRequest("Unsupported Media Type: Only 'application/json' is allowed")

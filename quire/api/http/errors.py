@@ -1,4 +1,4 @@
-"""Errors that a client sees, and the one place where they become responses.
+"""Errors that clients see, and the handlers that turn every error into a response.
 
 ApiError
 ├── InvalidRequest    400
@@ -30,8 +30,8 @@ from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, 
 from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
-_MOST_PROBLEMS = 10
-_OUR_FAULT = 500
+_MAX_PROBLEMS = 10
+_SERVER_ERROR = 500
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -41,12 +41,12 @@ _ANTHROPIC_KINDS = {
 
 
 class ApiError(Exception):
-    """Base: an answer with OpenAI's error envelope.
+    """Base class: a response with OpenAI's error body.
 
     Attributes:
         status: HTTP status.
-        kind: the envelope's `type`.
-        param: the request field that is to blame, if one is.
+        kind: `type` in the body.
+        param: the request field that caused the error, if one did.
     """
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -59,86 +59,88 @@ class ApiError(Exception):
 
     @property
     def message(self) -> str:
-        """What to tell; a template may have put half a character into it."""
+        """The text, without lone surrogates, which a chat template may have put into it."""
         return str(self).encode(errors="replace").decode()
 
     def body(self) -> dict[str, Any]:
-        """The envelope."""
+        """The body in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": int(self.status)}}
 
     def anthropic_body(self) -> dict[str, Any]:
-        """The envelope of Anthropic's API."""
-        kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < _OUR_FAULT else "api_error")
+        """The body in Anthropic's format."""
+        kind = _ANTHROPIC_KINDS.get(
+            self.status, "invalid_request_error" if self.status < _SERVER_ERROR else "api_error"
+        )
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def response(self, path: str) -> Response:
-        """The answer, in the words of the API that the path belongs to."""
+        """The response, in the format of the API that the path belongs to."""
         body = self.anthropic_body() if path.startswith("/v1/messages") else self.body()
         return Response(orjson.dumps(body), self.status, self.headers, media_type="application/json")
 
 
 class InvalidRequest(ApiError):
-    """The request cannot be answered as it stands."""
+    """The request is malformed, or asks for something that is not possible."""
 
     status = HTTPStatus.BAD_REQUEST
     kind = "BadRequestError"
 
 
 class Unauthorized(ApiError):
-    """No key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status = HTTPStatus.UNAUTHORIZED
     kind = "AuthenticationError"
 
 
 class NotFound(ApiError):
-    """There is no such model or page."""
+    """The model, response or path does not exist."""
 
     status = HTTPStatus.NOT_FOUND
     kind = "NotFoundError"
 
 
 class TooLarge(ApiError):
-    """The body has more bytes than the server takes."""
+    """The body is larger than --max-body-size."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     kind = "RequestEntityTooLargeError"
 
 
 class FailedDependency(ApiError):
-    """Another server that the answer needs has failed."""
+    """A server that the response depends on has failed."""
 
     status = HTTPStatus.FAILED_DEPENDENCY
     kind = "FailedDependencyError"
 
 
 class Overloaded(ApiError):
-    """Batch and queue are full; come again."""
+    """Batch and queue are full; the client may retry."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     kind = "ServiceUnavailableError"
 
 
 class Unavailable(ApiError):
-    """The engine has ended."""
+    """The engine, or the store of responses, cannot be used."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     kind = "ServiceUnavailableError"
 
 
 class TimedOut(ApiError):
-    """The answer took longer than it may."""
+    """Generation took longer than its time limit."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
     kind = "TimeoutError"
 
 
 class Internal(ApiError):
-    """It is our fault."""
+    """An error of the server itself."""
 
 
 def as_api_error(error: EngineError | PromptError) -> ApiError:
-    """What a client is told of an error from below."""
+    """The error that a client sees for one of the engine or the renderer."""
     match error:
         case PromptError():
             return InvalidRequest(str(error), error.param)
@@ -154,14 +156,14 @@ def as_api_error(error: EngineError | PromptError) -> ApiError:
             return Internal(str(error))
 
 
-def install(app: FastAPI) -> None:
-    """Let the app answer every error with the envelope."""
+def install_error_handlers(app: FastAPI) -> None:
+    """Make the app respond to every error with an error body."""
 
-    async def ours(request: Request, error: Exception) -> Response:
+    async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         return error.response(request.url.path)
 
-    async def below(request: Request, error: Exception) -> Response:
+    async def engine_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, EngineError | PromptError)
         return as_api_error(error).response(request.url.path)
 
@@ -169,49 +171,49 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return _validation_error(error).response(request.url.path)
 
-    async def http(request: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return _from_http(error).response(request.url.path)
 
-    app.add_exception_handler(ApiError, ours)
-    app.add_exception_handler(EngineError, below)
-    app.add_exception_handler(PromptError, below)
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(EngineError, engine_error)
+    app.add_exception_handler(PromptError, engine_error)
     app.add_exception_handler(RequestValidationError, validation)
-    app.add_exception_handler(HTTPException, http)
-    app.add_middleware(_LastResort)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_middleware(_UnhandledErrors)
 
 
-class _LastResort:
-    """Answers whatever else is raised. (Starlette's handler raises it again, and that ends a kept-alive connection.)"""
+class _UnhandledErrors:
+    """Responds to all other exceptions. (Starlette's handler raises them again, which closes the connection.)"""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        started = False
 
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_and_note)
         except Exception:
-            if begun or scope["type"] != "http":
-                raise  # an answer that has begun can only be cut off
+            if started or scope["type"] != "http":
+                raise  # a response that has started can only be cut off
             logger.exception("%s %r failed", scope["method"], scope["path"])
             await Internal("Internal server error").response(scope["path"])(scope, receive, send)
 
 
 def _validation_error(error: RequestValidationError) -> InvalidRequest:
-    """All problems, those of one field (which may be alternatives to each other) together."""
+    """All validation problems, grouped by field: those of one field may be of different members of a union."""
     found: dict[str | None, dict[str, None]] = {}
     for problem in error.errors():
         found.setdefault(_location(problem, error.body), {})[_message(problem)] = None
-    lines = [f"{where or 'body'}: {_either(list(said))}" for where, said in list(found.items())[:_MOST_PROBLEMS]]
-    if len(found) > _MOST_PROBLEMS:
-        lines.append(f"and {len(found) - _MOST_PROBLEMS} more")
+    lines = [f"{where or 'body'}: {_joined(list(messages))}" for where, messages in list(found.items())[:_MAX_PROBLEMS]]
+    if len(found) > _MAX_PROBLEMS:
+        lines.append(f"and {len(found) - _MAX_PROBLEMS} more")
     return InvalidRequest("; ".join(lines), next(iter(found), None))
 
 
@@ -221,7 +223,7 @@ def _message(problem: Mapping[str, Any]) -> str:
     return str(problem["msg"]).removeprefix("Value error, ")
 
 
-def _either(messages: Sequence[str]) -> str:
+def _joined(messages: Sequence[str]) -> str:
     shared = "Input should be "
     if all(message.startswith(shared) for message in messages):
         return shared + " or ".join(message.removeprefix(shared) for message in messages)
@@ -229,7 +231,7 @@ def _either(messages: Sequence[str]) -> str:
 
 
 def _location(problem: Mapping[str, Any], body: Any) -> str | None:
-    """Dotted path of the field: what the body really has, without the names of union members."""
+    """Dotted path of the field in the body, without pydantic's names of union members."""
     if problem["type"] == "json_invalid":
         return None
     if named := problem.get("ctx", {}).get("param"):
@@ -248,11 +250,11 @@ def _location(problem: Mapping[str, Any], body: Any) -> str | None:
 
 def _from_http(error: HTTPException) -> ApiError:
     status = HTTPStatus(error.status_code)
-    answer = ApiError(str(error.detail), headers=error.headers)
-    answer.status = status
-    answer.kind = {
+    response = ApiError(str(error.detail), headers=error.headers)
+    response.status = status
+    response.kind = {
         404: "NotFoundError",
         405: "MethodNotAllowedError",
         413: TooLarge.kind,
     }.get(status, "BadRequestError")
-    return answer
+    return response

@@ -1,26 +1,29 @@
 """Request fields beyond those that are declared: nothing is silently ignored.
 
-A field of OpenAI's or vLLM's API that Quire does not support is refused by name, unless its value asks for nothing.
-Harmless ones are accepted without effect. Fields that nobody knows are accepted and named in a response header, or
-refused under --strict-fields.
+A field of OpenAI's or vLLM's API that Quire does not support is refused by name, unless its value is the default.
+Harmless fields are accepted and have no effect. Unknown fields are accepted and named in a response header, or refused
+with --strict-fields.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
 HEADER = "x-quire-ignored-fields"
-_MOST_NAMES = 20
+_MAX_NAMES = 20  # in the header
+_IGNORED = "quire.ignored_fields"  # key in the ASGI scope
 
-# Without effect, whatever their value: notes to the provider, hints for its caches and bills.
+# Accepted without effect, whatever their value: metadata, and hints for a provider's caches and billing.
 HARMLESS = frozenset(
     {
         "guided_decoding_backend",
@@ -39,7 +42,8 @@ HARMLESS = frozenset(
     }
 )
 
-# Known but not supported; each with the values that ask for nothing. Null and empty never ask for anything.
+# Not supported. Each name has the values that are accepted because they are the default; null and empty values always
+# are.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "access_programs": (),
@@ -77,18 +81,13 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def judge(body: BaseModel, *, strict: bool, unread: Iterable[str] = ()) -> dict[str, str]:
-    """Headers for the answer to a request with undeclared fields.
-
-    Args:
-        body: the request.
-        strict: refuse fields that nobody knows.
-        unread: further names that were given and have no effect.
+def check_unknown_fields(body: BaseModel) -> list[str]:
+    """Names of the undeclared fields of a request that have no effect.
 
     Raises:
-        InvalidRequest: naming a field that is not supported, or not known under `strict`.
+        InvalidRequest: a field is not supported.
     """
-    unknown = list(unread)
+    unknown = []
     for name, value in _undeclared(body):
         if name in HARMLESS or value is None:
             continue
@@ -96,15 +95,30 @@ def judge(body: BaseModel, *, strict: bool, unread: Iterable[str] = ()) -> dict[
             unknown.append(name)
         elif value not in UNSUPPORTED[name] and value not in ([], {}, ""):
             raise InvalidRequest(f"`{name}` is not supported by this server.", name)
-    if not unknown:
-        return {}
-    if strict:
+    return unknown
+
+
+def ignore(request: Request, names: Sequence[str]) -> None:
+    """Note that fields of a request have no effect, to name them in a header of the response.
+
+    Raises:
+        InvalidRequest: there are such fields, and the server runs with --strict-fields.
+    """
+    if not names:
+        return
+    if request.app.state.strict_fields:
         raise InvalidRequest(
-            f"Field `{unknown[0]}` would have no effect; the server runs with --strict-fields.", unknown[0]
+            f"Field `{names[0]}` would have no effect; the server runs with --strict-fields.", names[0]
         )
-    named = ", ".join(quote(name[:100], safe="[]._- ") for name in unknown[:_MOST_NAMES])
-    logger.warning("ignored request fields: %s", named)
-    return {HEADER: named}
+    request.scope.setdefault(_IGNORED, []).extend(names)
+
+
+def add_header(request: Request, response: Response) -> None:
+    """Name the ignored fields of a request in a header of its response."""
+    names = request.scope.get(_IGNORED)
+    if names:
+        response.headers[HEADER] = listed = ", ".join(quote(name[:100], safe="[]._- ") for name in names[:_MAX_NAMES])
+        logger.warning("ignored request fields: %s", listed)
 
 
 def _undeclared(body: BaseModel) -> Iterable[tuple[str, Any]]:

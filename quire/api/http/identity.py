@@ -1,4 +1,4 @@
-"""Names of answers and of this server."""
+"""Ids of requests and responses, and the fingerprint of this server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire import __version__
 
 REQUEST_ID = "x-request-id"
 _UNSAFE = re.compile(r"[^\w.:-]")
-_LONGEST = 128
+_MAX_LENGTH = 128
 
 
 def new_request_id() -> str:
@@ -20,17 +20,17 @@ def new_request_id() -> str:
 
 
 def clean_request_id(given: str) -> str:
-    """A client's own id, without what does not belong into headers and logs."""
-    return _UNSAFE.sub("_", given[:_LONGEST])
+    """A client's own request id, with characters that are unsafe in headers and logs replaced."""
+    return _UNSAFE.sub("_", given[:_MAX_LENGTH])
 
 
 def answer_id(kind: str, request: Request, wanted: str | None) -> str:
-    """`kind-` and the id of the request: its header's, the body's, or the one that was made for it."""
+    """`kind-` and the id of the request: from its header, from its body, or generated."""
     if request.headers.get(REQUEST_ID) is None and wanted:
         return f"{kind}-{clean_request_id(wanted)}"
     return f"{kind}-{request.scope['state']['request_id']}"
 
 
 def fingerprint() -> str:
-    """What of this server may change an answer."""
+    """`system_fingerprint` of responses: identifies the version that generated them."""
     return f"quire-{__version__}"

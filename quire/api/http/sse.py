@@ -1,4 +1,4 @@
-"""Answers that end when their client goes away: streams of server-sent events, and plain ones."""
+"""Responses that end when their client disconnects: streams of server-sent events, and JSON bodies."""
 
 from __future__ import annotations
 
@@ -15,90 +15,91 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.api.http.errors import ApiError, Internal, as_api_error
+from quire.api.http.routing import release
 from quire.engine.wire.errors import EngineError
 from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
 _COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-DIRECT = "quire.send"  # where a scope keeps the server's own `send`, for pieces of a stream, which no layer may change
+RAW_SEND = (
+    "quire.send"  # where a scope keeps the server's own `send`, for pieces of a stream, which no layer may change
+)
 _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics show it
 
 
 def event(body: Any) -> bytes:
-    """One event with a JSON body."""
+    """An event with a JSON body."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def typed_event(body: Mapping[str, Any]) -> bytes:
-    """One event whose JSON body has a type, which names it too."""
+    """An event whose name is the `type` of its JSON body."""
     kind: str = body["type"]
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends events as they come. When the client goes away, the generator is closed at once."""
+    """A stream of server-sent events. When the client disconnects, the generator is closed at once."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        headers: Mapping[str, str],
-        free: Callable[[], None],
         *,
         keepalive: float,
         error: Callable[[ApiError], bytes] = lambda error: event(error.body()),
         done: bytes = DONE,
     ) -> None:
-        """`free` is called at the end, whatever that is; `error` writes one in the middle, `done` stands behind all.
+        """Make a stream.
 
-        `keepalive`: seconds of silence after which a comment is sent, as proxies cut silent connections; 0: never.
+        Args:
+            events: encoded events.
+            keepalive: seconds of silence after which a comment is sent, as proxies close silent connections; 0: never.
+            error: encodes an error that is raised after the stream has begun.
+            done: what follows the last event.
         """
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
-        self._free = free
         self._keepalive = keepalive
         self._error = error
         self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            body = asyncio.ensure_future(self._send_events(send, scope.get(DIRECT, send)))
-            await _first(body, _disconnected(receive))
-        finally:
-            self._free()
+        """Send the stream."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = asyncio.ensure_future(self._send_events(send, scope.get(RAW_SEND, send)))
+        await _run_until_disconnect(body, receive)
 
-    async def _send_events(self, send: Send, direct: Send) -> None:
+    async def _send_events(self, send: Send, raw_send: Send) -> None:
         clock = asyncio.get_running_loop().time
-        said = clock()
+        last_sent = clock()
 
-        async def keep_alive() -> None:
+        async def send_comments() -> None:
             while True:
-                await asyncio.sleep(said + self._keepalive - clock())
-                if clock() >= said + self._keepalive:
-                    await say(_COMMENT)
+                await asyncio.sleep(last_sent + self._keepalive - clock())
+                if clock() >= last_sent + self._keepalive:
+                    await send_data(_COMMENT)
 
-        async def say(data: bytes) -> None:
-            nonlocal said
-            said = clock()
-            await direct({"type": "http.response.body", "body": data, "more_body": True})
+        async def send_data(data: bytes) -> None:
+            nonlocal last_sent
+            last_sent = clock()
+            await raw_send({"type": "http.response.body", "body": data, "more_body": True})
 
-        keeper = asyncio.ensure_future(keep_alive()) if self._keepalive else None
+        comments = asyncio.ensure_future(send_comments()) if self._keepalive else None
         try:
             async with aclosing(self._with_errors()) as events:
                 async for data in events:
-                    await say(data)
+                    await send_data(data)
         finally:
-            if keeper is not None:
-                keeper.cancel()
+            if comments is not None:
+                comments.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _with_errors(self) -> AsyncGenerator[bytes, None]:
-        """The events, with an error in the middle as an event of its own, and the end behind all."""
+        """The events; then an event for the error that ended them, if one did; then `done`."""
         async with aclosing(self._events) as events:
             try:
                 async for data in events:
@@ -107,37 +108,38 @@ class EventStream(Response):
                 yield self._error(error)
             except (EngineError, PromptError) as error:
                 yield self._error(as_api_error(error))
-            except Exception:  # the stream's edge: the client must see an end
+            except Exception:  # nothing above could still send an error response
                 logger.exception("a stream failed")
                 yield self._error(Internal("Internal server error"))
             if self._done:
                 yield self._done
 
 
-async def answer(
-    request: Request, work: Coroutine[Any, Any, BaseModel], headers: Mapping[str, str], free: Callable[[], None]
-) -> Response:
-    """A plain answer with the result of `work`, which is cancelled when the client goes away; `free` ends either."""
+async def answer(request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:
+    """A JSON response with the result of `work`, which is cancelled when the client disconnects.
+
+    What the request holds is released as soon as `work` has ended, however slowly the client reads.
+    """
+    task = asyncio.ensure_future(work)
     try:
-        task = asyncio.ensure_future(work)
-        await _first(task, _disconnected(request.receive))
+        await _run_until_disconnect(task, request.receive)
     finally:
-        free()
+        release(request)
     if task.cancelled():
         return Response(status_code=_CLIENT_CLOSED)
-    return Response(task.result().model_dump_json(), headers=dict(headers), media_type="application/json")
+    return Response(task.result().model_dump_json(), media_type="application/json")
 
 
-async def _first(work: asyncio.Future[Any], gone: Coroutine[Any, Any, None]) -> None:
-    """Wait for work or disconnect; what is not done then is cancelled, and has cleaned up when this returns."""
-    watch = asyncio.ensure_future(gone)
+async def _run_until_disconnect(work: asyncio.Future[Any], receive: Receive) -> None:
+    """Wait for `work`, and cancel it if the client disconnects. It has cleaned up when this returns."""
+    disconnect = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (work, watch):
+        for task in (work, disconnect):
             if not task.done():
                 task.cancel()
-        await asyncio.wait((work, watch))
+        await asyncio.wait((work, disconnect))
     if not work.cancelled() and (error := work.exception()) is not None:
         raise error
 

@@ -21,7 +21,7 @@ from quire.api.protocol.common import (
     PromptLogprobs,
     RequestMetrics,
     Usage,
-    unfit,
+    field_error,
 )
 from quire.api.protocol.custom import BY_KIND, CustomTool, CustomToolCall, NamedCustomTool
 from quire.api.protocol.structured import StructuredFields
@@ -130,17 +130,17 @@ class ChatRequest(GenerationFields, StructuredFields):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        self.add_generation_prompt = opens_turn(
+        self.add_generation_prompt = resolve_generation_prompt(
             wanted=self.add_generation_prompt,
             said="add_generation_prompt" in self.model_fields_set,
             continues=self.continue_final_message,
         )
         if self.top_logprobs and not self.logprobs:
-            raise unfit("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
+            raise field_error("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
         return self
 
 
-def opens_turn(*, wanted: bool, said: bool, continues: bool) -> bool:
+def resolve_generation_prompt(*, wanted: bool, said: bool, continues: bool) -> bool:
     """Whether the template is to begin a new turn: not if the last one is continued.
 
     Raises:
@@ -149,7 +149,7 @@ def opens_turn(*, wanted: bool, said: bool, continues: bool) -> bool:
     if not (continues and wanted):
         return wanted
     if said:
-        raise unfit(
+        raise field_error(
             "add_generation_prompt", "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
         )
     return False

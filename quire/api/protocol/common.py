@@ -23,16 +23,16 @@ FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 
 
 def _few(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > _MOST_BIASES:
-        raise ValueError(f"at most {_MOST_BIASES} tokens may have a bias, not {len(value)}")
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} tokens may have a bias, not {len(value)}")
     return value
 
 
-_MOST_BIASES = 1024
-LogitBias = Annotated[dict[str, float], BeforeValidator(_few), Field(max_length=_MOST_BIASES)]
+_MAX_BIASES = 1024
+LogitBias = Annotated[dict[str, float], BeforeValidator(_few), Field(max_length=_MAX_BIASES)]
 
 
-def unfit(param: str, message: str) -> PydanticCustomError:
+def field_error(param: str, message: str) -> PydanticCustomError:
     """A validator's error that names the field to blame."""
     return PydanticCustomError("unfit", "{message}", {"param": param, "message": message})
 
@@ -97,9 +97,9 @@ class GenerationFields(SampledFields):
     @model_validator(mode="after")
     def _streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise unfit("stream_options", "Stream options can only be defined when `stream=True`.")
+            raise field_error("stream_options", "Stream options can only be defined when `stream=True`.")
         if self.prompt_logprobs is not None and self.stream:
-            raise unfit("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
+            raise field_error("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
         return self
 
 

@@ -14,7 +14,7 @@ from quire.api.protocol.common import (
     RequestMetrics,
     TokenId,
     Usage,
-    unfit,
+    field_error,
 )
 from quire.api.protocol.structured import StructuredFields
 
@@ -32,7 +32,7 @@ class CompletionRequest(GenerationFields, StructuredFields):
     @model_validator(mode="after")
     def _nothing_to_do(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
-            raise unfit("max_tokens", "`max_tokens` must be at least 1, unless the prompt is echoed.")
+            raise field_error("max_tokens", "`max_tokens` must be at least 1, unless the prompt is echoed.")
         return self
 
 

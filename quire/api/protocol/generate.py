@@ -22,7 +22,7 @@ from quire.api.protocol.common import (
     TopK,
     TopP,
     Usage,
-    unfit,
+    field_error,
 )
 from quire.api.protocol.structured import StructuredOutputs
 
@@ -56,7 +56,7 @@ class TokensRequest(RequestBody):
     @model_validator(mode="after")
     def _streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise unfit("stream_options", "Stream options can only be defined when `stream=True`.")
+            raise field_error("stream_options", "Stream options can only be defined when `stream=True`.")
         return self
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from quire.api.protocol.chat import Message, Tool, opens_turn
-from quire.api.protocol.common import ListOf, RequestBody, TokenId, unfit
+from quire.api.protocol.chat import Message, Tool, resolve_generation_prompt
+from quire.api.protocol.common import ListOf, RequestBody, TokenId, field_error
 
 
 class ModelCard(BaseModel):
@@ -45,9 +45,9 @@ class TokenizeRequest(RequestBody):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise unfit("prompt", "Give either `prompt` or `messages`.")
+            raise field_error("prompt", "Give either `prompt` or `messages`.")
         if self.messages is not None:
-            self.add_generation_prompt = opens_turn(
+            self.add_generation_prompt = resolve_generation_prompt(
                 wanted=self.add_generation_prompt,
                 said="add_generation_prompt" in self.model_fields_set,
                 continues=self.continue_final_message,

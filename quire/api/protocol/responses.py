@@ -172,7 +172,7 @@ class NamedFormat(BaseModel):
     strict: bool | None = None
 
 
-AnswerFormat = Annotated[TextFormat | JsonObjectFormat | NamedFormat, Field(discriminator="type")]
+ResponseTextFormat = Annotated[TextFormat | JsonObjectFormat | NamedFormat, Field(discriminator="type")]
 
 
 class TextConfig(BaseModel):
@@ -180,7 +180,7 @@ class TextConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    format: AnswerFormat | None = None
+    format: ResponseTextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -242,8 +242,8 @@ class ResponsesRequest(SampledFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def kept(self) -> bool:
-        """Whether the response is to be stored."""
+    def is_stored(self) -> bool:
+        """Whether the response will be stored."""
         return self.store is not False
 
 
@@ -277,8 +277,8 @@ class ResponseFailure(BaseModel):
     message: str
 
 
-class Incomplete(BaseModel):
-    """Why a response broke off."""
+class IncompleteDetails(BaseModel):
+    """Why a response is incomplete."""
 
     reason: str
 
@@ -296,7 +296,7 @@ class ResponseObject(BaseModel):
     status: Status
     background: bool = False
     error: ResponseFailure | None = None
-    incomplete_details: Incomplete | None = None
+    incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
@@ -321,8 +321,8 @@ class ResponseObject(BaseModel):
     user: str | None = None
 
 
-class Deleted(BaseModel):
-    """Says that a response is no longer kept."""
+class DeletedResponse(BaseModel):
+    """Confirms that a response was deleted."""
 
     id: str
     object: Literal["response.deleted"] = "response.deleted"

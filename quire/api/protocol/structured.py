@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quire.api.protocol.common import ListOf, unfit
+from quire.api.protocol.common import ListOf, field_error
 
 JsonSchema = dict[str, Any] | bool
 # Beyond these no grammar is built; llguidance's own limits are met long before.
-MOST_GRAMMAR = 1 << 18
-Grammar = Annotated[str, Field(min_length=1, max_length=MOST_GRAMMAR)]
+MAX_GRAMMAR_LENGTH = 1 << 18
+Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
 Choices = Annotated[ListOf[Annotated[str, Field(max_length=1 << 14)]], Field(min_length=1, max_length=1 << 12)]
 
 
@@ -62,7 +62,9 @@ class StructuralTagFormat(BaseModel):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.format is None) == (not self.structures or not self.triggers):
-            raise unfit("response_format", "A structural tag has either `format`, or `structures` and `triggers`.")
+            raise field_error(
+                "response_format", "A structural tag has either `format`, or `structures` and `triggers`."
+            )
         return self
 
 
@@ -76,7 +78,7 @@ class StructuredOutputs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    json_form: JsonSchema | Grammar | None = Field(None, alias="json")
+    json_schema: JsonSchema | Grammar | None = Field(None, alias="json")
     regex: Grammar | None = None
     choice: Choices | None = None
     grammar: Grammar | None = None
@@ -91,7 +93,7 @@ class StructuredOutputs(BaseModel):
     def kinds(self) -> list[str]:
         """Those that are given."""
         given = {
-            "json": self.json_form, "regex": self.regex, "choice": self.choice, "grammar": self.grammar,
+            "json": self.json_schema, "regex": self.regex, "choice": self.choice, "grammar": self.grammar,
             "json_object": self.json_object or None, "structural_tag": self.structural_tag,
         }  # fmt: skip
         return [name for name, value in given.items() if value is not None]
@@ -99,7 +101,7 @@ class StructuredOutputs(BaseModel):
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if len(self.kinds) != 1:
-            raise unfit(
+            raise field_error(
                 "structured_outputs",
                 "You can only use one kind of structured outputs constraint (json, regex, choice, grammar, "
                 f"json_object or structural_tag), and need one: {', '.join(self.kinds) or 'none'} given.",
@@ -157,7 +159,7 @@ class StructuredFields(BaseModel):
     def _one_field(self) -> Self:
         formatted = self.response_format is not None and not isinstance(self.response_format, TextFormat)
         if formatted + (self.structured_outputs is not None) + len(self._guided_kinds) > 1:
-            raise unfit(
+            raise field_error(
                 "structured_outputs",
                 "You can only use one kind of structured outputs constraint: response_format, structured_outputs "
                 "or guided_*.",

@@ -1,4 +1,4 @@
-"""The built-in tools of a response: what its model is offered of them from turn to turn, and their calls."""
+"""The tools of MCP servers in a response: how they are offered to the model from turn to turn, and their calls."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ from quire.api.protocol.responses import (
     ResponsesRequest,
     ResponseTool,
 )
-from quire.api.responses.turns import Allowance
+from quire.api.responses.turns import ResponseLimits
 from quire.engine.wire.client import EngineClient
 
-_REFUSED = -32000  # JSON-RPC leaves such codes to whoever answers
-_ID_LENGTH = 9  # Mistral's templates take no other
+_REFUSED = -32000  # in the range that JSON-RPC leaves to servers
+_CALL_ID_LENGTH = 9  # Mistral's templates accept no other
 
 
-def named_servers(body: ResponsesRequest) -> list[tuple[int, McpTool]]:
-    """The servers that a request names, with their places in its `tools`."""
-    return [(place, tool) for place, tool in enumerate(body.tools or ()) if isinstance(tool, McpTool)]
+def mcp_servers_in(body: ResponsesRequest) -> list[tuple[int, McpTool]]:
+    """The MCP servers of a request, with their indices in its `tools`."""
+    return [(index, tool) for index, tool in enumerate(body.tools or ()) if isinstance(tool, McpTool)]
 
 
 @dataclass(slots=True)
-class BuiltInTools:
-    """What one response may call itself.
+class McpToolset:
+    """The MCP tools of one response.
 
     Attributes:
         offered: servers and their tools.
-        left: how many calls may still be made, if there is a limit.
-        refused: a call came when none was left.
-        allowed: names of the tools that `tool_choice` leaves to the model; none if it leaves all.
+        calls_left: how many calls may still be made; None if `max_tool_calls` is not set.
+        limit_reached: a call was refused because of `max_tool_calls`.
+        allowed: names of the tools that `tool_choice` allows; None if it allows all.
     """
 
     offered: Sequence[OfferedTools]
-    left: int | None = None
-    refused: bool = False
+    calls_left: int | None = None
+    limit_reached: bool = False
     allowed: frozenset[str] | None = None
 
     @property
     def labels(self) -> dict[str, str]:
-        """Each tool's server, by the tool's name."""
+        """Labels of the servers, by the names of their tools."""
         return {tool.name: server.label for server in self.offered for tool in server.tools}
 
-    def lists(self, before: Iterable[Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Labels and tools of the lists to tell: those that the conversation does not hold just so."""
-        held = {item.server_label: item.tools for item in before if isinstance(item, McpListTools)}
+    def new_lists(self, before: Iterable[Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Labels and tools of the servers whose current lists are not in the conversation."""
+        known = {item.server_label: item.tools for item in before if isinstance(item, McpListTools)}
         for server in self.offered:
-            tools = [tool.told() for tool in server.tools]
-            if held.get(server.label) != tools:
+            tools = [tool.to_json() for tool in server.tools]
+            if known.get(server.label) != tools:
                 yield server.label, tools
 
-    def request(self, body: ResponsesRequest) -> ResponsesRequest:
-        """The request as if all tools were functions: for the first turn.
+    def first_request(self, body: ResponsesRequest) -> ResponsesRequest:
+        """The request of the first turn, in which MCP tools are functions.
 
         Raises:
-            InvalidRequest: names are not clear, or a chosen tool is not offered.
+            InvalidRequest: two tools have the same name, or a chosen tool is not offered.
         """
         choice = self._choice(body.tool_choice)
         if not self.offered:
@@ -91,7 +91,7 @@ class BuiltInTools:
                 if tool.name in owners:
                     raise InvalidRequest(
                         f"{tool.name!r} of MCP server {server.label!r} is also the name of {owners[tool.name]}; "
-                        "`allowed_tools` can leave one out.",
+                        "leave one of them out with `allowed_tools`.",
                         "tools",
                     )
                 owners[tool.name] = f"a tool of MCP server {server.label!r}"
@@ -117,49 +117,49 @@ class BuiltInTools:
         if not names:
             what = f"tool {choice.name!r} of MCP server" if choice.name else "tools of MCP server"
             raise InvalidRequest(
-                f"`tool_choice` names {what} {choice.server_label!r}, which the `tools` do not offer.", "tool_choice"
+                f"`tool_choice` names {what} {choice.server_label!r}, but `tools` does not offer them.", "tool_choice"
             )
         for name in names:
             yield ChosenTool(type="function", name=name)
 
-    async def carry_out(
-        self, calls: Sequence[dict[str, Any]], allowance: Allowance, engine: EngineClient
+    async def run_calls(
+        self, calls: Sequence[dict[str, Any]], limits: ResponseLimits, engine: EngineClient
     ) -> AsyncGenerator[tuple[dict[str, Any], CallOutcome], None]:
-        """Make calls side by side; gives them with what came of them, in their order. Closing it early ends them.
+        """Make calls concurrently and give each with its outcome, in order. Closing the generator early cancels them.
 
         Raises:
-            DeadlineExceeded: the response's time is up.
-            EngineDead: nobody could go on after the calls.
+            DeadlineExceeded: the timeout of the response has passed.
+            EngineDead: the engine has ended, so that no turn could follow.
         """
-        tasks = [asyncio.create_task(self._made(call)) for call in calls]
-        died = asyncio.create_task(engine.died())
+        tasks = [asyncio.create_task(self._call(call)) for call in calls]
+        engine_dead = asyncio.create_task(engine.wait_until_dead())
         try:
             for call, task in zip(calls, tasks, strict=True):
-                async with allowance.in_time():
-                    await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
+                async with limits.deadline():
+                    await asyncio.wait((task, engine_dead), return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
-                    await died
+                    await engine_dead
                 yield call, task.result()
         finally:
-            for waiting in (*tasks, died):
-                waiting.cancel()
-            await asyncio.gather(*tasks, died, return_exceptions=True)
+            for unfinished in (*tasks, engine_dead):
+                unfinished.cancel()
+            await asyncio.gather(*tasks, engine_dead, return_exceptions=True)
 
-    async def _made(self, call: dict[str, Any]) -> CallOutcome:
-        """What comes of a call, or of none, if it may not be made."""
+    async def _call(self, call: dict[str, Any]) -> CallOutcome:
+        """The outcome of a call, which may be that it was refused."""
         if self.allowed is not None and call["name"] not in self.allowed:
             return CallOutcome(error=protocol_error(_REFUSED, "Not called: `tool_choice` does not allow it."))
-        if self.left == 0:
-            self.refused = True
+        if self.calls_left == 0:
+            self.limit_reached = True
             return CallOutcome(error=protocol_error(_REFUSED, "Not called: `max_tool_calls` is reached."))
-        if self.left is not None:
-            self.left -= 1
+        if self.calls_left is not None:
+            self.calls_left -= 1
         server = next(server for server in self.offered if server.label == call["server_label"])
         return await server.call(call["name"], call["arguments"])
 
 
-def later(body: ResponsesRequest) -> ResponsesRequest:
-    """The request of a turn behind the first: a choice that was forced would be so for ever."""
+def follow_up_request(body: ResponsesRequest) -> ResponsesRequest:
+    """The request of later turns: they are not forced to call a tool, as no answer would ever come."""
     choice = body.tool_choice
     if isinstance(choice, AllowedResponseTools):
         choice = choice.model_copy(update={"mode": "auto"})
@@ -168,36 +168,36 @@ def later(body: ResponsesRequest) -> ResponsesRequest:
     return body.model_copy(update={"tool_choice": choice, "max_output_tokens": None, "min_tokens": 0})
 
 
-def plain_calls(items: Iterable[Any]) -> Iterator[Any]:
-    """Items as if all tools were functions: a call that was made here becomes one and its result.
+def as_function_calls(items: Iterable[Any]) -> Iterator[Any]:
+    """Items in which each MCP call is a function call and its result.
 
-    Between calls of the client's, whose results come later, results wait until all calls have been told.
+    Among calls that the client makes, results follow after all calls.
     """
-    waiting: list[FunctionCallOutput] = []
-    among_others = False
+    outputs: list[FunctionCallOutput] = []
+    among_client_calls = False
     for item in items:
         if isinstance(item, McpListTools):
             continue
         if isinstance(item, McpCall):
-            call, output = _plain(item)
+            call, output = _function_call(item)
             yield call
-            waiting.append(output)
+            outputs.append(output)
         else:
-            among_others = isinstance(item, FunctionCall | CustomToolCall)
-        if not among_others:
-            yield from waiting
-            waiting.clear()
+            among_client_calls = isinstance(item, FunctionCall | CustomToolCall)
+        if not among_client_calls:
+            yield from outputs
+            outputs.clear()
         if not isinstance(item, McpCall):
             yield item
-    yield from waiting
+    yield from outputs
 
 
-def plain_turn(items: Iterable[Any]) -> Iterator[Any]:
-    """The same for one turn of the model: results come behind all that it said, as it did not know them yet."""
+def turn_as_function_calls(items: Iterable[Any]) -> Iterator[Any]:
+    """The same for the output of one turn: results follow at its end, as the model did not know them before."""
     outputs = []
     for item in items:
         if isinstance(item, McpCall):
-            call, output = _plain(item)
+            call, output = _function_call(item)
             yield call
             outputs.append(output)
         else:
@@ -205,8 +205,8 @@ def plain_turn(items: Iterable[Any]) -> Iterator[Any]:
     yield from outputs
 
 
-def _plain(item: McpCall) -> tuple[FunctionCall, FunctionCallOutput]:
-    call_id = item.id[-_ID_LENGTH:]
+def _function_call(item: McpCall) -> tuple[FunctionCall, FunctionCallOutput]:
+    call_id = item.id[-_CALL_ID_LENGTH:]
     arguments = "{}" if arguments_of(item.arguments) is None else item.arguments
     output = result_text(item.output, item.error)
     return (

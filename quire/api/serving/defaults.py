@@ -1,4 +1,4 @@
-"""What a model's own files say about sampling: defaults and end-of-sequence tokens."""
+"""Sampling defaults and end-of-sequence tokens from a model's own files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class _GenerationConfig(BaseModel):
-    """The part of generation_config.json that is used, within the bounds that requests have."""
+    """The fields of generation_config.json that are used, with the same bounds as in requests."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -31,7 +31,7 @@ class _GenerationConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Values for fields that a request leaves out."""
+    """Values of fields that a request leaves out."""
 
     eos_token_ids: tuple[int, ...]
     temperature: float = 1.0
@@ -43,24 +43,24 @@ class GenerationDefaults:
 
 
 def read_defaults(folder: Path, tokenizer: Tokenizer, mode: Literal["auto", "none"]) -> GenerationDefaults:
-    """Read generation_config.json; under mode `none` only its end-of-sequence tokens."""
-    given = _read(folder / "generation_config.json")
+    """Read generation_config.json; in mode `none` only its end-of-sequence tokens are used."""
+    generation = _read(folder / "generation_config.json")
     config = _read(folder / "config.json")
-    ends = given.get("eos_token_id")
-    if ends is None:
-        ends = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
-    ids = [*_as_list(ends), tokenizer.token_id(tokenizer.special.get("eos_token", ""))]
+    eos_ids = generation.get("eos_token_id")
+    if eos_ids is None:
+        eos_ids = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+    ids = [*_as_list(eos_ids), tokenizer.token_id(tokenizer.special.get("eos_token", ""))]
     eos = tuple(dict.fromkeys(token for token in ids if token is not None))
     if mode == "none":
         return GenerationDefaults(eos_token_ids=eos)
-    values = _within_bounds(given)
-    if given.get("do_sample") is False:  # said, not just left out
+    values = _within_bounds(generation)
+    if generation.get("do_sample") is False:  # explicitly
         values["temperature"] = 0.0
     return GenerationDefaults(eos_token_ids=eos, max_tokens=values.pop("max_new_tokens", None), **values)
 
 
 def _within_bounds(given: dict[str, Any]) -> dict[str, Any]:
-    """Sampling defaults; what a request could not ask for is no default either."""
+    """The valid sampling defaults. A value that would be refused in a request is left out with a warning."""
     known = {name: given[name] for name in _GenerationConfig.model_fields if given.get(name) is not None}
     while True:
         try:

@@ -1,47 +1,26 @@
-"""Running the sequences of one HTTP request side by side."""
+"""Runs the sequences of one HTTP request concurrently, and counts their tokens."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.records import RequestTimes
 from quire.engine.wire.stream import Delta, GenerateRequest
 
-Indexed = tuple[int, Delta]
+IndexedDelta = tuple[int, Delta]  # with the index of its sequence
 
 
-def admit(client: EngineClient, sequences: int, param: str) -> Callable[[], None]:
-    """Take places for a request before anything of it runs; gives what frees them at its end.
-
-    Args:
-        client: of the model's engine.
-        sequences: how many places.
-        param: the field that makes them so many.
+async def generate_all(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[IndexedDelta, None]:
+    """Deltas of all sequences as they arrive, each with its index. Closing the generator early aborts all sequences.
 
     Raises:
-        EngineOverloaded: come again later.
-        InvalidRequest: it would never find room.
-        EngineDead: the engine has ended.
-    """
-    if sequences > client.capacity:
-        raise InvalidRequest(
-            f"The request asks for {sequences} sequences; the server takes {client.capacity} at once.", param
-        )
-    return client.admit(sequences)
-
-
-async def run(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Indexed, None]:
-    """Deltas of all sequences as they come, each with its index. Closing it early frees all of them.
-
-    Raises:
-        EngineError: one of them failed; the others are freed.
+        EngineError: a sequence failed; the others are aborted.
     """
     if len(requests) == 1:
         async with aclosing(client.generate(requests[0])) as deltas:
@@ -53,15 +32,15 @@ async def run(client: EngineClient, requests: Sequence[GenerateRequest]) -> Asyn
             yield item
 
 
-async def _merged(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Indexed, None]:
-    arrived: asyncio.Queue[Indexed | BaseException | None] = asyncio.Queue()
+async def _merged(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[IndexedDelta, None]:
+    arrived: asyncio.Queue[IndexedDelta | BaseException | None] = asyncio.Queue()
 
     async def pump(index: int, request: GenerateRequest) -> None:
         try:
             async with aclosing(client.generate(request)) as deltas:
                 async for delta in deltas:
                     arrived.put_nowait((index, delta))
-        except Exception as error:  # noqa: BLE001 raised again by the reader below
+        except Exception as error:  # noqa: BLE001 raised again below
             arrived.put_nowait(error)
         else:
             arrived.put_nowait(None)
@@ -84,39 +63,43 @@ async def _merged(client: EngineClient, requests: Sequence[GenerateRequest]) -> 
 
 
 @dataclass(slots=True)
-class Collected:
-    """Everything that came of one sequence."""
+class SequenceResult:
+    """The whole output of one sequence.
+
+    Attributes:
+        total: all deltas as one; its text is in `text`.
+    """
 
     text: str = ""
-    whole: Delta = field(default_factory=Delta)
+    total: Delta = field(default_factory=Delta)
 
     def add(self, delta: Delta) -> None:
-        """Take in a delta."""
-        whole = self.whole
+        """Append a delta."""
+        total = self.total
         self.text += delta.text
-        whole.token_ids += delta.token_ids
-        whole.logprobs += delta.logprobs
-        whole.prompt_logprobs = delta.prompt_logprobs or whole.prompt_logprobs
-        whole.cached_tokens = whole.cached_tokens or delta.cached_tokens
-        whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
-        whole.times = delta.times
+        total.token_ids += delta.token_ids
+        total.logprobs += delta.logprobs
+        total.prompt_logprobs = delta.prompt_logprobs or total.prompt_logprobs
+        total.cached_tokens = total.cached_tokens or delta.cached_tokens
+        total.finish_reason, total.stop_reason = delta.finish_reason, delta.stop_reason
+        total.times = delta.times
 
 
-async def collect(client: EngineClient, requests: Sequence[GenerateRequest]) -> list[Collected]:
-    """Run all sequences to their ends.
+async def collect(client: EngineClient, requests: Sequence[GenerateRequest]) -> list[SequenceResult]:
+    """Run all sequences until they end.
 
     Raises:
-        EngineError: one of them failed.
+        EngineError: a sequence failed; the others are aborted.
     """
-    done = [Collected() for _ in requests]
-    async with aclosing(run(client, requests)) as deltas:
+    results = [SequenceResult() for _ in requests]
+    async with aclosing(generate_all(client, requests)) as deltas:
         async for index, delta in deltas:
-            done[index].add(delta)
-    return done
+            results[index].add(delta)
+    return results
 
 
-class Tally:
-    """Counts the tokens of a request whose prompts have `n` answers each."""
+class UsageCounter:
+    """Counts the tokens of a request. Each of its prompts has `n` sequences."""
 
     def __init__(self, prompt_lengths: Sequence[int], n: int) -> None:
         self._prompt = sum(prompt_lengths)
@@ -127,15 +110,15 @@ class Tally:
         self.reasoning = 0
 
     def add(self, index: int, delta: Delta) -> None:
-        """Count a delta of the index-th sequence."""
+        """Count a delta of the sequence with this index."""
         self.completion += len(delta.token_ids)
-        if delta.cached_tokens and index % self._n == 0:  # a prompt is counted once, however many answers it has
+        if delta.cached_tokens and index % self._n == 0:  # once for each prompt
             self._cached[index] = delta.cached_tokens
         if delta.times is not None:
             self._times.append(delta.times)
 
     def metrics(self) -> RequestMetrics:
-        """How long the sequences, which have all ended, waited and took."""
+        """Timings of the request, once all of its sequences have ended."""
         times = self._times
         arrived, scheduled = (min(getattr(one, name) for one in times) for name in ("arrived", "scheduled"))
         first, last = min(one.first_token for one in times), max(one.last_token for one in times)
@@ -148,13 +131,13 @@ class Tally:
             tokens_per_second=self.completion / max(last - scheduled, 1e-9),
         )
 
-    def last_words(self, *, usage: bool, metrics: bool) -> dict[str, Any]:
-        """Of a stream: what of the two is wanted."""
-        words: dict[str, Any] = {"usage": self.usage().model_dump() if usage else None}
-        return {**words, "metrics": self.metrics().model_dump()} if metrics else words
+    def final_fields(self, *, usage: bool, metrics: bool) -> dict[str, Any]:
+        """Fields of the last chunk of a stream: `usage` and `metrics`, as far as the request asks for them."""
+        fields: dict[str, Any] = {"usage": self.usage().model_dump() if usage else None}
+        return {**fields, "metrics": self.metrics().model_dump()} if metrics else fields
 
     def usage(self) -> Usage:
-        """The counts so far."""
+        """Token counts so far."""
         return Usage(
             prompt_tokens=self._prompt,
             completion_tokens=self.completion,

@@ -1,4 +1,4 @@
-"""The models that the server answers for."""
+"""The served models, and the state that all endpoints share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from quire.multimodal.renderer import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model, its engine and its names; the first one is in its answers.
+    """A model, its engine and its names.
 
     Attributes:
-        reasoning: the tags around its reasoning, if it reasons.
-        tools: the format that it writes calls in, if that is known.
-        shown_tokens: special tokens that stand in an answer's text all the same, as its parsers look for them.
+        names: the first one is in responses.
+        root: the model as it was given on the command line.
+        reasoning: the tags around its reasoning; None if it does not reason.
+        tools: the format of its tool calls; None if it is not known.
+        parser_tokens: special tokens that are kept in the text of answers because parsers look for them.
+        grammars: None if the model cannot be constrained by grammars.
+        priority_scheduling: the engine runs with the priority policy.
     """
 
     names: tuple[str, ...]
@@ -35,25 +39,26 @@ class ServedModel:
     defaults: GenerationDefaults
     reasoning: ReasoningTags | None = None
     tools: ToolFormat | None = None
-    shown_tokens: tuple[int, ...] = ()
+    parser_tokens: tuple[int, ...] = ()
     grammars: GrammarChecker | None = None
-    by_priority: bool = False
+    priority_scheduling: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """What ends an answer; a model's files may name tokens that it does not have."""
+        """End-of-sequence tokens, without those that the model's files name but its vocabulary lacks."""
         return tuple(token for token in self.defaults.eos_token_ids if token < self.info.vocab_size)
 
 
 @dataclass(slots=True)
-class Services:
-    """What the routes work with.
+class ServerState:
+    """What all endpoints share.
 
     Attributes:
+        stall_timeout: seconds without progress of an engine after which the server is unhealthy.
         sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
-        in_flight: HTTP requests being answered.
-        draining: no new requests should come here.
+        in_flight: number of HTTP requests that are being answered.
+        draining: the server is shutting down and should get no new requests.
     """
 
     models: Sequence[ServedModel]
@@ -66,10 +71,10 @@ class Services:
     draining: bool = False
 
     def model(self, name: str | None) -> ServedModel:
-        """The model of a request.
+        """The model of this name; the first model if the name is None or empty.
 
         Raises:
-            NotFound: none has that name.
+            NotFound: no model has this name.
         """
         if name is None or name == "":
             return self.models[0]
@@ -78,12 +83,12 @@ class Services:
                 return model
         raise NotFound(f"The model `{name}` does not exist.", "model")
 
-    def ailment(self) -> str | None:
-        """Why the server is unhealthy: an engine has ended, or has owed a sign of life for too long."""
+    def unhealthy_reason(self) -> str | None:
+        """Why the server is unhealthy: an engine has ended or does not respond. None if it is healthy."""
         for model in self.models:
             if model.client.dead is not None:
                 return str(model.client.dead)
-            stalled = model.client.stalled_for()
+            stalled = model.client.unresponsive_seconds()
             if stalled > self.stall_timeout:
                 return f"The engine of {model.names[0]} has made no progress for {stalled:.0f} s."
         return None

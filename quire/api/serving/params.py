@@ -1,4 +1,4 @@
-"""SamplingParams from a request: the one place where its limits are checked and its defaults filled in."""
+"""SamplingParams from a request. Only here are limits checked and defaults filled in."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from quire.engine.wire.protocol import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.renderer import Prompt
 
-_GREEDY_BELOW = 1e-5  # temperatures that leave nothing to chance
-_COLDEST = 0.01  # smaller ones overflow some logits
-_LEAST_TOP_P = 1e-6  # smaller ones may be 0 to a float32
+_GREEDY_THRESHOLD = 1e-5  # lower temperatures mean greedy sampling
+_MIN_TEMPERATURE = 0.01  # lower ones could overflow logits
+_MIN_TOP_P = 1e-6  # lower ones may round to 0 in float32
 _SEEDS = 1 << 64
 
 
@@ -30,22 +30,25 @@ def sampling_params(
     logprobs: int | None,
     grammar: str = "",
 ) -> SamplingParams:
-    """How to sample one sequence of a request.
+    """Sampling parameters of one sequence of a request.
 
     Raises:
-        InvalidRequest: naming the field that is out of bounds.
+        InvalidRequest: a field is out of bounds.
     """
     defaults = model.defaults
     _check_limits(body, limits, max_tokens, logprobs)
-    if body.priority and not model.by_priority:
+    if body.priority and not model.priority_scheduling:
         raise InvalidRequest("`priority` needs a server with --scheduling-policy priority.", "priority")
     if grammar and body.ignore_eos:
-        raise InvalidRequest("`ignore_eos` leaves a structured output no way to end.", "ignore_eos")
+        raise InvalidRequest(
+            "`ignore_eos` cannot be combined with structured outputs, which end with an end-of-sequence token.",
+            "ignore_eos",
+        )
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
         temperature=_temperature(defaults.temperature if body.temperature is None else body.temperature),
-        top_p=max(_LEAST_TOP_P, defaults.top_p if body.top_p is None else body.top_p),
+        top_p=max(_MIN_TOP_P, defaults.top_p if body.top_p is None else body.top_p),
         top_k=max(0, defaults.top_k if body.top_k is None else body.top_k),
         min_p=defaults.min_p if body.min_p is None else body.min_p,
         presence_penalty=body.presence_penalty or 0.0,
@@ -65,22 +68,39 @@ def sampling_params(
     return params
 
 
-def sequences(
+def sequences_per_prompt(body: GenerationFields, limits: LimitOptions) -> int:
+    """The number of answers to each prompt.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    n = body.n or 1
+    if n > limits.max_n:
+        raise InvalidRequest(f"`n` may be at most {limits.max_n}, not {n}.", "n")
+    return n
+
+
+def generate_requests(
     body: GenerationFields,
     prompt: Prompt,
     params: SamplingParams,
     limits: LimitOptions,
-    shown: tuple[int, ...] = (),
+    visible_tokens: tuple[int, ...] = (),
 ) -> list[GenerateRequest]:
-    """The n sequences of a request behind one prompt; each draws with a seed of its own.
+    """The `n` sequences of a request with one prompt; each has a seed of its own.
 
-    `shown`: special tokens that are to stand in the text.
+    Args:
+        body: the request.
+        prompt: what all of them continue.
+        params: the first one's parameters.
+        limits: of this server.
+        visible_tokens: special tokens that are kept in the text.
 
     Raises:
-        InvalidRequest: too many stop strings, or an empty one.
+        InvalidRequest: there are too many stop strings, or an empty one.
     """
-    text = _text_params(body, limits, shown)
-    wanted = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
+    text = _text_params(body, limits, visible_tokens)
+    timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
     return [
         GenerateRequest(
             prompt=prompt.token_ids,
@@ -88,17 +108,17 @@ def sequences(
             text=text,
             priority=body.priority,
             cache_salt=body.cache_salt,
-            timeout=min(wanted, default=None),
+            timeout=min(timeouts, default=None),
         )
-        for index in range(body.n or 1)
+        for index in range(sequences_per_prompt(body, limits))
     ]
 
 
-def truncated(prompt: Prompt, body: GenerationFields, model: ServedModel) -> Prompt:
-    """The prompt, or its end if the request wants it cut.
+def truncate_prompt(prompt: Prompt, body: GenerationFields, model: ServedModel) -> Prompt:
+    """The last `truncate_prompt_tokens` tokens of the prompt; all of them if the field is not set.
 
     Raises:
-        InvalidRequest: it wants more than the context holds.
+        InvalidRequest: the field exceeds the context length.
     """
     keep = body.truncate_prompt_tokens
     if keep is None:
@@ -116,32 +136,32 @@ def truncated(prompt: Prompt, body: GenerationFields, model: ServedModel) -> Pro
     )
 
 
-def room_for_output(prompt: Prompt, model: ServedModel, wanted: int | None) -> int:
-    """Tokens that may be generated behind a prompt: those that are wanted, or all that fit.
+def output_token_limit(prompt: Prompt, model: ServedModel, max_tokens: int | None) -> int:
+    """The number of tokens that may be generated: `max_tokens`, or all that fit into the context if it is None.
 
     Raises:
-        InvalidRequest: the prompt is empty, has foreign tokens, or does not fit with what is wanted.
+        InvalidRequest: the prompt is empty, has tokens outside of the vocabulary, or is too long.
     """
     length, limit = len(prompt.token_ids), model.info.max_model_len
     if not length:
         raise InvalidRequest("The prompt is empty; it needs at least one token.", "prompt")
     if int(prompt.token_ids.max()) >= model.info.vocab_size or int(prompt.token_ids.min()) < 0:
-        raise InvalidRequest(f"A token id is out of the vocabulary of {model.info.vocab_size} tokens.", "prompt")
-    if length + (wanted or 1) > limit:
+        raise InvalidRequest(
+            f"The prompt contains a token id outside of the vocabulary of {model.info.vocab_size} tokens.", "prompt"
+        )
+    if length + (max_tokens or 1) > limit:
         raise InvalidRequest(
             f"This model's maximum context length is {limit} tokens. However, your request has {length} input tokens"
-            + (f" and asks for {wanted} output tokens" if wanted else "")
+            + (f" and asks for {max_tokens} output tokens" if max_tokens else "")
             + ". Please reduce the length of the input.",
-            "input_tokens" if length >= limit or not wanted else "max_tokens",
+            "input_tokens" if length >= limit or not max_tokens else "max_tokens",
         )
-    if wanted is not None:
-        return wanted
+    if max_tokens is not None:
+        return max_tokens
     return min(limit - length, model.defaults.max_tokens or limit)
 
 
 def _check_limits(body: GenerationFields, limits: LimitOptions, max_tokens: int, logprobs: int | None) -> None:
-    if (body.n or 1) > limits.max_n:
-        raise InvalidRequest(f"`n` may be at most {limits.max_n}, not {body.n}.", "n")
     if body.min_tokens > max_tokens:
         raise InvalidRequest(
             f"`min_tokens` must be at most max_tokens={max_tokens}, not {body.min_tokens}.", "min_tokens"
@@ -152,38 +172,40 @@ def _check_limits(body: GenerationFields, limits: LimitOptions, max_tokens: int,
                 f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs}", name
             )
     if len(body.bad_words or ()) > limits.max_bad_words:
-        raise InvalidRequest(f"`bad_words` takes at most {limits.max_bad_words} words.", "bad_words")
+        raise InvalidRequest(
+            f"`bad_words` may have at most {limits.max_bad_words} words, not {len(body.bad_words or ())}.", "bad_words"
+        )
 
 
-def _text_params(body: GenerationFields, limits: LimitOptions, shown: tuple[int, ...]) -> TextParams:
+def _text_params(body: GenerationFields, limits: LimitOptions, visible_tokens: tuple[int, ...]) -> TextParams:
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > limits.max_stop:
-        raise InvalidRequest(f"`stop` takes at most {limits.max_stop} strings, not {len(stop)}.", "stop")
+        raise InvalidRequest(f"`stop` may have at most {limits.max_stop} strings, not {len(stop)}.", "stop")
     if "" in stop:
         raise InvalidRequest("`stop` cannot contain an empty string.", "stop")
     return TextParams(
         stop=stop,
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
-        shown=shown,
+        shown=visible_tokens,
         min_tokens=body.min_tokens,
     )
 
 
 def _seed(seed: int | None, index: int) -> int | None:
-    """The seed of the index-th answer; behind the largest comes the smallest."""
+    """The seed of the answer with this index. It wraps around at 64 bits."""
     return None if seed is None else (seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2
 
 
 def _temperature(value: float) -> float:
-    return 0.0 if value < _GREEDY_BELOW else max(value, _COLDEST)
+    return 0.0 if value < _GREEDY_THRESHOLD else max(value, _MIN_TEMPERATURE)
 
 
 def _in_vocabulary(tokens: Sequence[int], model: ServedModel, field: str) -> tuple[int, ...]:
     size = model.info.vocab_size
     for token in tokens:
         if token >= size:
-            raise InvalidRequest(f"Token id {token} in `{field}` is out of the vocabulary of {size} tokens.", field)
+            raise InvalidRequest(f"Token id {token} in `{field}` is outside of the vocabulary of {size} tokens.", field)
     return tuple(tokens)
 
 
@@ -205,7 +227,7 @@ def _logit_bias(bias: dict[str, float], model: ServedModel) -> dict[int, float]:
 
 
 def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Each word as the tokens of its two spellings, at a text's start and behind a space."""
+    """Tokens of each word, both at the start of a text and after a space."""
     if any(not word.strip() for word in words):
         raise InvalidRequest("`bad_words` cannot contain an empty word.", "bad_words")
     tokenizer, size = model.renderer.tokenizer, model.info.vocab_size
@@ -214,17 +236,20 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
         for text in (word.lstrip(), f" {word.lstrip()}"):
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
             if not tokens or max(tokens) >= size:
-                raise InvalidRequest(f"`bad_words`: {word!r} has no tokens in this model's vocabulary.", "bad_words")
+                raise InvalidRequest(
+                    f"`bad_words`: {word!r} cannot be written with this model's vocabulary.", "bad_words"
+                )
             found[tokens] = None
     return tuple(found)
 
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse requests that forbid every token that could come first."""
+    """Refuse requests that forbid every possible first token."""
     if params.leaves_choice(vocab_size):
         return
     if params.allowed_token_ids:
         raise InvalidRequest(
-            "`allowed_token_ids` leaves no token: `bad_words` or `min_tokens` forbid them all.", "allowed_token_ids"
+            "`bad_words` or `min_tokens` forbid all of the `allowed_token_ids`; at least one token must remain.",
+            "allowed_token_ids",
         )
-    raise InvalidRequest("`bad_words` or `min_tokens` forbid every token.", "bad_words")
+    raise InvalidRequest("`bad_words` or `min_tokens` forbid every token; at least one must remain.", "bad_words")

@@ -8,7 +8,7 @@ import sys
 import httpx
 from tqdm import tqdm
 
-from quire.app.files import check_writable, refusal
+from quire.app.files import check_writable, file_error
 from quire.app.openai_client import ServerError, connect, first_model
 from quire.config.command import ConfigError
 from quire.config.commands import BenchServe
@@ -46,7 +46,7 @@ def _check(settings: BenchServe) -> None:
     if settings.plot is not None and settings.plot.suffix:
         formats = report.plot_formats()
         if settings.plot.suffix[1:].lower() not in formats:
-            raise refusal(settings, "plot", "a file to write", f"plots are written as {', '.join(formats)}")
+            raise file_error(settings, "plot", "a file to write", f"plots are written as {', '.join(formats)}")
 
 
 def _first_model(settings: BenchServe) -> str:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.api.answers.answer import Reading
+from quire.api.answers.answer import AnswerFormat
 from quire.api.answers.reasoning import tags_named
 from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.registry import FORMATS
-from quire.api.anthropic.translation import BlockWriter, blocks_of
+from quire.api.anthropic.translation import MessageStreamWriter, content_blocks
 from quire.api.chat.chunks import ChatChunkWriter, ChunkHead
 from quire.api.protocol.anthropic import AnsweredMessage, MessagesUsage
 from quire.api.responses.writer import ItemWriter
@@ -71,10 +71,10 @@ CALLS: dict[str, tuple[str, str, str]] = {
 TEXTS = ("Let me see.", " a < b ", "\n\n", "[", "Done.\n")
 
 
-def reading(name: str, *, several: bool = True, custom: frozenset[str] = frozenset()) -> Reading:
+def reading(name: str, *, parallel: bool = True, custom: frozenset[str] = frozenset()) -> AnswerFormat:
     form = FORMATS[name]
-    plan = ToolPlan(format=form, schemas=SCHEMAS, several=several, custom=custom)
-    return Reading(tags=tags_named("qwen3"), prompt="", plan=plan, whole=form if form.whole else None)
+    plan = ToolPlan(format=form, schemas=SCHEMAS, parallel=parallel, custom=custom)
+    return AnswerFormat(tags=tags_named("qwen3"), prompt="", plan=plan, tools=form if form.full_answer else None)
 
 
 def cut(text: str, at: Iterable[int]) -> list[str]:
@@ -82,7 +82,7 @@ def cut(text: str, at: Iterable[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(places)]
 
 
-def parsed(read: Reading, pieces: Sequence[str]) -> Iterator[Parsed]:
+def parsed(read: AnswerFormat, pieces: Sequence[str]) -> Iterator[Parsed]:
     parser = read.parser()
     for piece in pieces:
         yield parser.push(piece)
@@ -95,7 +95,7 @@ def items(found: Iterable[Parsed]) -> list[tuple[str, str, str]]:
     for one in found:
         for event in writer.write(one):
             assert event["output_index"] == len(writer.items) - 1
-    list(writer.end("completed"))
+    list(writer.end_turn("completed"))
     return [
         (item["type"], item.get("name", ""), str(item.get("arguments", item.get("input", item.get("content")))))
         for item in writer.items
@@ -105,7 +105,7 @@ def items(found: Iterable[Parsed]) -> list[tuple[str, str, str]]:
 def blocks(found: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
     """Blocks of a message, put together from its events."""
     usage = MessagesUsage(input_tokens=0, output_tokens=0)
-    writer = BlockWriter(
+    writer = MessageStreamWriter(
         AnsweredMessage(id="m", model="m", content=[], stop_reason=None, usage=usage), thinking=thinking
     )
     built: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ def blocks(found: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
     return [{name: value for name, value in block.items() if name != "id"} for block in built]
 
 
-def chunks(read: Reading, pieces: Sequence[str]) -> list[list[Any]]:
+def chunks(read: AnswerFormat, pieces: Sequence[str]) -> list[list[Any]]:
     """What a chat's chunks tell, in their order: what belongs together in one."""
     writer = ChatChunkWriter(
         ChunkHead("c", 0, "m"), 0, role="assistant", echo="", parser=read.parser(), include_reasoning=True,
@@ -176,7 +176,7 @@ def test_no_order_depends_on_how_tokens_are_grouped(data: st.DataObject) -> None
     answer = answer[: data.draw(st.integers(0, len(answer)), "end")]
     pieces = cut(answer, data.draw(st.lists(st.integers(0, len(answer)), max_size=12)))
     custom = frozenset(data.draw(st.sets(st.sampled_from(["now", "note"]))))  # what they are called with is no `input`
-    read = reading(name, several=data.draw(st.booleans()), custom=custom)
+    read = reading(name, parallel=data.draw(st.booleans()), custom=custom)
     for cuts in (pieces, list(answer)):
         assert items(parsed(read, cuts)) == items(parsed(read, [answer]))
         assert chunks(read, cuts) == chunks(read, [answer])
@@ -190,7 +190,7 @@ def test_a_whole_message_has_its_blocks_in_the_order_of_the_stream() -> None:
     read = reading("hermes")
     answer = f"{THOUGHT}First.\n{now}\nThen.\n{note}"
     for thinking in (True, False):
-        whole = blocks_of(read.parser().push(answer, last=True), thinking=thinking)
+        whole = content_blocks(read.parser().push(answer, last=True), thinking=thinking)
         told = blocks(parsed(read, list(answer)), thinking=thinking)
         assert [block["type"] for block in whole] == [block["type"] for block in told]
         assert [block["text"] for block in whole if "text" in block] == ["First.", "Then."]
@@ -204,11 +204,11 @@ def test_log_probabilities_are_those_of_the_text_before_the_first_call() -> None
         for start in range(0, len(tokens), size):
             one = Parsed()
             for token, text in tokens[start : start + size]:
-                one.say(text)
+                one.add_text(text)
                 if token == "<c>":
-                    one.call(CallDelta(0, "id", "now", "{}"))
+                    one.add_call(CallDelta(0, "id", "now", "{}"))
             entries = [{"token": token, "bytes": list(token.encode())} for token, _ in tokens[start : start + size]]
-            list(writer.write(one, entries))
-        list(writer.end("completed"))
+            list(writer.write_tokens(one, entries))
+        list(writer.end_turn("completed"))
         told = [[one["token"] for one in item["content"][0]["logprobs"]] for item in writer.items if "content" in item]
         assert told == [["a", "b"], []]

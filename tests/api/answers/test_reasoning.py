@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.api.answers.answer import Reading
-from quire.api.answers.reasoning import REASONING, ReasoningSplitter, ReasoningTags, reasoning_of, tags_named
-from quire.config.parsers import REASONING_PARSERS
+from quire.api.answers.answer import AnswerFormat
+from quire.api.answers.reasoning import PARSERS, ReasoningSplitter, ReasoningTags, detect_tags, tags_named
 
 TAGS = ReasoningTags()
 PIECES = st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", "a", "b c", "\n", " ", "<", ">"])
@@ -69,7 +68,7 @@ def test_a_continued_message_may_have_begun_to_reason(continued: str, text: str,
 def test_tokens_of_the_reasoning_are_counted() -> None:
     texts = ["<think>", "a", "b", "</think>", "c"]
     for size in (1, 2, 5):
-        counter = Reading(tags=TAGS, prompt=None).counter(texts.__getitem__)
+        counter = AnswerFormat(tags=TAGS, prompt=None).counter(texts.__getitem__)
         tokens = list(range(5))
         assert sum(counter.count(tokens[i : i + size]) for i in range(0, 5, size)) == 4
 
@@ -109,10 +108,10 @@ def test_each_parser_by_name(name: str, text: str, expected: tuple[str, str]) ->
 
 
 def test_every_parser_has_a_recording() -> None:
-    assert {name for name, *_ in RECORDED} == set(REASONING) == set(REASONING_PARSERS)
+    assert {name for name, *_ in RECORDED} == set(PARSERS)
 
 
-@given(name=st.sampled_from(sorted(REASONING)), text=st.text("<>/thinkrespoaw[]THINK: \n", max_size=50))
+@given(name=st.sampled_from(sorted(PARSERS)), text=st.text("<>/thinkrespoaw[]THINK: \n", max_size=50))
 def test_no_text_is_read_otherwise_in_pieces(name: str, text: str) -> None:
     whole = ReasoningSplitter(tags_named(name), None).push(text, last=True)
     splitter = ReasoningSplitter(tags_named(name), None)
@@ -127,5 +126,5 @@ def test_a_template_that_closes_the_block_leaves_content() -> None:
 
 def test_tags_of_ones_own_and_of_a_template() -> None:
     assert ReasoningSplitter(tags_named("<a>...</a>"), None).push("<a>x</a>y", last=True) == ("x", "y")
-    assert reasoning_of("... [THINK] ...") is REASONING["mistral"]
-    assert reasoning_of("no such thing") is None
+    assert detect_tags("... [THINK] ...") is PARSERS["mistral"].tags
+    assert detect_tags("no such thing") is None

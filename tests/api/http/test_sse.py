@@ -24,11 +24,11 @@ async def test_a_client_that_leaves_a_stream_frees_its_request(tmp_path: Path) -
     async with running_server(tmp_path, core) as server:
         async with server.http.stream("POST", COMPLETIONS, json={**LONG, "n": 3, "stream": True}) as answer:
             await anext(answer.aiter_bytes())
-            assert server.services.in_flight == 1
+            assert server.state.in_flight == 1
         await until(lambda: not core.active)
-        await until(lambda: server.services.in_flight == 0)
-        await until(lambda: server.services.models[0].client.held == 0)
-        assert server.services.models[0].client.in_flight == 0
+        await until(lambda: server.state.in_flight == 0)
+        await until(lambda: server.state.models[0].client.slots_in_use == 0)
+        assert server.state.models[0].client.open_streams == 0
 
 
 async def test_a_silent_stream_shows_that_it_is_alive(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ async def test_a_client_that_leaves_before_any_answer_frees_its_request(tmp_path
         await until(lambda: core.active)
         task.cancel()
         await until(lambda: not core.active)
-        await until(lambda: server.services.in_flight == 0)
-        await until(lambda: server.services.models[0].client.held == 0)
+        await until(lambda: server.state.in_flight == 0)
+        await until(lambda: server.state.models[0].client.slots_in_use == 0)
 
 
 async def test_many_streams_at_once_stay_apart(tmp_path: Path) -> None:

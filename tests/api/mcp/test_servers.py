@@ -19,7 +19,7 @@ async def test_what_is_no_tool_server_is_an_error_at_once(tmp_path: Path, stream
         given: dict[str, Any] = {"tool_server": f"weather={tools.url}/nothing", "tool_call_parser": "hermes"}
         async with running_server(tmp_path, **given) as server:
             answer = await server.post(PATH, {"input": "hi", "tools": [WEATHER], "stream": stream})
-            await until(lambda: server.services.models[0].client.held == 0)
+            await until(lambda: server.state.models[0].client.slots_in_use == 0)
     assert (answer.status_code, answer.json()["error"]["param"]) == (424, "tools")
 
 
@@ -46,7 +46,7 @@ async def test_what_cannot_be_granted_is_refused(tmp_path: Path, change: dict[st
         if param is not None:
             assert answer.json()["error"]["param"] == param
         assert said(await ask(server, "hi", tools=[WEATHER])) == "Yes."
-        await until(lambda: server.services.models[0].client.held == 0)
+        await until(lambda: server.state.models[0].client.slots_in_use == 0)
     assert tools.calls == []
 
 

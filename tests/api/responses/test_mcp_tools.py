@@ -248,7 +248,7 @@ async def test_a_response_that_ends_ends_its_calls(tmp_path: Path, way: str) -> 
             await until(lambda: tools.waiting)
             asking.cancel()
         await until(lambda: not tools.waiting)
-        await until(lambda: not server.services.models[0].client.held)
+        await until(lambda: not server.state.models[0].client.slots_in_use)
         await until(lambda: tools.calls == [("wait", {})])
 
 

@@ -51,7 +51,7 @@ async def test_the_engines_end_ends_a_response_that_waits_for_a_tool(tmp_path: P
     async with serving(tmp_path, call("wait"), "Well.") as (server, _, tools):
         asking = asyncio.create_task(server.post(PATH, {"input": "Weather?", "tools": [WEATHER]}))
         await until(lambda: tools.waiting == 1)
-        server.services.models[0].client.fail("the server is shutting down")
+        server.state.models[0].client.fail("the server is shutting down")
         answer = await asking
         await until(lambda: tools.waiting == 0)
     assert answer.status_code == 503

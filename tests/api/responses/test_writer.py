@@ -23,9 +23,9 @@ def test_log_probabilities_do_not_depend_on_how_tokens_are_grouped(size: int) ->
         group = tokens[start : start + size]
         entries = [{"token": token, "bytes": list(token.encode())} for token, _ in group]
         parsed = Parsed()
-        parsed.say("".join(text for _, text in group))
-        list(writer.write(parsed, entries))
-    list(writer.end("completed"))
+        parsed.add_text("".join(text for _, text in group))
+        list(writer.write_tokens(parsed, entries))
+    list(writer.end_turn("completed"))
     (part,) = writer.items[0]["content"]
     assert [one["token"] for one in part["logprobs"]] == ["\n\n", "a", "b", "c"]
 

@@ -21,7 +21,7 @@ PATHS: dict[str, dict[str, Any]] = {
 async def frees_its_place(server: Server, core: FakeCore) -> None:
     core.allow(1)
     await until(lambda: not core.active)
-    await until(lambda: server.services.models[0].client.held == 0)
+    await until(lambda: server.state.models[0].client.slots_in_use == 0)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -1,1 +1,1 @@
-"""Holding answers to JSON schemas, regular expressions, choices, grammars and structural tags."""
+"""Structured outputs: grammars for JSON schemas, regular expressions, choices, Lark grammars and structural tags."""

@@ -1,4 +1,4 @@
-"""From a request's fields to the grammar that its answer is held to."""
+"""The grammar that constrains the answer to a request, from the request's fields."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from quire.api.protocol.structured import (
 )
 
 
-class Thought(Enum):
-    """What may stand before the text that is held to a form."""
+class ReasoningPrefix(Enum):
+    """The reasoning that may precede a constrained answer."""
 
-    NONE = "nothing"
-    POSSIBLE = "a block of reasoning, or none"
-    OPEN = "the rest of a block of reasoning, which the prompt has begun"
+    NONE = "no reasoning"
+    POSSIBLE = "a block of reasoning, or no reasoning"
+    OPEN = "the rest of a block of reasoning that began in the prompt"
 
 
 def grammar_of(
     structure: StructuredOutputs | ResponseFormat | None,
     special: Mapping[str, int],
     tags: ReasoningTags | None = None,
-    thought: Thought = Thought.NONE,
+    prefix: ReasoningPrefix = ReasoningPrefix.NONE,
     plan: ToolPlan | None = None,
     lead: str = "",
 ) -> str:
-    """The grammar.
+    """The grammar of an answer.
 
     Args:
-        structure: what the answer is held to, from its beginning or from the end of the reasoning on.
-        special: the tokenizer's special tokens.
-        tags: around the reasoning, if there is any.
-        thought: what there may be of it.
-        plan: of tools whose calls are held to a form; one that has to come takes the place of `structure`.
-        lead: what the model writes before an answer that is no call.
+        structure: constrains the text after the reasoning; None for free text.
+        special: ids of special tokens by their texts.
+        tags: around the reasoning; None if the model does not reason.
+        prefix: reasoning that may precede the text.
+        plan: tools whose calls are constrained; a required call replaces `structure`.
+        lead: what the model writes before an answer that is not a call.
 
     Raises:
-        InvalidRequest: it is not understood. Whether the grammar is one is only seen when it is compiled.
+        InvalidRequest: the fields are not valid. Other problems are found when the grammar is compiled.
     """
     writer = GrammarWriter(special)
     try:
@@ -61,21 +61,21 @@ def grammar_of(
         if answer is not None:
             answer = writer.sequence(writer.text(lead), answer)
     except ValueError as error:
-        raise InvalidRequest(f"The grammar cannot be read: {error}", "structured_outputs") from error
-    if plan is not None and (answer is None or plan.required or plan.writable):
+        raise InvalidRequest(f"The grammar cannot be parsed: {error}", "structured_outputs") from error
+    if plan is not None and (answer is None or plan.required or plan.has_grammar):
         answer = plan.expression(writer, answer)
-    return writer.finish(_after_thought(writer, answer or writer.anything(), tags, thought))
+    return writer.finish(_after_reasoning(writer, answer or writer.anything(), tags, prefix))
 
 
-def _after_thought(writer: GrammarWriter, answer: str, tags: ReasoningTags | None, thought: Thought) -> str:
-    """The expression behind what there may be of reasoning."""
-    if tags is None or thought is Thought.NONE:
+def _after_reasoning(writer: GrammarWriter, answer: str, tags: ReasoningTags | None, prefix: ReasoningPrefix) -> str:
+    """The expression after reasoning."""
+    if tags is None or prefix is ReasoningPrefix.NONE:
         return answer
     ends = writer.either(writer.until(end) for end in tags.ends)
     rest = f"{ends} {writer.spaces()}"
     start = writer.either(map(writer.text, tags.starts))
-    if thought is Thought.OPEN:
-        return f"{start}? {rest} {answer}" if tags.begun else f"{rest} {answer}"
+    if prefix is ReasoningPrefix.OPEN:
+        return f"{start}? {rest} {answer}" if tags.implicit_start else f"{rest} {answer}"
     block = writer.rule(f"{start} {rest}")
     return f"{block}? {answer}"
 
@@ -96,7 +96,7 @@ def _expression(writer: GrammarWriter, structure: StructuredOutputs | ResponseFo
 def _structured(writer: GrammarWriter, structure: StructuredOutputs) -> str:
     match structure.kinds[0]:
         case "json":
-            return writer.json(_schema(structure, _parsed(structure.json_form, "json")))
+            return writer.json(_schema(structure, _parsed(structure.json_schema, "json")))
         case "json_object":
             return writer.json(_schema(structure, {"type": "object"}))
         case "regex":
@@ -118,9 +118,9 @@ def _tags(writer: GrammarWriter, given: StructuralTagFormat) -> str:
 
 
 def _schema(structure: StructuredOutputs, schema: Any) -> Any:
-    """The schema with the options that are meant for it."""
+    """The schema with the options of `structured_outputs` that apply to JSON."""
     if structure.disable_additional_properties:
-        schema = _closed(schema)
+        schema = _without_additional_properties(schema)
     options: dict[str, Any] = {}
     if structure.disable_any_whitespace:
         options["whitespace_flexible"] = False
@@ -129,13 +129,13 @@ def _schema(structure: StructuredOutputs, schema: Any) -> Any:
     return {**schema, "x-guidance": options} if options and isinstance(schema, dict) else schema
 
 
-def _closed(schema: Any) -> Any:
-    """The schema, with no properties beyond those named, wherever it does not say."""
+def _without_additional_properties(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` where it is not set."""
     if isinstance(schema, list):
-        return [_closed(each) for each in schema]
+        return [_without_additional_properties(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
+    closed = {key: _without_additional_properties(value) for key, value in schema.items()}
     if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
         closed["additionalProperties"] = False
     return closed
@@ -147,9 +147,9 @@ def _parsed(given: Any, name: str) -> Any:
     try:
         content = orjson.loads(given)
     except orjson.JSONDecodeError as error:
-        _refuse(f"`{name}` is no JSON: {error}")
+        _refuse(f"`{name}` is not valid JSON: {error}")
     if not isinstance(content, dict | bool):
-        _refuse(f"`{name}` is JSON, but no schema.")
+        _refuse(f"`{name}` must be a JSON schema: an object or a boolean.")
     return content
 
 
@@ -162,19 +162,27 @@ async def checked_grammar(
     checker: GrammarChecker | None,
     tags: ReasoningTags | None,
     tools: ToolFormat | None,
-    thought: Thought = Thought.NONE,
+    prefix: ReasoningPrefix = ReasoningPrefix.NONE,
     plan: ToolPlan | None = None,
 ) -> str:
-    """The grammar of a request's answer, which can be used; empty if any text will do.
+    """The checked grammar of the answer to a request; empty if its text is not constrained.
+
+    Args:
+        body: the request.
+        checker: of the model; None if it does not support structured outputs.
+        tags: around the model's reasoning.
+        tools: format of the model's tool calls.
+        prefix: reasoning that may precede the answer.
+        plan: of the request's tools.
 
     Raises:
-        InvalidRequest: it cannot be had.
+        InvalidRequest: the grammar is not valid or not supported.
     """
     structure = body.structure
-    if structure is None and (plan is None or not plan.holds):
+    if structure is None and (plan is None or not plan.needs_grammar):
         return ""
     if checker is None:
-        _refuse("This model has no structured outputs.")
+        _refuse("Structured outputs are not supported for this model.")
     lead = "" if tools is None else tools.answer
-    write = partial(grammar_of, structure, tags=tags, thought=thought, plan=plan, lead=lead)
-    return await checker.make(write, "tools" if structure is None else body.structure_field)
+    write = partial(grammar_of, structure, tags=tags, prefix=prefix, plan=plan, lead=lead)
+    return await checker.check(write, "tools" if structure is None else body.structure_field)

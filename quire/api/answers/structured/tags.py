@@ -1,4 +1,4 @@
-"""Structural tags: free text and held text in turn, as vLLM and xgrammar describe them."""
+"""Structural tags as in vLLM and xgrammar: free text that alternates with constrained text."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from typing import Any
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.http.errors import InvalidRequest
 
-_DEEPEST = 32
+_MAX_DEPTH = 32
 
 
 def triggered(writer: GrammarWriter, triggers: Sequence[str], tags: Sequence[tuple[str, str, str]], *,
               at_least_one: bool = False, only_one: bool = False) -> str:  # fmt: skip
-    """Free text in which each trigger begins a tag: its begin, an expression, its end.
+    """Free text in which each trigger starts a tag.
+
+    Args:
+        writer: of the grammar.
+        triggers: texts.
+        tags: of each tag its begin, an expression for its content, and its end.
+        at_least_one: a tag is required.
+        only_one: the text ends after the first tag.
 
     Raises:
-        InvalidRequest: a tag begins with no trigger.
+        InvalidRequest: the begin of a tag starts with none of the triggers.
     """
     rules = []
     for begin, content, end in tags:
         trigger = max((trigger for trigger in triggers if begin.startswith(trigger)), key=len, default=None)
         if trigger is None:
-            raise InvalidRequest(f"No trigger is how the tag {begin!r} begins.", "structural_tag")
+            raise InvalidRequest(f"The tag {begin!r} starts with none of the `triggers`.", "structural_tag")
         rest = begin[len(trigger) :]
         rules.append(writer.sequence(writer.until(trigger), writer.text(rest), content, writer.text(end)))
     any_tag = writer.either(rules)
@@ -34,10 +41,10 @@ def tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
     """An expression for xgrammar's tree of formats.
 
     Raises:
-        InvalidRequest: naming what is not understood.
+        InvalidRequest: a format is unknown or incomplete.
     """
-    if depth > _DEEPEST:
-        raise InvalidRequest("The structural tag is nested too deeply.", "structural_tag")
+    if depth > _MAX_DEPTH:
+        raise InvalidRequest(f"The structural tag has more than {_MAX_DEPTH} levels.", "structural_tag")
     kind = node.get("type") if isinstance(node, dict) else None
     try:
         match kind:
@@ -62,9 +69,9 @@ def tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
             case "tags_with_separator":
                 return _separated(writer, node, depth)
     except (KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest(f"The {kind} format of the structural tag is not complete: {error}",
+        raise InvalidRequest(f"The `{kind}` format of the structural tag is incomplete: {error}",
                              "structural_tag") from error  # fmt: skip
-    raise InvalidRequest(f"The structural tag has a format of an unknown type: {kind!r}.", "structural_tag")
+    raise InvalidRequest(f"The structural tag has a format of the unknown type {kind!r}.", "structural_tag")
 
 
 def _tag(writer: GrammarWriter, node: Mapping[str, Any], depth: int) -> str:
@@ -95,5 +102,5 @@ def _separated(writer: GrammarWriter, node: Mapping[str, Any], depth: int) -> st
 def _text(node: Mapping[str, Any], name: str) -> str:
     value = node[name]
     if not isinstance(value, str):
-        raise TypeError(f"`{name}` is no text")
+        raise TypeError(f"`{name}` must be a string")
     return value

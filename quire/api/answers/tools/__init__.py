@@ -1,1 +1,1 @@
-"""Tool calls in what models write: one small parser for each form of writing them."""
+"""Tool calls: parsers of the formats that models write, and the tools of requests."""

@@ -1,4 +1,4 @@
-"""What comes of a text with calls in it, and what every parser of such a text is."""
+"""Tool calls in answers: the pieces that parsers find, and the base of all parsers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from quire.api.answers.tools.scanner import Scanner
 
-Schemas = Mapping[str, Mapping[str, Any]]  # of each function's arguments, by its name
-Steps = Generator[None, None, None]  # a parser at work: it yields where it needs more text
+Schemas = Mapping[str, Mapping[str, Any]]  # JSON schemas of the arguments, by function name
+Steps = Generator[None, None, None]  # a running parser: it yields when it needs more text
 
 
 @dataclass(slots=True)
 class TextDelta:
-    """A piece of text: of the answer itself, or of reasoning."""
+    """A piece of content or of reasoning."""
 
     text: str
     reasoning: bool = False
@@ -23,10 +23,10 @@ class TextDelta:
 
 @dataclass(slots=True)
 class CallDelta:
-    """A piece of a call: the first one has id and name, all have more of the arguments' JSON.
+    """A piece of a tool call: the first one has its id and name, each has more of the arguments' JSON text.
 
     Attributes:
-        custom: it is of a custom tool, and the arguments are the text that the tool is called with.
+        custom: the call is of a custom tool, and the arguments are its plain text input.
     """
 
     index: int
@@ -41,18 +41,18 @@ Piece = TextDelta | CallDelta
 
 @dataclass(slots=True)
 class Parsed:
-    """Text and calls that are certain, in the order of the answer. Pieces of one kind that touch are one piece."""
+    """Pieces of an answer in their order. Adjacent pieces of the same kind are merged."""
 
     pieces: list[Piece] = field(default_factory=list)
 
     @property
     def reasoning(self) -> str:
-        """All of it."""
+        """All reasoning."""
         return "".join(piece.text for piece in self.pieces if isinstance(piece, TextDelta) and piece.reasoning)
 
     @property
     def content(self) -> str:
-        """The text of the answer itself, wherever calls stand in it."""
+        """All content, before, between and after calls."""
         return "".join(piece.text for piece in self.pieces if isinstance(piece, TextDelta) and not piece.reasoning)
 
     @property
@@ -60,7 +60,7 @@ class Parsed:
         """All pieces of calls."""
         return [piece for piece in self.pieces if isinstance(piece, CallDelta)]
 
-    def say(self, text: str, *, reasoning: bool = False) -> None:
+    def add_text(self, text: str, *, reasoning: bool = False) -> None:
         """Add text."""
         last = self.pieces[-1] if self.pieces else None
         if isinstance(last, TextDelta) and last.reasoning == reasoning:
@@ -68,7 +68,7 @@ class Parsed:
         elif text:
             self.pieces.append(TextDelta(text, reasoning))
 
-    def call(self, delta: CallDelta) -> None:
+    def add_call(self, delta: CallDelta) -> None:
         """Add a piece of a call."""
         last = self.pieces[-1] if self.pieces else None
         if isinstance(last, CallDelta) and last.index == delta.index:
@@ -78,21 +78,21 @@ class Parsed:
 
 
 def random_id(_: int, __: str) -> str:
-    """An id as vLLM and OpenAI give them."""
+    """An id in vLLM's format."""
     return f"chatcmpl-tool-{secrets.token_hex(16)}"
 
 
 def short_id(_: int, __: str) -> str:
-    """An id as Mistral's templates want it: nine letters and digits."""
+    """An id in the format that Mistral's templates require: nine letters and digits."""
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     return "".join(secrets.choice(alphabet) for _ in range(9))
 
 
 class ToolParser:
-    """Takes an answer's text in pieces and tells its calls from the rest.
+    """Finds tool calls in an answer that arrives in pieces.
 
-    However the text is cut, the pieces add up to the same, in the same order. What turns out to be no call stays
-    content; a call whose arguments break off stays as far as it went.
+    The result does not depend on how the text is cut. Text that is not a valid call stays content; a call whose
+    arguments are cut off is reported as far as it goes.
     """
 
     def __init__(
@@ -101,70 +101,70 @@ class ToolParser:
         schemas: Schemas,
         make_id: Callable[[int, str], str] = random_id,
     ) -> None:
-        """`parse` reads the scanner and reports what it finds with the methods below."""
+        """`parse` reads from the scanner and reports what it finds with the methods below."""
         self.scanner = Scanner()
         self.schemas = schemas
         self._make_id = make_id
         self._found = Parsed()
         self._count = 0
-        self.thinking = False  # within reasoning, for forms that hold it
+        self.in_reasoning = False  # for formats whose answers contain the reasoning
         self._steps = parse(self)
-        self._blank = ""  # white space that is dropped if a call comes next
+        self._whitespace = ""  # dropped if a call comes next
         self._after_call = False
 
     def push(self, text: str, *, last: bool = False) -> Parsed:
-        """What is certain after more text."""
+        """Add text; returns the pieces that are certain now."""
         self.scanner.feed(text, last=last)
         next(self._steps, None)
         if last and self._count == 0:
-            self._found.say(self._blank)
+            self._found.add_text(self._whitespace)
         found, self._found = self._found, Parsed()
         return found
 
-    # What parsers report
+    # For `parse` functions
 
-    def say(self, text: str) -> None:
-        """Text that is no call. White space around calls is none of it."""
+    def add_text(self, text: str) -> None:
+        """Report content. Whitespace around calls is removed."""
         if self._after_call:
             text = text.lstrip()
             self._after_call = not text
         body = text.rstrip()
         if body:
-            self._found.say(self._blank + body)
-            self._blank = ""
-        self._blank += text[len(body) :]
+            self._found.add_text(self._whitespace + body)
+            self._whitespace = ""
+        self._whitespace += text[len(body) :]
 
-    def think(self, text: str) -> None:
-        """Text that is reasoning."""
-        self._found.say(text, reasoning=True)
+    def add_reasoning(self, text: str) -> None:
+        """Report reasoning."""
+        self._found.add_text(text, reasoning=True)
 
-    def begin(self, name: str, call_id: str | None = None) -> None:
-        """A call of a function."""
-        self._blank, self._after_call = "", True
-        name = _whole_characters(name)
-        self._found.call(CallDelta(self._count, call_id or self._make_id(self._count, name), name))
+    def begin_call(self, name: str, call_id: str | None = None) -> None:
+        """Report the start of a call."""
+        self._whitespace, self._after_call = "", True
+        name = _replace_surrogates(name)
+        self._found.add_call(CallDelta(self._count, call_id or self._make_id(self._count, name), name))
         self._count += 1
 
-    def argue(self, text: str) -> None:
-        """More of the arguments of the call that was begun."""
+    def add_arguments(self, text: str) -> None:
+        """Report more of the arguments of the last call."""
         if text:
-            self._found.call(CallDelta(self._count - 1, arguments=_whole_characters(text)))
+            self._found.add_call(CallDelta(self._count - 1, arguments=_replace_surrogates(text)))
 
     def knows(self, name: str) -> bool:
-        """Whether there is such a function."""
+        """Whether the request has a function with this name."""
         return name in self.schemas
 
 
-def _whole_characters(text: str) -> str:
-    """Without halves of characters, which a model may have spelt out."""
+def _replace_surrogates(text: str) -> str:
+    """The text with lone surrogates replaced, which a model may have written as escapes."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def joined(deltas: Iterable[CallDelta]) -> list[CallDelta]:
-    """The whole calls that deltas make up."""
-    whole: list[CallDelta] = []
+    """Complete calls, merged from their pieces."""
+    calls: list[CallDelta] = []
     for delta in deltas:
-        if delta.index == len(whole):
-            whole.append(CallDelta(delta.index, delta.id, delta.name, custom=delta.custom))
-        whole[delta.index].arguments += delta.arguments
-    return whole
+        if delta.index == len(calls):
+            calls.append(CallDelta(delta.index, delta.id, delta.name, custom=delta.custom))
+        calls[delta.index].arguments += delta.arguments
+    return calls

@@ -1,4 +1,4 @@
-"""What a request says about its tools, and what follows for its answer."""
+"""The tools and `tool_choice` of a request: which calls to look for, and the grammar that constrains them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas
 from quire.api.answers.tools.custom import is_strict, schema_of
-from quire.api.answers.tools.registry import ToolFormat, Writable
+from quire.api.answers.tools.registry import HasGrammar, ToolFormat
 from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import AllowedTools, ChatRequest, FunctionTool, NamedTool
 from quire.api.protocol.custom import CustomTool, NamedCustomTool
@@ -20,61 +20,61 @@ _Tool = FunctionTool | CustomTool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """How calls come in an answer.
+    """The tool calls that an answer may contain.
 
     Attributes:
-        format: in which they are written.
+        format: of the calls.
         schemas: of the functions' arguments.
-        required: there has to be a call.
-        named: of one function, which the request names.
-        several: there may be more than one.
-        strict: names of the functions whose arguments are held to their schemas even where no call has to be.
-        custom: names of those that are custom tools.
+        required: the answer must be a call.
+        named: the request names the one function that must be called.
+        parallel: there may be more than one call.
+        strict: names of the functions whose arguments must match their schemas even if no call is required.
+        custom: names of the custom tools among the functions.
     """
 
     format: ToolFormat
     schemas: Schemas
     required: bool = False
     named: bool = False
-    several: bool = True
+    parallel: bool = True
     strict: frozenset[str] = frozenset()
     custom: frozenset[str] = frozenset()
 
     @property
-    def holds(self) -> bool:
-        """Whether answers are held to a grammar because of the tools."""
-        return self.required or (bool(self.strict) and self.writable)
+    def needs_grammar(self) -> bool:
+        """Whether the tools require answers to be constrained by a grammar."""
+        return self.required or (bool(self.strict) and self.has_grammar)
 
     @property
-    def writable(self) -> bool:
-        """Whether there is a grammar of the format."""
-        return isinstance(self.format.form, Writable)
+    def has_grammar(self) -> bool:
+        """Whether the syntax of the format can be written as a grammar."""
+        return isinstance(self.format.syntax, HasGrammar)
 
     def expression(self, writer: GrammarWriter, other: str | None) -> str:
-        """What answers are held to; `other`: the expression of an answer without calls, if it is held to one."""
-        schemas = {name: self._held(name, schema) for name, schema in self.schemas.items()}
-        calls = self.format.grammar(writer, schemas, several=self.several and not self.named)
+        """The grammar expression of an answer. `other`: that of an answer without calls; None if it is free text."""
+        schemas = {name: self._schema(name, schema) for name, schema in self.schemas.items()}
+        calls = self.format.grammar(writer, schemas, parallel=self.parallel and not self.named)
         if self.required:
             return calls
         if other is not None:
             return writer.rule(f"{calls} | {other}")
-        # Where marks are special tokens, free text cannot hold them: a call is either as it should be, or none.
+        # If the marks are special tokens, free text cannot contain them, and every call matches the grammar.
         text = f"{writer.text(self.format.answer)} {writer.anything()}" if self.format.answer else ""
         return writer.rule(f"{calls} | {text}" if text else f"{writer.anything()} {calls}?")
 
-    def _held(self, name: str, schema: Any) -> Any:
+    def _schema(self, name: str, schema: Any) -> Any:
         return schema if self.required or name in self.strict else _ANYTHING
 
 
 def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
-    """The plan; none if the answer's text is to stay as it is.
+    """The calls to look for; None if the request has no tools or disables them.
 
     Args:
         body: the request.
-        known: the format that the model writes calls in.
+        known: format of the model's tool calls; None if it is not known.
 
     Raises:
-        InvalidRequest: the fields do not fit together, or the format is not known.
+        InvalidRequest: the fields contradict each other, or the format is not known.
     """
     choice, tools = body.tool_choice, body.tools or []
     if not tools:
@@ -93,22 +93,22 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
         tools = _chosen(tools, choice.allowed_tools.tools)
     if known is None:
         raise InvalidRequest(
-            "How this model writes calls is not known: start the server with --tool-call-parser, or send "
-            '`tool_choice`: "none" to have the tools in the prompt and calls left in the text.',
+            "The format of this model's tool calls is not known: start the server with --tool-call-parser, or send "
+            '`tool_choice`: "none" to pass the tools to the prompt and leave calls in the text.',
             "tool_choice" if choice is not None else "tools",
         )
     plan = ToolPlan(
-        format=known.held if required else known,
+        format=known.constrained if required else known,
         schemas={tool.name: schema_of(tool) for tool in tools},
         required=required,
         named=named,
-        several=body.parallel_tool_calls is not False,
+        parallel=body.parallel_tool_calls is not False,
         strict=frozenset(tool.name for tool in tools if is_strict(tool)),
         custom=frozenset(tool.name for tool in tools if isinstance(tool, CustomTool)),
     )
-    if plan.strict & plan.custom and not plan.holds:
+    if plan.strict & plan.custom and not plan.needs_grammar:
         raise InvalidRequest(
-            "This model's calls cannot be held to the `format` of a custom tool, unless `tool_choice` demands one.",
+            "This model's calls match the `format` of a custom tool only if `tool_choice` requires a call.",
             "tools",
         )
     return plan
@@ -118,14 +118,16 @@ def _check_names(tools: Sequence[_Tool]) -> None:
     names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidRequest(f"Two tools are called {name!r}.", "tools")
+            raise InvalidRequest(f"Two of the `tools` have the name {name!r}; names must be unique.", "tools")
 
 
 def _chosen(tools: Sequence[_Tool], wanted: Sequence[NamedTool | NamedCustomTool]) -> list[_Tool]:
-    names = {(one.type, one.name) for one in wanted}
+    names = {(choice.type, choice.name) for choice in wanted}
     chosen = [tool for tool in tools if (tool.type, tool.name) in names]
     unknown = names - {(tool.type, tool.name) for tool in chosen}
     if unknown:
         kind, name = min(unknown)
-        raise InvalidRequest(f"`tool_choice` names the {kind} {name!r}, which is none of the `tools`.", "tool_choice")
+        raise InvalidRequest(
+            f"`tool_choice` names the {kind} {name!r}, which is not one of the `tools`.", "tool_choice"
+        )
     return chosen

@@ -1,4 +1,4 @@
-"""Custom tools, which take a text: to the model each is a function with that text as its one argument."""
+"""Custom tools, whose input is plain text: the model sees each as a function with one string argument."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ INPUT = "input"  # the argument
 
 
 def schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
-    """Schema of a tool's arguments.
+    """JSON schema of a tool's arguments.
 
     Raises:
-        InvalidRequest: they cannot be held to what the tool asks for.
+        InvalidRequest: the tool's `format` is not supported.
     """
     if isinstance(tool, FunctionTool):
         return tool.function.parameters or {"type": "object"}
     text = {"type": "string"}
     if isinstance(tool.custom.format, GrammarFormat):
         grammar = tool.custom.format.grammar
-        if grammar.syntax != "regex":  # llguidance can write no Lark grammar in JSON's escapes
+        if grammar.syntax != "regex":  # llguidance cannot constrain an escaped JSON string to a Lark grammar
             raise InvalidRequest(
                 f"The `format` of the tool {tool.name!r} is a {grammar.syntax} grammar; only a `regex` is supported.",
                 "tools",
@@ -34,14 +34,14 @@ def schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
 
 
 def is_strict(tool: FunctionTool | CustomTool) -> bool:
-    """Whether its arguments are held to their schema wherever it is called."""
+    """Whether its arguments must match their schema even if no call is required."""
     if isinstance(tool, FunctionTool):
         return bool(tool.function.strict)
     return isinstance(tool.custom.format, GrammarFormat)
 
 
 def as_function(tool: FunctionTool | CustomTool) -> dict[str, Any]:
-    """A tool as its chat template is given it."""
+    """The tool as it is passed to the chat template."""
     if isinstance(tool, FunctionTool):
         return tool.model_dump(exclude_unset=True)
     about = {} if tool.custom.description is None else {"description": tool.custom.description}
@@ -49,10 +49,10 @@ def as_function(tool: FunctionTool | CustomTool) -> dict[str, Any]:
 
 
 def as_function_call(call: Mapping[str, Any], param: str) -> Mapping[str, Any]:
-    """A call of an earlier turn as its chat template is given it.
+    """A call of an earlier turn as it is passed to the chat template.
 
     Raises:
-        InvalidRequest: a custom tool's lacks its name or its input.
+        InvalidRequest: the call of a custom tool has no name or no input.
     """
     if call.get("type") != "custom":
         return call

@@ -1,4 +1,4 @@
-"""Reading text that is still coming: every method is a generator that yields where it needs more of it."""
+"""AnswerFormat text that is still coming: every method is a generator that yields where it needs more of it."""
 
 from __future__ import annotations
 
@@ -6,42 +6,50 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from quire.engine.wire.partial import partial_suffix
+
 Sink = Callable[[str], None]
-_SPACE = " \t\r\n"
+_WHITESPACE = " \t\r\n"
 
 
 class Scanner:
-    """Text that has come and was not read yet."""
+    """Reads the text that has arrived.
+
+    Attributes:
+        buffer: text that has arrived and was not read.
+        ended: no more text will arrive.
+    """
 
     def __init__(self) -> None:
-        self.held = ""
+        self.buffer = ""
         self.ended = False
         self._read: list[str] = []
 
     def feed(self, text: str, *, last: bool) -> None:
-        """More text."""
-        self.held += text
+        """Append text; `last`: no more will come."""
+        self.buffer += text
         self.ended = self.ended or last
 
     def take(self, count: int) -> str:
-        """So many characters, which have come."""
-        taken, self.held = self.held[:count], self.held[count:]
+        """Read a number of characters, which must be in the buffer."""
+        taken, self.buffer = self.buffer[:count], self.buffer[count:]
         self._read.append(taken)
         return taken
 
-    def note(self) -> None:
-        """From here on, remember what is read."""
+    def mark(self) -> None:
+        """Begin to record what is read."""
         self._read = []
 
     @property
-    def noted(self) -> str:
-        """What was read since the last note."""
+    def since_mark(self) -> str:
+        """What was read since the last `mark`."""
         return "".join(self._read)
 
-    def until(self, marks: Sequence[str], sink: Sink) -> Generator[None, None, str | None]:
-        """Read up to and with the first of the marks, which is given back; the text before goes to the sink.
+    def read_until(self, marks: Sequence[str], sink: Sink) -> Generator[None, None, str | None]:
+        """Read up to and including the first of the marks, which is returned; the text before it goes to the sink.
 
-        Of marks at one place the longest counts. Without any, all text goes there to its end, and none is given.
+        If several marks match at one position, the longest is used. If there is none until the end of the text, all of
+        the text goes to the sink and None is returned.
         """
         while True:
             at, mark = self._first(marks)
@@ -50,59 +58,64 @@ class Scanner:
                 self.take(len(mark))
                 return mark
             if mark is None:
-                sink(self.take(len(self.held) - (0 if self.ended else self._partial(marks))))
+                sink(
+                    self.take(
+                        len(self.buffer)
+                        - (0 if self.ended else partial_suffix(self.buffer, marks, max(map(len, marks))))
+                    )
+                )
             if self.ended:
                 return None
             yield
 
-    def sees(self, marks: Sequence[str]) -> Generator[None, None, bool]:
-        """Whether one of the marks comes next; it stays."""
-        while not self.ended and any(len(mark) > len(self.held) and mark.startswith(self.held) for mark in marks):
+    def next_is(self, marks: Sequence[str]) -> Generator[None, None, bool]:
+        """Whether one of the marks comes next; it is not read."""
+        while not self.ended and any(len(mark) > len(self.buffer) and mark.startswith(self.buffer) for mark in marks):
             yield
-        return self.held.startswith(tuple(marks))
+        return self.buffer.startswith(tuple(marks))
 
     def accept(self, text: str) -> Generator[None, None, bool]:
-        """Read this text if it comes next."""
-        while not self.ended and len(self.held) < len(text) and text.startswith(self.held):
+        """Read this text if it comes next; returns whether it did."""
+        while not self.ended and len(self.buffer) < len(text) and text.startswith(self.buffer):
             yield
-        if self.held.startswith(text):
+        if self.buffer.startswith(text):
             self.take(len(text))
             return True
         return False
 
-    def blanks(self) -> Generator[None, None, bool]:
-        """Read white space; whether something follows."""
+    def skip_whitespace(self) -> Generator[None, None, bool]:
+        """Read whitespace; returns whether anything follows."""
         while True:
-            self.take(len(self.held) - len(self.held.lstrip(_SPACE)))
-            if self.held or self.ended:
-                return bool(self.held)
+            self.take(len(self.buffer) - len(self.buffer.lstrip(_WHITESPACE)))
+            if self.buffer or self.ended:
+                return bool(self.buffer)
             yield
 
-    def word(self, ends: str) -> Generator[None, None, str]:
-        """Read up to one of some characters, which stays."""
+    def read_word(self, ends: str) -> Generator[None, None, str]:
+        """Read up to one of the characters in `ends`, which is not read."""
         size = 0
         while True:
-            while size < len(self.held) and self.held[size] not in ends:
+            while size < len(self.buffer) and self.buffer[size] not in ends:
                 size += 1
-            if size < len(self.held) or self.ended:
+            if size < len(self.buffer) or self.ended:
                 return self.take(size)
             yield
 
-    def json(self, sink: Sink) -> Generator[None, None, bool]:
-        """Read one JSON value, as it is, into the sink; whether it was complete. Only its nesting is looked at."""
-        if not (yield from self.blanks()):
+    def read_json(self, sink: Sink) -> Generator[None, None, bool]:
+        """Read a JSON value into the sink, unchanged; returns whether it was complete. Only its nesting is checked."""
+        if not (yield from self.skip_whitespace()):
             return False
-        if self.held[0] == '"':
+        if self.buffer[0] == '"':
             return (yield from self._string(sink))
-        if self.held[0] not in "{[":
-            word = yield from self.word(",]}" + _SPACE)
+        if self.buffer[0] not in "{[":
+            word = yield from self.read_word(",]}" + _WHITESPACE)
             sink(word)
             return bool(word)
         depth = 0
         while True:
             size, done = 0, False
-            while size < len(self.held):
-                sign = self.held[size]
+            while size < len(self.buffer):
+                sign = self.buffer[size]
                 if sign == '"':
                     break
                 size += 1
@@ -113,7 +126,7 @@ class Scanner:
             sink(self.take(size))
             if done:
                 return True
-            if self.held:
+            if self.buffer:
                 if not (yield from self._string(sink)):
                     return False
             elif self.ended:
@@ -121,10 +134,10 @@ class Scanner:
             else:
                 yield
 
-    def value(self) -> Generator[None, None, tuple[bool, Any]]:
-        """Read one JSON value; whether it was one, and what it is."""
+    def read_value(self) -> Generator[None, None, tuple[bool, Any]]:
+        """Read and parse a JSON value; returns whether it was valid, and its value."""
         pieces: list[str] = []
-        if not (yield from self.json(pieces.append)):
+        if not (yield from self.read_json(pieces.append)):
             return False, None
         try:
             return True, json.loads("".join(pieces))
@@ -134,8 +147,8 @@ class Scanner:
     def _string(self, sink: Sink) -> Generator[None, None, bool]:
         size, escaped = 1, False
         while True:
-            while size < len(self.held):
-                sign = self.held[size]
+            while size < len(self.buffer):
+                sign = self.buffer[size]
                 size += 1
                 if escaped:
                     escaped = False
@@ -151,21 +164,13 @@ class Scanner:
             yield
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str | None]:
-        found = [(at, -len(mark), mark) for mark in marks if (at := self.held.find(mark)) >= 0]
+        found = [(at, -len(mark), mark) for mark in marks if (at := self.buffer.find(mark)) >= 0]
         if not found:
             return -1, None
         at, _, mark = min(found)
         return at, mark
 
     def _may_grow(self, at: int, marks: Sequence[str]) -> bool:
-        """Whether what has come may be the beginning of a longer mark, there or before."""
-        tails = (self.held[begin:] for begin in range(max(0, len(self.held) - max(map(len, marks))), at + 1))
+        """Whether the buffer may end with the beginning of a longer mark that starts at `at` or before."""
+        tails = (self.buffer[begin:] for begin in range(max(0, len(self.buffer) - max(map(len, marks))), at + 1))
         return any(len(mark) > len(tail) and mark.startswith(tail) for tail in tails for mark in marks)
-
-    def _partial(self, marks: Sequence[str]) -> int:
-        """Length of the longest end that begins a mark."""
-        longest = max(map(len, marks)) - 1
-        for size in range(min(longest, len(self.held)), 0, -1):
-            if any(mark.startswith(self.held[-size:]) for mark in marks):
-                return size
-        return 0

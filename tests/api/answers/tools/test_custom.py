@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.api.answers.tools.custom_input import InputReader
+from quire.api.answers.tools.custom_input import CustomInputReader
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server
@@ -70,7 +70,7 @@ def prompts(core: FakeCore) -> list[str]:
 
 
 def read(pieces: list[str]) -> str:
-    reader = InputReader()
+    reader = CustomInputReader()
     return "".join([*(reader.push(piece) for piece in pieces), reader.push("", last=True)])
 
 
@@ -115,7 +115,7 @@ def test_arguments_that_are_not_as_they_should_be(arguments: str, text: str) -> 
 
 
 def test_an_input_is_told_while_it_comes() -> None:
-    reader = InputReader()
+    reader = CustomInputReader()
     assert [reader.push(piece) for piece in ('{"input": "ab', "\\", "n\\ud83d", "\\ude00c")] == ["ab", "", "\n", "😀c"]
 
 

@@ -1,4 +1,4 @@
-"""Calls as Python writes them, [weather(city="Rome"), now()] (Llama 4 and others), and FunctionGemma's braces."""
+"""Calls in Python syntax, [weather(city="Rome"), now()] (Llama 4 and others), and in FunctionGemma's syntax."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PythonForm:
+class PythonSyntax:
     """A list of calls as the whole answer, or between marks."""
 
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
 
     def parse(self, out: ToolParser) -> Steps:
-        """Read an answer."""
+        """Parse an answer."""
         scan = out.scanner
-        scan.note()
+        scan.mark()
         for mark in self.begins:
-            yield from scan.blanks()
+            yield from scan.skip_whitespace()
             yield from scan.accept(mark)
-        yield from scan.blanks()
+        yield from scan.skip_whitespace()
         if (yield from scan.accept("[")) and (yield from self._list(out)):
             for mark in self.ends:
-                yield from scan.blanks()
+                yield from scan.skip_whitespace()
                 yield from scan.accept(mark)
         else:
-            out.say(scan.noted)
-        yield from scan.until(("\0",), out.say)
+            out.add_text(scan.since_mark)
+        yield from scan.read_until(("\0",), out.add_text)
 
     def _list(self, out: ToolParser) -> Generator[None, None, bool]:
-        """Reads calls to the end of the list; whether there was any."""
+        """Parse calls to the end of the list; returns whether there was any."""
         scan, any_call = out.scanner, False
         while True:
-            yield from scan.blanks()
-            name = yield from scan.word("( \t\r\n]\"'{}[,=")
+            yield from scan.skip_whitespace()
+            name = yield from scan.read_word("( \t\r\n]\"'{}[,=")
             if not _NAME.fullmatch(name) or not (yield from scan.accept("(")):
                 return any_call
             pieces: list[str] = []
@@ -52,37 +52,37 @@ class PythonForm:
             arguments = _literal("".join(pieces))
             if arguments is None:
                 return any_call
-            out.begin(name)
-            out.argue(arguments)
+            out.begin_call(name)
+            out.add_arguments(arguments)
             any_call = True
-            scan.note()
-            yield from scan.blanks()
+            scan.mark()
+            yield from scan.skip_whitespace()
             if not (yield from scan.accept(",")):
                 yield from scan.accept("]")
                 return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BraceForm:
-    """FunctionGemma: a mark, call:NAME{key:value,...}, a mark; texts stand between two quote marks."""
+class BraceSyntax:
+    """FunctionGemma: call:NAME{key:value,...} between two marks; strings are between two quote marks."""
 
     begin: str
     end: str
     quote: str
 
     def parse(self, out: ToolParser) -> Steps:
-        """Read an answer."""
+        """Parse an answer."""
         scan = out.scanner
-        while (yield from scan.until((self.begin,), out.say)) is not None:
+        while (yield from scan.read_until((self.begin,), out.add_text)) is not None:
             pieces: list[str] = []
-            found = yield from scan.until((self.end,), pieces.append)
+            found = yield from scan.read_until((self.end,), pieces.append)
             name, brace, body = "".join(pieces).strip().removeprefix("call:").partition("{")
             arguments = self._arguments(body.rpartition("}")[0]) if found and brace else None
             if arguments is None:
-                out.say(self.begin + "".join(pieces) + (found or ""))
+                out.add_text(self.begin + "".join(pieces) + (found or ""))
             else:
-                out.begin(name.strip())
-                out.argue(arguments)
+                out.begin_call(name.strip())
+                out.add_arguments(arguments)
 
     def _arguments(self, body: str) -> str | None:
         pieces = body.split(self.quote)
@@ -97,12 +97,12 @@ class BraceForm:
 
 
 def _balanced(out: ToolParser, pieces: list[str]) -> Generator[None, None, bool]:
-    """Reads up to the bracket that closes the call; whether it came."""
+    """Read up to the bracket that closes the call; returns whether it was found."""
     scan, depth, quote, escaped = out.scanner, 1, "", False
     while True:
         size = 0
-        while size < len(scan.held):
-            sign = scan.held[size]
+        while size < len(scan.buffer):
+            sign = scan.buffer[size]
             size += 1
             if escaped:
                 escaped = False
@@ -123,7 +123,7 @@ def _balanced(out: ToolParser, pieces: list[str]) -> Generator[None, None, bool]
 
 
 def _literal(arguments: str) -> str | None:
-    """Keyword arguments as JSON; none if they are no literals."""
+    """Keyword arguments as JSON text; None if they are not literals."""
     try:
         call = ast.parse(f"f({arguments})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
