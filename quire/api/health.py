@@ -19,13 +19,13 @@ _UNHEALTHY: dict[int | str, dict[str, Any]] = {
 
 
 class Version(BaseModel):
-    """Which Quire this is."""
+    """The version of Quire."""
 
     version: str
 
 
 class Load(BaseModel):
-    """Requests being answered, this one left out."""
+    """The number of requests that are being answered, without this one."""
 
     server_load: int
 
@@ -40,7 +40,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/ping", response_class=Response, responses=_UNHEALTHY)
     @routes.post("/ping", response_class=Response, responses=_UNHEALTHY)
     async def health() -> Response:
-        """Whether every engine lives and makes progress."""
+        """Whether all engines run and make progress."""
         if (reason := state.unhealthy_reason()) is not None:
             raise Unavailable(reason)
         return Response()
@@ -48,19 +48,19 @@ def router(state: ServerState) -> APIRouter:
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", response_class=Response, responses=_UNHEALTHY)
     async def ready() -> Response:
-        """Whether new requests should come here."""
+        """Whether the server should get new requests."""
         if state.draining:
-            raise Unavailable("The server is finishing its last requests.")
+            raise Unavailable("The server is shutting down and finishes its running requests.")
         return await health()
 
     @routes.get("/version")
     async def version() -> Version:
-        """Which Quire this is."""
+        """The version of Quire."""
         return Version(version=__version__)
 
     @routes.get("/load")
     async def load() -> Load:
-        """How busy the server is."""
+        """The number of requests that are being answered."""
         return Load(server_load=state.in_flight)
 
     return routes

@@ -1,4 +1,4 @@
-"""Starts an engine for a model and puts tokenizer, template and defaults beside it."""
+"""Starts the engine of a model, with its tokenizer, chat template and sampling defaults."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _STOP_TIMEOUT = 10.0  # seconds
 
 
 def memory_share(sources: Sequence[ModelSource]) -> int | None:
-    """What each of several engines may take of the memory that their weights leave free; none for one alone.
+    """Memory in bytes that each of several engines may use beside its weights; None for a single engine.
 
-    It is decided before they load: pages of a cache count as free until they are used, so that no engine can see
-    what another has promised.
+    It is divided before they load: the pages of a KV cache count as free memory until they are used, so that an
+    engine could not see what others have reserved.
     """
     if len(sources) == 1:
         return None
@@ -40,10 +40,10 @@ def memory_share(sources: Sequence[ModelSource]) -> int | None:
 
 
 class RunningEngine:
-    """One model's core and the client that talks to it."""
+    """The engine core of a model, and its client."""
 
     def __init__(self, source: ModelSource, blueprint: Blueprint, settings: Serve, memory_share: int | None) -> None:
-        """Begin to load; `serve` waits for the end of it."""
+        """Start loading the model; `loaded` waits for it."""
         self._source = source
         self._settings = settings
         self._tokenizer = Tokenizer.load(source.folder)
@@ -62,8 +62,8 @@ class RunningEngine:
         )
         self._handle.start(partial(serve_core, config), self.client.fail)
 
-    async def serve(self) -> ServedModel:
-        """The model, once it is loaded.
+    async def loaded(self) -> ServedModel:
+        """The model, once it has been loaded.
 
         Raises:
             EngineDead: it could not be loaded.
@@ -89,6 +89,6 @@ class RunningEngine:
         return replace(model, grammars=GrammarChecker(folder, info.vocab_size, model.eos_token_ids))
 
     async def stop(self) -> None:
-        """End the core and wait for it."""
+        """Stop the core and wait until it has ended."""
         await self.client.close()
         await self._handle.join(_STOP_TIMEOUT)

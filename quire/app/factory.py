@@ -1,4 +1,4 @@
-"""create_app: routes and middleware around the state."""
+"""Builds the ASGI app: routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from quire.app.middleware import Middleware, apply_middleware, authentication, b
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 
-_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, "retry-after")  # of our own headers, what scripts of other origins may read
+_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, "retry-after")  # headers that scripts of other origins may read
 
 
 def create_app(state: ServerState, metrics: Metrics, service: ResponseService, server: ServerOptions) -> ASGIApp:
-    """The whole HTTP side as one ASGI callable."""
+    """The app with all routes and middleware."""
     app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
     app.state.strict_fields = server.strict_fields
     errors.install_error_handlers(app)
@@ -39,7 +39,7 @@ def create_app(state: ServerState, metrics: Metrics, service: ResponseService, s
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
-        """Metrics for Prometheus."""
+        """Metrics in Prometheus' text format."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     layers: list[Middleware] = [request_tracking(state, metrics)]
@@ -52,10 +52,10 @@ def create_app(state: ServerState, metrics: Metrics, service: ResponseService, s
 
 
 class _Documented(FastAPI):
-    """Whose documentation names the statuses that there are: what FastAPI answers with 422 is a 400 here."""
+    """FastAPI with a corrected OpenAPI schema: validation errors have status 400 here, not 422."""
 
     def openapi(self) -> dict[str, Any]:
-        """The schema of all endpoints."""
+        """The OpenAPI schema of all endpoints."""
         schema = super().openapi()
         for operations in schema["paths"].values():
             for operation in operations.values():

@@ -1,4 +1,4 @@
-"""Serves models over HTTP until a signal comes."""
+"""Serves models over HTTP until a signal arrives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,14 @@ def serve(
     blueprints: Sequence[Future[Blueprint]],
     sockets: list[socket.socket],
 ) -> int:
-    """Serve the models, whose configs are being read; gives the exit status."""
+    """Serve the models; returns the exit status.
+
+    Args:
+        settings: of the command.
+        sources: the models.
+        blueprints: their configs, which are being read.
+        sockets: to listen on.
+    """
     try:
         status: int = uvloop.run(_serve(settings, sources, blueprints, sockets))
         return status
@@ -82,7 +89,7 @@ async def _serve(
 async def _engines(
     settings: Serve, sources: Sequence[ModelSource], blueprints: Sequence[Future[Blueprint]]
 ) -> AsyncIterator[list[ServedModel]]:
-    """All engines, loaded side by side and stopped at the end."""
+    """The models of all engines, which are loaded concurrently, and stopped at the end."""
     engines: list[RunningEngine] = []
     try:
         share = memory_share(sources)
@@ -90,6 +97,6 @@ async def _engines(
             RunningEngine(source, result_of(reading), settings, share)
             for source, reading in zip(sources, blueprints, strict=True)
         )
-        yield [await engine.serve() for engine in engines]
+        yield [await engine.loaded() for engine in engines]
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))

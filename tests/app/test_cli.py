@@ -38,7 +38,7 @@ def test_unknown_commands_end_with_the_overview_and_status_2(capsys: pytest.Capt
 
 
 def test_wrong_settings_end_with_words() -> None:
-    assert "--port takes" in str(status("serve", "--port", "x"))
+    assert "--port expects" in str(status("serve", "--port", "x"))
     assert "--ssl-keyfile" in str(status("serve", "--ssl-certfile", "x"))
     assert "--max-num-batched-tokens" in str(status("serve", "--max-num-batched-tokens", "4"))
 
@@ -47,15 +47,15 @@ def test_files_that_will_not_do_are_refused_before_the_work(tmp_path: Path) -> N
     binary, missing = tmp_path / "binary", tmp_path / "missing" / "file"
     binary.write_bytes(b"\xff")
     for arguments, complaint in (
-        (("serve", "--chat-template", missing), f"--chat-template takes a readable file, not '{missing}'"),
-        (("serve", "--chat-template", binary), "--chat-template takes a readable file"),
-        (("serve", "--ssl-certfile", missing, "--ssl-keyfile", binary), "--ssl-certfile takes a readable file"),
-        (("serve", "--ssl-certfile", binary, "--ssl-keyfile", missing), "--ssl-keyfile takes a readable file"),
+        (("serve", "--chat-template", missing), f"--chat-template expects a readable file, not '{missing}'"),
+        (("serve", "--chat-template", binary), "--chat-template expects a readable file"),
+        (("serve", "--ssl-certfile", missing, "--ssl-keyfile", binary), "--ssl-certfile expects a readable file"),
+        (("serve", "--ssl-certfile", binary, "--ssl-keyfile", missing), "--ssl-keyfile expects a readable file"),
         (("serve", "--ssl-certfile", binary, "--ssl-keyfile", binary), "are no certificate and key"),
-        (("bench", "serve", "--result", missing), f"--result takes a file to write, not '{missing}'"),
+        (("bench", "serve", "--result", missing), f"--result expects a writable file, not '{missing}'"),
         (("bench", "serve", "--result", tmp_path), "it is a folder"),
         (("bench", "serve", "--plot", tmp_path / "out.xyz"), "plots are written as"),
-        (("bench", "startup", "--result", missing), f"--result takes a file to write, not '{missing}'"),
+        (("bench", "startup", "--result", missing), f"--result expects a writable file, not '{missing}'"),
         (("bench", "startup", "--serve-args", "'"), "--serve-args cannot be split"),
     ):
         said = str(status(*map(str, arguments)))

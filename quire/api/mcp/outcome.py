@@ -85,7 +85,7 @@ def arguments_of(text: str) -> dict[str, Any] | None:
 def result_text(output: str | None, error: Any) -> str:
     """The result of a call as text for the model; the call may come from the client."""
     if error is None:
-        return "This call has no result." if output is None else output
+        return "There is no result of this call." if output is None else output
     message: Any = error
     if isinstance(error, dict):
         message = error.get("message") or error.get("content")

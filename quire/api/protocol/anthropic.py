@@ -13,7 +13,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Block(BaseModel):
-    """Fields beyond those declared, such as cache_control, have no effect."""
+    """A part of a request. Undeclared fields, such as cache_control, have no effect."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -33,20 +33,20 @@ class ImageBlock(_Block):
 
 
 class ThinkingBlock(_Block):
-    """Reasoning of an earlier turn."""
+    """Reasoning of an earlier message."""
 
     type: Literal["thinking"]
     thinking: str
 
 
 class RedactedThinkingBlock(_Block):
-    """Reasoning that nobody can read; left out."""
+    """Encrypted reasoning; ignored."""
 
     type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(_Block):
-    """A call that was made."""
+    """A tool call of an earlier message."""
 
     type: Literal["tool_use"]
     id: str
@@ -55,7 +55,7 @@ class ToolUseBlock(_Block):
 
 
 class ToolResultBlock(_Block):
-    """What came of a call."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -70,7 +70,7 @@ Block = Annotated[
 
 
 class MessageTurn(BaseModel):
-    """A turn of the conversation."""
+    """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | ListOf[Block]
@@ -87,7 +87,7 @@ class ToolDefinition(_Block):
 
 
 class ToolChoice(BaseModel):
-    """Whether a tool has to be used, and which."""
+    """Whether a tool must be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -95,28 +95,28 @@ class ToolChoice(BaseModel):
 
 
 class Thinking(_Block):
-    """Whether the model is to reason, and to show it."""
+    """Whether the model reasons, and whether the reasoning is shown."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, description="without effect")
 
 
 class OutputFormat(BaseModel):
-    """The form of the answer."""
+    """A JSON schema for the answer."""
 
     type: Literal["json_schema"]
     content: JsonSchema = Field(alias="schema")
 
 
 class OutputConfig(_Block):
-    """What the answer is held to."""
+    """Constraints of the answer."""
 
     format: OutputFormat | None = None
-    effort: str | None = Field(None, description="given to chat templates that read reasoning_effort")
+    effort: str | None = Field(None, description="without effect")
 
 
 class Conversation(RequestBody):
-    """What counting and answering have in common."""
+    """Fields that both endpoints share."""
 
     messages: Annotated[ListOf[MessageTurn], Field(min_length=1)]
     system: str | ListOf[TextBlock] | None = None
@@ -140,7 +140,7 @@ class MessagesRequest(Conversation):
 
 
 class MessagesUsage(BaseModel):
-    """Tokens that a request took. Those that the prefix cache held are no input tokens."""
+    """Token counts of a request. Tokens from the prefix cache are not included in `input_tokens`."""
 
     input_tokens: int
     output_tokens: int
@@ -149,7 +149,7 @@ class MessagesUsage(BaseModel):
 
 
 class AnsweredMessage(BaseModel):
-    """The whole answer."""
+    """The response body."""
 
     id: str
     type: Literal["message"] = "message"
@@ -162,20 +162,20 @@ class AnsweredMessage(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """Length of a prompt."""
+    """The number of tokens of a prompt."""
 
     input_tokens: int
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     type: str
     message: str
 
 
 class AnthropicError(BaseModel):
-    """The envelope of every error of Anthropic's API."""
+    """Body of every error response of Anthropic's API."""
 
     type: Literal["error"] = "error"
     error: AnthropicErrorDetail

@@ -1,4 +1,4 @@
-"""Says in words what a setting takes: for `--help`, error messages and the documentation's table."""
+"""Describes the accepted values of settings, for error messages and the documentation."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _KINDS = {"string": "text", "boolean": "true or false", "object": "a JSON object
 
 
 def describe(field: FieldInfo) -> str:
-    """What values the field accepts, e.g. `a whole number from 1 to 256`."""
+    """The accepted values of a field, e.g. `an integer from 1 to 256`."""
     annotated: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-    return _words(TypeAdapter[Any](annotated).json_schema())
+    return _describe_schema(TypeAdapter[Any](annotated).json_schema())
 
 
-def _words(schema: dict[str, Any]) -> str:
-    if "takes" in schema:
-        return str(schema["takes"])
+def _describe_schema(schema: dict[str, Any]) -> str:
+    if "accepts" in schema:
+        return str(schema["accepts"])
     if "anyOf" in schema:
-        return " or ".join(_words(part) for part in schema["anyOf"] if part.get("type") != "null")
+        return " or ".join(_describe_schema(part) for part in schema["anyOf"] if part.get("type") != "null")
     if "enum" in schema or "const" in schema:
         return _choice([str(value) for value in schema.get("enum", [schema.get("const")])])
     kind = schema.get("type")
     if kind in ("integer", "number"):
-        return ("a whole number" if kind == "integer" else "a number") + _bounds(schema)
+        return ("an integer" if kind == "integer" else "a number") + _bounds(schema)
     if kind == "array":
         return "a list"
     if schema.get("format") == "path":
