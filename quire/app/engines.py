@@ -76,7 +76,7 @@ class RunningEngine:
         tools = tool_format(settings.tool_call_parser, renderer.template)
         model = ServedModel(
             names=self._source.names,
-            root=self._source.given,
+            root=self._source.argument,
             client=self.client,
             renderer=renderer,
             info=info,

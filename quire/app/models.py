@@ -18,24 +18,24 @@ class ModelSource:
     """A model to serve: its directory, its name on the command line, and its names in the API."""
 
     folder: Path
-    given: str
+    argument: str
     names: tuple[str, ...]
 
 
-def resolve_models(given: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
+def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
     """Find all models, downloading those that are neither directories nor cached.
 
     Raises:
         ConfigError: a model cannot be found, or names are ambiguous.
     """
-    models = list(given) or [BUNDLED]
+    models = list(arguments) or [BUNDLED]
     if len(set(models)) < len(models):
         raise ConfigError("quire serve: MODEL contains the same model twice")
     names = _names(models, served_names)
     sources = [ModelSource(find_folder(model, revision), model, names[model]) for model in models]
-    taken = [name for source in sources for name in source.names]
-    for name in taken:
-        if taken.count(name) > 1:
+    all_names = [name for source in sources for name in source.names]
+    for name in all_names:
+        if all_names.count(name) > 1:
             raise ConfigError(f"quire serve: two models have the name {name!r}; use --served-model-name NAME=MODEL")
     return sources
 

@@ -38,7 +38,7 @@ This page is written by `python -m quire.config.table`; a test keeps it up to da
 
 
 def page() -> str:
-    """The whole page."""
+    """The text of docs/configuration.md."""
     return "\n".join([_HEAD, *(_section(command) for command in COMMANDS)])
 
 

@@ -1,4 +1,4 @@
-"""Splits the reasoning from the content of an answer while it streams: reasoning stands between a model's tags."""
+"""Splits the reasoning from the content of an answer while it streams: reasoning is between a model's tags."""
 
 from __future__ import annotations
 

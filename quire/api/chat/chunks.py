@@ -137,7 +137,7 @@ class ChatChunkWriter:
 def _call(call: CallDelta) -> Iterator[dict[str, Any]]:
     kind, argument = ("custom", "input") if call.custom else ("function", "arguments")
     if call.name is not None:
-        begun = {"id": call.id, "type": kind, kind: {"name": call.name, argument: ""}}
-        yield {"tool_calls": [{"index": call.index, **begun}]}
+        start = {"id": call.id, "type": kind, kind: {"name": call.name, argument: ""}}
+        yield {"tool_calls": [{"index": call.index, **start}]}
     if call.arguments:
         yield {"tool_calls": [{"index": call.index, kind: {argument: call.arguments}}]}

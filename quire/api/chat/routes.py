@@ -105,8 +105,7 @@ def _tool_call(call: CallDelta) -> ToolCall | CustomToolCall:
 async def _chunks(prepared: PreparedChat) -> AsyncGenerator[bytes, None]:
     """The stream: for each choice its role, its deltas and its end; then the usage if the request asks for it."""
     body, counter = prepared.body, prepared.usage_counter()
-    usage = body.stream_options is not None and body.stream_options.include_usage
-    continuous = usage and body.stream_options is not None and body.stream_options.continuous_usage_stats
+    usage, continuous = body.streams_usage, body.streams_usage_continuously
     writers = [_writer(prepared, index) for index in range(len(prepared.requests))]
     reasoning = [prepared.reasoning_counter() for _ in prepared.requests] if usage and prepared.model.reasoning else []
     async with aclosing(generate_all(prepared.model.client, prepared.requests)) as deltas:

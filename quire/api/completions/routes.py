@@ -90,8 +90,7 @@ def _choice(prepared: PreparedCompletion, index: int, result: SequenceResult) ->
 async def _chunks(prepared: PreparedCompletion) -> AsyncGenerator[bytes, None]:
     """The stream: a chunk for each delta, then the usage if the request asks for it."""
     body, counter = prepared.body, prepared.usage_counter()
-    usage = body.stream_options is not None and body.stream_options.include_usage
-    continuous = usage and body.stream_options is not None and body.stream_options.continuous_usage_stats
+    usage, continuous = body.streams_usage, body.streams_usage_continuously
     writers = [_ChunkWriter(prepared, index) for index in range(len(prepared.requests))]
     async with aclosing(generate_all(prepared.model.client, prepared.requests)) as deltas:
         async for index, delta in deltas:

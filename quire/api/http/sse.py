@@ -22,10 +22,8 @@ from quire.multimodal.errors import PromptError
 logger = logging.getLogger(__name__)
 _COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-RAW_SEND = (
-    "quire.send"  # where a scope keeps the server's own `send`, for pieces of a stream, which no layer may change
-)
-_CLIENT_CLOSED = 499  # nobody reads it; logs and metrics show it
+RAW_SEND = "quire.send"  # scope key of the server's own `send`: chunks of a stream bypass the middleware
+_CLIENT_CLOSED = 499  # status for logs and metrics; the client has disconnected
 
 
 def event(body: Any) -> bytes:

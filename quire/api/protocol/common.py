@@ -95,6 +95,17 @@ class GenerationFields(SampledFields):
     return_token_ids: bool | None = None
     return_metrics: bool | None = Field(None, description="return timings of the request in `metrics`")
 
+    @property
+    def streams_usage(self) -> bool:
+        """Whether the last chunk of the stream has token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def streams_usage_continuously(self) -> bool:
+        """Whether all chunks of the stream have token counts."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
     @model_validator(mode="after")
     def _streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:

@@ -159,7 +159,7 @@ class McpToolset:
 
 
 def follow_up_request(body: ResponsesRequest) -> ResponsesRequest:
-    """The request of later turns: they are not forced to call a tool, as no answer would ever come."""
+    """The request of later turns: they are not forced to call a tool, as the response would never end."""
     choice = body.tool_choice
     if isinstance(choice, AllowedResponseTools):
         choice = choice.model_copy(update={"mode": "auto"})

@@ -13,7 +13,7 @@ def admit(request: Request, model: ServedModel, sequences: int, param: str) -> N
     """Reserve slots until the request has been answered.
 
     Args:
-        request: released by its route, whatever comes of it.
+        request: its route releases the slots, however the request ends.
         model: whose engine generates.
         sequences: number of slots, known from fields that are cheap to read.
         param: the request field that makes them so many.

@@ -141,11 +141,11 @@ def _without_additional_properties(schema: Any) -> Any:
     return closed
 
 
-def _parsed(given: Any, name: str) -> Any:
-    if not isinstance(given, str):
-        return given
+def _parsed(value: Any, name: str) -> Any:
+    if not isinstance(value, str):
+        return value
     try:
-        content = orjson.loads(given)
+        content = orjson.loads(value)
     except orjson.JSONDecodeError as error:
         _refuse(f"`{name}` is not valid JSON: {error}")
     if not isinstance(content, dict | bool):

@@ -73,10 +73,10 @@ class MarkedSyntax:
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for calls of these functions."""
-        before, behind = self.header
+        before, after = self.header
         calls = [
             writer.sequence(
-                writer.text(self.begin + before + name + behind + self.header_end),
+                writer.text(self.begin + before + name + after + self.header_end),
                 writer.json(schema, spaces=2),
                 writer.text(self.fence + self.end),
             )

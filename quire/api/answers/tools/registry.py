@@ -35,7 +35,7 @@ class ToolFormat:
     """A registered format.
 
     Attributes:
-        name: as `--tool-call-parser` takes it.
+        name: value of `--tool-call-parser`.
         markers: groups of texts; a chat template that contains all texts of one group belongs to this format.
         make_id: makes the id of a call from its index and name.
         full_answer: the syntax describes all answers, reasoning included, and not only calls.

@@ -82,13 +82,13 @@ class TaggedSyntax:
 
     def _arguments(self, out: ToolParser, properties: Mapping[str, Any]) -> Steps:
         scan, count = out.scanner, 0
-        before, behind, _ = self.parameter
+        before, after, _ = self.parameter
         while True:
             mark = yield from scan.read_until((before, self.function[2]), lambda _: None)
             if mark != before:
                 break
             pieces: list[str] = []
-            if (yield from scan.read_until((behind,), pieces.append)) is None:
+            if (yield from scan.read_until((after,), pieces.append)) is None:
                 return
             if self.value and (yield from scan.read_until((self.value,), lambda _: None)) is None:
                 return
