@@ -38,7 +38,7 @@ def test_chat_streams_answers_and_remembers(server: ServerProcess) -> None:
         *("chat", "--url", f"{server.url}/v1", "--max-tokens", "5", "--temperature", "0", "--system", "be brief"),
         stdin="/help\nhi\nagain\n/clear\nhi\n/exit\n",
     )
-    assert talk.startswith("Talking to tiny.")
+    assert talk.startswith("Chatting with tiny.")
     _, *answers = [line.replace("> ", "") for line in talk.split("\n") if line.startswith("> ")]
     first, second, after_clearing, end = answers
     assert first == after_clearing != second

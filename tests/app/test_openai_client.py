@@ -31,7 +31,7 @@ BROKEN = {
     b'data: {"error": {"message": "bang"}}\n\n': "bang",
     b'data: {"error": {}}\n\n': "{}",
     b"data: <html>\n\n": "not JSON: <html>",
-    b"data: [1]\n\n": "no JSON object: [1]",
+    b"data: [1]\n\n": "not a JSON object: [1]",
     b"data: \xff\n\n": "not JSON",
 }
 
@@ -107,5 +107,5 @@ def test_a_stream_without_an_answer_is_an_error(server: Server, quire: Run) -> N
     server.stream = b""
     status, said = quire("chat", "--message", "x")
     assert status == 1
-    assert "the stream held no answer" in said
+    assert "the stream contained no answer" in said
     assert "no text came" in quire("bench", "serve", "--num-requests", "1")[1]

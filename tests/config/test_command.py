@@ -96,7 +96,7 @@ def test_bad_variables_and_files_are_refused_alike(tmp_path: Path, monkeypatch: 
     path = tmp_path / "quire.toml"
     for text, complaint in (
         ("[serve]\nport = 'x'", "--port expects"),
-        ("port = 1", "'port' stands outside a command's table.*quire.toml"),
+        ("port = 1", "'port' is outside of the table of a command.*quire.toml"),
         ("[serv]\nport = 1", r"\[serv\] names no command; .*\[bench.serve\].*quire.toml"),
         ("[bench.sreve]\nseed = 1", r"\[bench.sreve\] names no command"),
         ("[bench]\nconcurrency = 5", "'bench.concurrency' stands outside"),
