@@ -83,7 +83,7 @@ def test_a_second_signal_ends_the_drain_at_once(folder: Path, second: signal.Sig
     with serving(str(folder), "--drain-timeout", "1000", "--max-num-seqs", "1") as server:
         with streaming(server, LONG) as lines:
             server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: "draining" in server.log)
+            eventually(lambda: "shutting down" in server.log)
             server.process.send_signal(second)
             rest = list(lines)
         assert rest[-1] == "[DONE]"
@@ -129,7 +129,7 @@ def test_responses_that_would_take_too_long_are_kept_as_failed(folder: Path) -> 
     with serving(*arguments, "--drain-timeout", "1000") as server:
         last = begin(server, 40)[-1]
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: "draining" in server.log)
+        eventually(lambda: "shutting down" in server.log)
         server.process.send_signal(signal.SIGTERM)
         assert_it_ended_well(server)
     with serving(*arguments) as server:

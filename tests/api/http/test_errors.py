@@ -48,7 +48,7 @@ USER = {"role": "user", "content": "hi"}
             "add_generation_prompt",
             "add_generation_prompt: Cannot set both",
         ),
-        ("/tokenize", {}, "prompt", "prompt: Give either"),
+        ("/tokenize", {}, "prompt", "prompt: Exactly one of"),
         (COMPLETIONS, [], None, "body: Input should be"),
         (
             COMPLETIONS,
