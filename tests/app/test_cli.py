@@ -53,7 +53,7 @@ def test_files_that_will_not_do_are_refused_before_the_work(tmp_path: Path) -> N
         (("serve", "--ssl-certfile", binary, "--ssl-keyfile", missing), "--ssl-keyfile expects a readable file"),
         (("serve", "--ssl-certfile", binary, "--ssl-keyfile", binary), "are not a valid certificate and key"),
         (("bench", "serve", "--result", missing), f"--result expects a writable file, not '{missing}'"),
-        (("bench", "serve", "--result", tmp_path), "it is a folder"),
+        (("bench", "serve", "--result", tmp_path), "it is a directory"),
         (("bench", "serve", "--plot", tmp_path / "out.xyz"), "plots are written as"),
         (("bench", "startup", "--result", missing), f"--result expects a writable file, not '{missing}'"),
         (("bench", "startup", "--serve-args", "'"), "--serve-args cannot be split"),

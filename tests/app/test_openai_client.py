@@ -108,4 +108,4 @@ def test_a_stream_without_an_answer_is_an_error(server: Server, quire: Run) -> N
     status, said = quire("chat", "--message", "x")
     assert status == 1
     assert "the stream contained no answer" in said
-    assert "no text came" in quire("bench", "serve", "--num-requests", "1")[1]
+    assert "the response contained no text" in quire("bench", "serve", "--num-requests", "1")[1]

@@ -97,9 +97,9 @@ def test_bad_variables_and_files_are_refused_alike(tmp_path: Path, monkeypatch: 
     for text, complaint in (
         ("[serve]\nport = 'x'", "--port expects"),
         ("port = 1", "'port' is outside of the table of a command.*quire.toml"),
-        ("[serv]\nport = 1", r"\[serv\] names no command; .*\[bench.serve\].*quire.toml"),
-        ("[bench.sreve]\nseed = 1", r"\[bench.sreve\] names no command"),
-        ("[bench]\nconcurrency = 5", "'bench.concurrency' stands outside"),
+        ("[serv]\nport = 1", r"\[serv\] does not belong to a command; .*\[bench.serve\].*quire.toml"),
+        ("[bench.sreve]\nseed = 1", r"\[bench.sreve\] does not belong to a command"),
+        ("[bench]\nconcurrency = 5", "'bench.concurrency' is outside"),
         ("[bench]\nserve = 5", "'bench.serve' expects a table"),
         ("[[serve]]\nport = 5", "'serve' expects a table"),
         ("[serve]\nprot = 1", "there is no setting 'prot'"),
