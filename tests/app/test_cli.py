@@ -56,7 +56,7 @@ def test_files_that_will_not_do_are_refused_before_the_work(tmp_path: Path) -> N
         (("bench", "serve", "--result", tmp_path), "it is a directory"),
         (("bench", "serve", "--plot", tmp_path / "out.xyz"), "plots are written as"),
         (("bench", "startup", "--result", missing), f"--result expects a writable file, not '{missing}'"),
-        (("bench", "startup", "--serve-args", "'"), "--serve-args cannot be split"),
+        (("bench", "startup", "--serve-args", "'"), "--serve-args is not a valid shell command line"),
     ):
         said = str(status(*map(str, arguments)))
         assert said.startswith(f"quire {arguments[0]}")
