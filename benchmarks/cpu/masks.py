@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.cpu.steps import SteppedCore
+from quire.api.answers.structured.constraint import grammar_of
 from quire.api.protocol.structured import StructuredOutputs
-from quire.api.structured.constraint import grammar_of
 from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams
 
 SCHEMA = {

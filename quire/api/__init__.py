@@ -1,1 +1,1 @@
-"""HTTP endpoints: protocol models, routes, server-sent events, errors."""
+"""HTTP endpoints. Packages from low to high: http and protocol, answers, serving, chat, other endpoint families."""

@@ -1,1 +1,1 @@
-"""Composition root: commands, the app, middleware; the only room that sees all others."""
+"""The composition root: commands, the ASGI app and its middleware. The only package that may import all others."""

@@ -1,4 +1,4 @@
-"""`quire chat`: a conversation in the terminal with any OpenAI server."""
+"""`quire chat`: chat in the terminal with an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from quire.app.openai_client import ServerError, connect, first_model, stream_ch
 from quire.config.commands import Chat
 
 with suppress(ImportError):
-    import readline  # noqa: F401 gives input() editing and a history
+    import readline  # noqa: F401 adds editing and a history to input()
 
 _DIM, _PLAIN = "\033[2m", "\033[0m"
-_HELP = "/clear forgets the conversation, /exit or Ctrl+D leaves, Ctrl+C stops an answer"
+_HELP = "/clear starts a new conversation, /exit or Ctrl+D exits, Ctrl+C stops an answer"
 
 
 def run(settings: Chat) -> int:
-    """Talk until the user leaves, or send the one message that was given."""
+    """Chat until the user exits, or send the message of --message; returns the exit status."""
     try:
         with connect(settings.url, settings.api_key, httpx.Timeout(10, read=None)) as client:
             conversation = _Conversation(client, settings, settings.model_name or first_model(client))
             if settings.message is not None:
-                conversation.say(settings.message)
+                conversation.send(settings.message)
             else:
                 _loop(conversation)
     except ServerError as error:
@@ -34,7 +34,7 @@ def run(settings: Chat) -> int:
 
 
 class _Conversation:
-    """The messages so far; grows with every answer."""
+    """The messages of a conversation."""
 
     def __init__(self, client: httpx.Client, settings: Chat, model: str) -> None:
         self.model = model
@@ -43,12 +43,12 @@ class _Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the system message."""
+        """Remove all messages but the system message."""
         system = self._settings.system
         self._messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
 
-    def say(self, text: str) -> None:
-        """Send a message and print the answer as it comes; a refused one is forgotten."""
+    def send(self, text: str) -> None:
+        """Send a message and print the answer as it arrives. A message that causes an error is removed."""
         self._messages.append({"role": "user", "content": text})
         try:
             answer = self._print_answer()
@@ -75,14 +75,14 @@ class _Conversation:
                 print(reasoning or content, end="", flush=True)
                 pieces.append(content)
         except KeyboardInterrupt:
-            pass  # what has come is the answer
+            pass  # the text so far is the answer
         finally:
             print(_plain() if thinking else "")
         return "".join(pieces)
 
 
 def _loop(conversation: _Conversation) -> None:
-    print(f"Talking to {conversation.model}. {_HELP}.")
+    print(f"Chatting with {conversation.model}. {_HELP}.")
     while True:
         try:
             text = input("> ").strip()
@@ -100,7 +100,7 @@ def _loop(conversation: _Conversation) -> None:
                 print(_HELP)
             case _:
                 try:
-                    conversation.say(text)
+                    conversation.send(text)
                 except ServerError as error:
                     print(f"quire chat: {error}", file=sys.stderr)
 

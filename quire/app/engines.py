@@ -1,4 +1,4 @@
-"""Starts an engine for a model and puts tokenizer, template and defaults beside it."""
+"""Starts the engine of a model, with its tokenizer, chat template and sampling defaults."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from quire.api.defaults import read_defaults
-from quire.api.parsers import reasoning_tags, shown_tokens, tool_format
-from quire.api.served import ServedModel
-from quire.api.structured.checker import GrammarChecker
+from quire.api.answers.parsers import parser_tokens, reasoning_tags, tool_format
+from quire.api.answers.structured.checker import GrammarChecker
+from quire.api.serving.defaults import read_defaults
+from quire.api.serving.models import ServedModel
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions
@@ -28,10 +28,10 @@ _STOP_TIMEOUT = 10.0  # seconds
 
 
 def memory_share(sources: Sequence[ModelSource]) -> int | None:
-    """What each of several engines may take of the memory that their weights leave free; none for one alone.
+    """Memory in bytes that each of several engines may use beside its weights; None for a single engine.
 
-    It is decided before they load: pages of a cache count as free until they are used, so that no engine can see
-    what another has promised.
+    It is divided before they load: the pages of a KV cache count as free memory until they are used, so that an
+    engine could not see what others have reserved.
     """
     if len(sources) == 1:
         return None
@@ -40,12 +40,12 @@ def memory_share(sources: Sequence[ModelSource]) -> int | None:
 
 
 class RunningEngine:
-    """One model's core and the client that talks to it."""
+    """The engine core of a model, and its client."""
 
     def __init__(
         self, source: ModelSource, model_config: ModelConfig, settings: Serve, memory_share: int | None
     ) -> None:
-        """Begin to load; `serve` waits for the end of it."""
+        """Start loading the model; `loaded` waits for it."""
         self._source = source
         self._settings = settings
         self._tokenizer = Tokenizer.load(source.folder)
@@ -64,8 +64,8 @@ class RunningEngine:
         )
         self._handle.start(partial(serve_core, config), self.client.fail)
 
-    async def serve(self) -> ServedModel:
-        """The model, once it is loaded.
+    async def loaded(self) -> ServedModel:
+        """The model, once it has been loaded.
 
         Raises:
             EngineDead: it could not be loaded.
@@ -78,19 +78,19 @@ class RunningEngine:
         tools = tool_format(settings.tool_call_parser, renderer.template)
         model = ServedModel(
             names=self._source.names,
-            root=self._source.given,
+            root=self._source.argument,
             client=self.client,
             renderer=renderer,
             info=info,
             defaults=defaults,
             reasoning=reasoning,
             tools=tools,
-            shown_tokens=shown_tokens(reasoning, tools, self._tokenizer.special_tokens),
-            by_priority=settings.scheduling_policy == "priority",
+            parser_tokens=parser_tokens(reasoning, tools, self._tokenizer.special_tokens),
+            priority_scheduling=settings.scheduling_policy == "priority",
         )
         return replace(model, grammars=GrammarChecker(folder, info.vocab_size, model.eos_token_ids))
 
     async def stop(self) -> None:
-        """End the core and wait for it."""
+        """Stop the core and wait until it has ended."""
         await self.client.close()
         await self._handle.join(_STOP_TIMEOUT)

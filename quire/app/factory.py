@@ -1,4 +1,4 @@
-"""create_app: routes and middleware around the services."""
+"""Builds the ASGI app: routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -10,46 +10,52 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quire import __version__
-from quire.api import errors
-from quire.api.fields import HEADER as IGNORED_FIELDS
-from quire.api.identity import REQUEST_ID
+from quire.api import health, models
+from quire.api.anthropic import routes as anthropic
+from quire.api.chat import routes as chat
+from quire.api.completions import generate
+from quire.api.completions import routes as completions
+from quire.api.http import errors
+from quire.api.http.fields import HEADER as IGNORED_FIELDS
+from quire.api.http.identity import REQUEST_ID
+from quire.api.responses import routes as responses
 from quire.api.responses.service import ResponseService
-from quire.api.routes import chat, completions, generate, health, messages, models, responses
-from quire.api.served import Services
-from quire.app.middleware import Middleware, authentication, body_limit, bookkeeping, fold
+from quire.api.serving.models import ServerState
+from quire.app.middleware import Middleware, apply_middleware, authentication, body_limit, request_tracking
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 
-_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, "retry-after")  # of our own headers, what scripts of other origins may read
+_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, "retry-after")  # headers that scripts of other origins may read
 
 
-def create_app(services: Services, metrics: Metrics, service: ResponseService, server: ServerOptions) -> ASGIApp:
-    """The whole HTTP side as one ASGI callable."""
+def create_app(state: ServerState, metrics: Metrics, service: ResponseService, server: ServerOptions) -> ASGIApp:
+    """The app with all routes and middleware."""
     app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
-    errors.install(app)
-    for module in (completions, chat, messages, generate, models, health):
-        app.include_router(module.router(services))
-    app.include_router(responses.router(services, service))
+    app.state.strict_fields = server.strict_fields
+    errors.install_error_handlers(app)
+    for module in (completions, chat, anthropic, generate, models, health):
+        app.include_router(module.router(state))
+    app.include_router(responses.router(state, service))
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
-        """Metrics for Prometheus."""
+        """Metrics in Prometheus' text format."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    layers: list[Middleware] = [bookkeeping(services, metrics)]
+    layers: list[Middleware] = [request_tracking(state, metrics)]
     if server.allowed_origins:
         layers.append(_cors(server.allowed_origins))
     if server.api_key:
         layers.append(authentication(server.api_key))
-    layers.append(body_limit(int(services.limits.max_body_size)))
-    return fold(app, layers)
+    layers.append(body_limit(int(state.limits.max_body_size)))
+    return apply_middleware(app, layers)
 
 
 class _Documented(FastAPI):
-    """Whose documentation names the statuses that there are: what FastAPI answers with 422 is a 400 here."""
+    """FastAPI with a corrected OpenAPI schema: validation errors have status 400 here, not 422."""
 
     def openapi(self) -> dict[str, Any]:
-        """The schema of all endpoints."""
+        """The OpenAPI schema of all endpoints."""
         schema = super().openapi()
         for operations in schema["paths"].values():
             for operation in operations.values():

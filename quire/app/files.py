@@ -1,4 +1,4 @@
-"""Looks at the files that settings name before a command begins its work."""
+"""Checks files that settings name, before a command runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from quire.config.command import Command, ConfigError
 
 
 def check_readable(settings: Command, field: str, encoding: str = "latin-1") -> None:
-    """Make sure that a setting's file can be read; latin-1 is content with any bytes.
+    """Check that the file of a setting can be read. With latin-1, any content is accepted.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot be read.
     """
     path: Path | None = getattr(settings, field)
     if path is None:
@@ -20,28 +20,28 @@ def check_readable(settings: Command, field: str, encoding: str = "latin-1") -> 
     try:
         path.read_text(encoding)
     except (OSError, UnicodeError) as error:
-        raise refusal(settings, field, "a readable file", _reason(error)) from error
+        raise file_error(settings, field, "a readable file", _reason(error)) from error
 
 
 def check_writable(settings: Command, field: str) -> None:
-    """Make sure that a setting's file can be written, without making it.
+    """Check that the file of a setting can be written, without creating it.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot be written.
     """
     path: Path | None = getattr(settings, field)
     if path is None:
         return
     if path.is_dir():
-        raise refusal(settings, field, "a file to write", "it is a folder")
+        raise file_error(settings, field, "a writable file", "it is a directory")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise refusal(settings, field, "a file to write", "it cannot be written there")
+        raise file_error(settings, field, "a writable file", "permission denied")
 
 
-def refusal(settings: Command, field: str, wanted: str, reason: str) -> ConfigError:
-    """Says that a setting's file will not do."""
-    given = str(getattr(settings, field))
-    return ConfigError(f"quire {settings.name}: {settings.flag(field)} takes {wanted}, not {given!r}: {reason}")
+def file_error(settings: Command, field: str, expected: str, reason: str) -> ConfigError:
+    """The error of a setting whose file cannot be used."""
+    value = str(getattr(settings, field))
+    return ConfigError(f"quire {settings.name}: {settings.flag(field)} expects {expected}, not {value!r}: {reason}")
 
 
 def _reason(error: OSError | UnicodeError) -> str:

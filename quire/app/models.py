@@ -1,4 +1,4 @@
-"""Which folders the models on the command line mean, and under which names they answer."""
+"""Finds the directories of the models on the command line, and their names in the API."""
 
 from __future__ import annotations
 
@@ -15,48 +15,50 @@ _PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model to serve: where it lies, what it was called on the command line, and its names."""
+    """A model to serve: its directory, its name on the command line, and its names in the API."""
 
     folder: Path
-    given: str
+    argument: str
     names: tuple[str, ...]
 
 
-def resolve_models(given: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
-    """Find every model, downloading those that are neither folders nor cached.
+def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
+    """Find all models, downloading those that are neither directories nor cached.
 
     Raises:
-        ConfigError: a model cannot be found, or names are not clear.
+        ConfigError: a model cannot be found, or names are ambiguous.
     """
-    models = list(given) or [BUNDLED]
+    models = list(arguments) or [BUNDLED]
     if len(set(models)) < len(models):
-        raise ConfigError("quire serve: a model is given twice")
+        raise ConfigError("quire serve: MODEL contains the same model twice")
     names = _names(models, served_names)
     sources = [ModelSource(find_folder(model, revision), model, names[model]) for model in models]
-    taken = [name for source in sources for name in source.names]
-    for name in taken:
-        if taken.count(name) > 1:
-            raise ConfigError(f"quire serve: two models would answer to {name!r}; use --served-model-name NAME=MODEL")
+    all_names = [name for source in sources for name in source.names]
+    for name in all_names:
+        if all_names.count(name) > 1:
+            raise ConfigError(f"quire serve: two models have the name {name!r}; use --served-model-name NAME=MODEL")
     return sources
 
 
 def find_folder(model: str, revision: str | None) -> Path:
-    """The folder of a model.
+    """The directory of a model.
 
     Raises:
-        ConfigError: there is no such folder, and no such repository can be had.
+        ConfigError: there is no such directory, and it cannot be downloaded.
     """
     if model == BUNDLED:
         return Path(str(files("quire") / "nano"))
     if Path(model).is_dir():
         return Path(model)
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 a folder needs no hub
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 slow, and not needed for directories
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(f"quire: {model!r} is no folder, and cannot be had from the model hub: {error}") from error
+        raise ConfigError(
+            f"quire: {model!r} is not a directory, and cannot be downloaded from the Hugging Face Hub: {error}"
+        ) from error
 
 
 def _names(models: Sequence[str], served: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -64,15 +66,15 @@ def _names(models: Sequence[str], served: Sequence[str]) -> dict[str, tuple[str,
     for entry in served:
         name, equals, model = entry.partition("=")
         if not equals and len(models) > 1:
-            raise ConfigError(f"quire serve: with several models --served-model-name takes NAME=MODEL, not {entry!r}")
+            raise ConfigError(f"quire serve: with several models --served-model-name expects NAME=MODEL, not {entry!r}")
         target = model if equals else models[0]
         if target not in own or not name:
-            raise ConfigError(f"quire serve: --served-model-name {entry!r} names no model that is served")
+            raise ConfigError(f"quire serve: --served-model-name {entry!r} does not name a served model")
         own[target].append(name)
-    return {model: tuple(names) or _usual_names(model) for model, names in own.items()}
+    return {model: tuple(names) or _default_names(model) for model, names in own.items()}
 
 
-def _usual_names(model: str) -> tuple[str, ...]:
-    """A repository's id, or a folder's own name and its path as given."""
+def _default_names(model: str) -> tuple[str, ...]:
+    """The id of a repository, or the name of a directory and its path."""
     base = Path(model).name
     return (model,) if not Path(model).is_dir() or not base or base == model else (base, model)

@@ -1,4 +1,4 @@
-"""`quire serve`: settle what is to be served, then serve it."""
+"""`quire serve`: check settings, find the models, and serve them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ssl
 
 from quire.app.files import check_readable
 from quire.app.models import resolve_models
-from quire.app.sockets import bound
+from quire.app.sockets import bind_sockets
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import ServerOptions
@@ -16,39 +16,52 @@ from quire.engine.models.model_config import start_reading_configs
 
 
 def run(settings: Serve) -> int:
-    """Serve until a signal comes; gives the exit status."""
+    """Serve until a signal arrives; returns the exit status."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("httpx", "httpx2", "mcp", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _check(settings)
-    with bound(ServerOptions.of(settings)) as sockets:
+    with bind_sockets(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
         model_configs = start_reading_configs([source.folder for source in sources], settings.model_impl)
-        from quire.app.serving import serve  # noqa: PLC0415 torch and more: the configs are read meanwhile
+        from quire.app.serving import serve  # noqa: PLC0415 imports torch while the configs are read
 
         return serve(settings, sources, model_configs, sockets)
 
 
 def _check(settings: Serve) -> None:
-    """Refuse settings that contradict each other or name files that will not do."""
+    """Refuse settings that contradict each other, or whose files cannot be used."""
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError("quire serve: --max-num-batched-tokens must be at least --max-num-seqs")
     check_readable(settings, "chat_template", "utf-8")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
+    _check_parsers(settings)
     _check_certificate(settings)
+
+
+def _check_parsers(settings: Serve) -> None:
+    if settings.reasoning_parser == "auto" and settings.tool_call_parser == "auto":
+        return
+    from quire.api.answers.parsers import check_parsers  # noqa: PLC0415 imports the grammar library
+
+    problem = check_parsers(settings.reasoning_parser, settings.tool_call_parser)
+    if problem is not None:
+        field, expected = problem
+        value = getattr(settings, field)
+        raise ConfigError(f"quire serve: {settings.flag(field)} expects {expected}, not {value!r}")
 
 
 def _check_certificate(settings: Serve) -> None:
     if settings.ssl_certfile is None and settings.ssl_keyfile is None:
         return
     if settings.ssl_certfile is None or settings.ssl_keyfile is None:
-        raise ConfigError("quire serve: --ssl-certfile and --ssl-keyfile go together")
+        raise ConfigError("quire serve: --ssl-certfile and --ssl-keyfile must be set together")
     check_readable(settings, "ssl_certfile")
     check_readable(settings, "ssl_keyfile")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
     except OSError as error:  # SSLError is one
         raise ConfigError(
-            f"quire serve: --ssl-certfile and --ssl-keyfile are no certificate and key: {error}"
+            f"quire serve: --ssl-certfile and --ssl-keyfile are not a valid certificate and key: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""The HTTP server, drained at a signal."""
+"""The HTTP server, and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from starlette.types import ASGIApp
 
 from quire import __version__
 from quire.api.responses.service import ResponseService
-from quire.api.served import ServedModel, Services
-from quire.app.sockets import cannot_listen
+from quire.api.serving.models import ServedModel, ServerState
+from quire.app.sockets import listen_error
 from quire.config.options import ServerOptions
 
 logger = logging.getLogger("quire")
-_LAST_WORDS = 2.0  # seconds that clients get to read the error that ends their request
+_ERROR_GRACE_SECONDS = 2.0  # for clients to read the error that aborts their request
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with our start-up line, and readiness that falls as soon as a signal comes."""
+    """Uvicorn with a start-up message, and a shutdown that first finishes running requests."""
 
-    def __init__(self, app: ASGIApp, services: Services, responses: ResponseService, settings: ServerOptions) -> None:
-        """Made on the event loop that will serve."""
-        self._services = services
+    def __init__(self, app: ASGIApp, state: ServerState, responses: ResponseService, settings: ServerOptions) -> None:
+        """Must be created on the event loop that serves."""
+        self._state = state
         self._responses = responses
         self._settings = settings
-        self._hung_up = asyncio.Event()
+        self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         super().__init__(
             uvicorn.Config(
@@ -46,49 +46,49 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say what is served where."""
+        """Listen, and log what is served."""
         try:
             await super().startup(sockets)
-        except OSError as error:  # somebody else bound the port too, and was faster to listen
-            raise cannot_listen(self._settings, error) from error
+        except OSError as error:  # another process listens on the port since it was bound
+            raise listen_error(self._settings, error) from error
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         scheme = "https" if self._settings.ssl_certfile else "http"
-        for model in self._services.models:
+        for model in self._state.models:
             logger.info(_start_line(model, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain: first what clients wait for, then what is made in the background, which ends stored."""
+        """Wait for running requests, then for responses in the background, which are stored."""
         await super().shutdown(sockets)
-        waits = [asyncio.ensure_future(self._responses.drain()), asyncio.ensure_future(self._hung_up.wait())]
+        waits = [asyncio.ensure_future(self._responses.drain()), asyncio.ensure_future(self._closed.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take no new requests; a second signal does not wait for the running ones.
+        """Stop accepting requests. A second signal aborts the running ones.
 
-        Uvicorn's own would raise the signal again at the end, before the engines are stopped.
+        Uvicorn's own handler raises the signal again at the end, before the engines are stopped.
         """
         if self.should_exit:
-            self._loop.call_soon_threadsafe(self._cut)
+            self._loop.call_soon_threadsafe(self._abort_requests)
         else:
-            logger.info("draining: running requests get %g s to finish", self._settings.drain_timeout)
-            self._loop.call_soon_threadsafe(self._loop.call_later, self._settings.drain_timeout, self._cut)
-        self._services.draining = True
+            logger.info("shutting down: running requests have %g s to finish", self._settings.drain_timeout)
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._settings.drain_timeout, self._abort_requests)
+        self._state.draining = True
         self.should_exit = True
 
-    def _cut(self) -> None:
-        """End the running requests with an error."""
-        for model in self._services.models:
+    def _abort_requests(self) -> None:
+        """End running requests with an error."""
+        for model in self._state.models:
             model.client.fail("the server is shutting down")
-        self._loop.call_later(_LAST_WORDS, self._hang_up)
+        self._loop.call_later(_ERROR_GRACE_SECONDS, self._close_connections)
 
-    def _hang_up(self) -> None:
-        """Leave clients that do not read what they are sent, or do not send what they announced; and a slow store."""
+    def _close_connections(self) -> None:
+        """Close the connections of clients that do not read or send, and do not wait for the store of responses."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         self.force_exit = True
-        self._hung_up.set()
+        self._closed.set()
 
 
 def _start_line(model: ServedModel, address: str) -> str:

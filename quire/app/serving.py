@@ -1,4 +1,4 @@
-"""Serves models over HTTP until a signal comes."""
+"""Serves models over HTTP until a signal arrives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.api.served import ServedModel, Services
+from quire.api.serving.models import ServedModel, ServerState
 from quire.app.engines import RunningEngine, memory_share
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
@@ -39,7 +39,14 @@ def serve(
     model_configs: Sequence[Future[ModelConfig]],
     sockets: list[socket.socket],
 ) -> int:
-    """Serve the models, whose configs are being read; gives the exit status."""
+    """Serve the models; returns the exit status.
+
+    Args:
+        settings: of the command.
+        sources: the models.
+        model_configs: their configs, which are being read.
+        sockets: to listen on.
+    """
     try:
         status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))
         return status
@@ -58,14 +65,13 @@ async def _serve(
     if settings.response_store is not None:
         await store.open()
     async with _engines(settings, sources, model_configs) as models:
-        services = Services(
+        state = ServerState(
             models=models,
             limits=LimitOptions.of(settings),
             strict_fields=settings.strict_fields,
             trust_request_chat_template=settings.trust_request_chat_template,
             stall_timeout=settings.stall_timeout,
             sse_keepalive=settings.sse_keepalive,
-            tool_servers=ToolServers(labelled(settings.tool_server), settings.tool_timeout),
         )
         metrics = Metrics(
             max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
@@ -73,8 +79,8 @@ async def _serve(
         for index, model in enumerate(models):
             model.client.observer = ModelMetrics(metrics, model.names[0], index)
         options = ServerOptions.of(settings)
-        responses = ResponseService(services, store)
-        server = Server(create_app(services, metrics, responses, options), services, responses, options)
+        responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
+        server = Server(create_app(state, metrics, responses, options), state, responses, options)
         await server.serve(sockets)
         return 0 if server.started else 1
 
@@ -83,7 +89,7 @@ async def _serve(
 async def _engines(
     settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Future[ModelConfig]]
 ) -> AsyncIterator[list[ServedModel]]:
-    """All engines, loaded side by side and stopped at the end."""
+    """The models of all engines, which are loaded concurrently, and stopped at the end."""
     engines: list[RunningEngine] = []
     try:
         share = memory_share(sources)
@@ -91,6 +97,6 @@ async def _engines(
             RunningEngine(source, model_config_of(reading), settings, share)
             for source, reading in zip(sources, model_configs, strict=True)
         )
-        yield [await engine.serve() for engine in engines]
+        yield [await engine.loaded() for engine in engines]
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))

@@ -1,4 +1,4 @@
-"""The server's address, taken before models load."""
+"""Binds the server's address before models are loaded."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from quire.config.options import ServerOptions
 
 
 @contextmanager
-def bound(settings: ServerOptions) -> Iterator[list[socket.socket]]:
-    """Sockets on the server's address. They do not listen yet: a probe must not reach a server that loads.
+def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
+    """Sockets bound to the server's address. They do not listen until models are loaded, so that probes fail.
 
     Raises:
-        ConfigError: another program has the port, or the host is not one of ours.
+        ConfigError: the port is in use, or the host is not an address of this machine.
     """
     with ExitStack() as stack:
         try:
             sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
         except OSError as error:
-            raise cannot_listen(settings, error) from error
+            raise listen_error(settings, error) from error
         yield sockets
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
-    """One socket for each address that the host's name stands for."""
+    """One socket for each address of the host name."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     for family, kind, protocol, _, address in dict.fromkeys(found):
-        if port == 0 and sockets:  # the free port that the first address got
+        if port == 0 and sockets:  # the free port of the first address
             address = (address[0], sockets[0].getsockname()[1], *address[2:])
         try:
             sockets.append(_bind_one(socket.socket(family, kind, protocol), address))
@@ -42,7 +42,7 @@ def _bind(host: str, port: int) -> list[socket.socket]:
                 for one in sockets:
                     one.close()
                 raise
-            missing = error  # a name may have an IPv6 address where the system has no IPv6
+            missing = error  # the name may have an IPv6 address on a system without IPv6
     if not sockets and missing is not None:
         raise missing
     return sockets
@@ -60,7 +60,7 @@ def _bind_one(made: socket.socket, address: tuple[Any, ...]) -> socket.socket:
     return made
 
 
-def cannot_listen(settings: ServerOptions, error: OSError) -> ConfigError:
-    """The error to raise when the server's address cannot be had."""
+def listen_error(settings: ServerOptions, error: OSError) -> ConfigError:
+    """The error of an address on which the server cannot listen."""
     reason = error.strerror or str(error)
     return ConfigError(f"quire serve: cannot listen at --host {settings.host} --port {settings.port}: {reason}")

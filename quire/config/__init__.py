@@ -1,1 +1,1 @@
-"""Frozen settings values. One schema gives flags, `QUIRE_*` variables, TOML keys, `--help` and the docs' table."""
+"""Settings. One schema defines flags, `QUIRE_*` variables, TOML keys, `--help` and the table in the documentation."""

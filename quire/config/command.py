@@ -1,4 +1,4 @@
-"""A command's settings from its flags, `QUIRE_*` variables, a TOML file and defaults, in this order of precedence."""
+"""Settings of a command from flags, `QUIRE_*` variables, a TOML file and defaults, in this order of precedence."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pydantic_settings import (
 )
 
 from quire.config.lists import shield_commas
-from quire.config.takes import describe
+from quire.config.value_help import describe
 
 ENV_PREFIX = "QUIRE_"
 
 
 class ConfigError(Exception):
-    """A setting is wrong; the text names the flag and what it takes."""
+    """A setting is not valid; the message names its flag and the accepted values."""
 
 
 class Command(BaseSettings):
-    """Settings of one `quire` command. A subclass adds fields, mostly by inheriting option groups."""
+    """Settings of a `quire` command. Subclasses add fields, mostly by inheriting option groups."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -52,8 +52,8 @@ class Command(BaseSettings):
         """Read this command's settings.
 
         Raises:
-            ConfigError: a value is out of range, of the wrong kind, or names nothing.
-            SystemExit: argparse printed the help, or met a flag it does not know.
+            ConfigError: a value is out of range or of the wrong type, or a setting does not exist.
+            SystemExit: argparse printed the help, or a flag does not exist.
         """
         try:
             source = CliSettingsSource[Any](
@@ -64,7 +64,7 @@ class Command(BaseSettings):
             )
             return cls(_cli_settings_source=source)
         except ValidationError as error:
-            raise ConfigError("\n".join(cls._complaint(item) for item in error.errors())) from error
+            raise ConfigError("\n".join(cls._message(item) for item in error.errors())) from error
         except SettingsError as error:
             raise ConfigError(f"quire {cls.name}: {error.__cause__ or error}") from error
 
@@ -77,21 +77,21 @@ class Command(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let the file named by `--config` or QUIRE_CONFIG give what flags and variables do not."""
+        """Add the file of `--config` or QUIRE_CONFIG as the source with the lowest precedence."""
         return init_settings, env_settings, _TomlFile(settings_cls)
 
     @classmethod
     def flag(cls, field: str) -> str:
-        """The name under which a user sets a field."""
+        """The flag, or the name of the positional argument, that sets a field."""
         return field.upper() if field in cls.positional else "--" + field.replace("_", "-")
 
     @classmethod
-    def _complaint(cls, error: Any) -> str:
+    def _message(cls, error: Any) -> str:
         field = str(error["loc"][0]) if error["loc"] else ""
         info = cls.model_fields.get(field)
         if info is None:
             return f"quire {cls.name}: " + (f"there is no setting {field!r}" if field else str(error["msg"]))
-        return f"quire {cls.name}: {cls.flag(field)} takes {describe(info)}, not {error['input']!r}"
+        return f"quire {cls.name}: {cls.flag(field)} expects {describe(info)}, not {error['input']!r}"
 
 
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "FILE", "ByteSize": "SIZE", "dict[str,Any]": "JSON"}
@@ -99,7 +99,7 @@ _EMPTY_DEFAULT = re.compile(r" \(default: (null|\(\)|\{\})?\)$")
 
 
 def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
-    """Let `--help` show kinds of values instead of Python types, and no empty defaults; keep commas in lists' items."""
+    """Add an argument whose help has a readable type and no empty default, and whose list items keep their commas."""
     metavar = settings.get("metavar")
     if isinstance(metavar, str):
         if metavar.startswith("tuple") or settings.get("nargs") == "*":
@@ -110,7 +110,7 @@ def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
 
 
 class _TomlFile(PydanticBaseSettingsSource):
-    """A command's table in the `--config` file, which the sources before this one have named."""
+    """The table of a command in the file that `--config` or QUIRE_CONFIG names."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         raise KeyError(field_name)  # __call__ reads the whole file at once
@@ -123,7 +123,7 @@ class _TomlFile(PydanticBaseSettingsSource):
         try:
             table: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            text = f"{cls.flag('config')} takes a readable TOML file, not {str(path)!r}: {error}"
+            text = f"{cls.flag('config')} expects a readable TOML file, not {str(path)!r}: {error}"
             raise ConfigError(f"quire {cls.name}: {text}") from error
         try:
             _check_tables(table, {command.name for command in Command.__subclasses__()})
@@ -135,21 +135,21 @@ class _TomlFile(PydanticBaseSettingsSource):
 
 
 def _check_tables(table: Any, commands: set[str], *parents: str) -> None:
-    """Every table must be a command's, or hold such tables and nothing else."""
+    """Check that each table belongs to a command, or contains only tables of commands."""
     for key, value in table.items():
         name, title = " ".join((*parents, key)), ".".join((*parents, key))
         if not isinstance(value, dict):
-            outside = "stands outside a command's table, like [serve]"
-            raise ConfigError(f"{title!r} {'takes a table of settings' if name in commands else outside}")
+            outside = "is outside of the table of a command, such as [serve]"
+            raise ConfigError(f"{title!r} {'expects a table of settings' if name in commands else outside}")
         if name in commands:
             continue
         if not any(command.startswith(f"{name} ") for command in commands):
             tables = ", ".join(f"[{command.replace(' ', '.')}]" for command in sorted(commands))
-            raise ConfigError(f"the table [{title}] names no command; there are {tables}")
+            raise ConfigError(f"the table [{title}] does not belong to a command; the tables are {tables}")
         _check_tables(value, commands, *parents, key)
 
 
 def unknown_variables(commands: Sequence[type[Command]]) -> list[str]:
-    """`QUIRE_*` variables that name no setting of any command: most likely a slip of the pen."""
+    """`QUIRE_*` environment variables that do not belong to a setting of any command; most likely typing errors."""
     known = {ENV_PREFIX + field.upper() for command in commands for field in command.model_fields}
     return sorted(key for key in os.environ if key.startswith(ENV_PREFIX) and key.upper() not in known)

@@ -16,24 +16,24 @@ from quire.config.options import (
     Flag,
     LimitOptions,
     ModelOptions,
-    Natural,
-    Positive,
+    NonNegativeInt,
+    PositiveInt,
     Seconds,
     ServerOptions,
 )
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Serve(Command, EngineOptions, ChatOptions, ModelOptions, LimitOptions, ServerOptions):
     """Settings of `quire serve`."""
 
     name = "serve"
-    summary = "serve models over OpenAI's HTTP API"
+    summary = "serve models with an OpenAI-compatible HTTP API"
     positional = frozenset({"model"})
 
     model: CliPositionalArg[Names] = Field(
-        (), description="Hugging Face ids or folders; the bundled quire-nano if none is given"
+        (), description="Hugging Face ids or directories of models; default: the bundled quire-nano"
     )
 
 
@@ -41,54 +41,60 @@ class Chat(Command):
     """Settings of `quire chat`."""
 
     name = "chat"
-    summary = "chat in the terminal with any OpenAI server"
+    summary = "chat in the terminal with any OpenAI-compatible server"
 
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of the server")
-    model_name: str | None = Field(None, description="model to talk to; the server's first if not given")
-    api_key: str | None = Field(None, description="key to send as Bearer token")
-    system: str | None = Field(None, description="system message that opens the conversation")
-    message: str | None = Field(None, description="send this one message, print the answer and leave")
+    model_name: str | None = Field(None, description="model to chat with; default: the first model of the server")
+    api_key: str | None = Field(None, description="API key of the server")
+    system: str | None = Field(None, description="system message of the conversation")
+    message: str | None = Field(None, description="send this message, print the answer and exit")
     temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="sampling temperature")
-    max_tokens: Positive | None = Field(None, description="most tokens of an answer")
+    max_tokens: PositiveInt | None = Field(None, description="maximum number of tokens of an answer")
 
 
 class BenchServe(Command):
     """Settings of `quire bench serve`."""
 
     name = "bench serve"
-    summary = "load a server and measure TTFT, TPOT, ITL and throughput"
+    summary = "benchmark a server: TTFT, TPOT, ITL and throughput"
 
-    url: str = Field("http://127.0.0.1:8000/v1", description="base URL of any OpenAI server")
-    model_name: str | None = Field(None, description="model to ask; the server's first if not given")
-    api_key: str | None = Field(None, description="key to send as Bearer token")
-    endpoint: Literal["completions", "chat"] = Field("completions", description="API to load")
-    num_requests: Positive = Field(64, description="requests to send")
-    duration: Seconds | None = Field(None, description="keep sending for so many seconds instead")
-    concurrency: Positive = Field(16, description="most requests in flight")
-    request_rate: Seconds | None = Field(None, description="requests a second, Poisson arrivals; at once if not given")
-    input_len: Positive = Field(128, description="words of a prompt's own part; about as many tokens")
-    prefix_len: Natural = Field(0, description="words that all prompts begin with")
-    output_len: Positive = Field(128, description="tokens to generate for a request")
-    abandon: Share = Field(0.0, description="share of the streams that the client closes half-way")
-    ignore_eos: Flag = Field(True, description="generate output-len tokens whatever the model says")
-    seed: Natural = Field(0, description="seeds prompts and arrivals")
-    timeout: Seconds = Field(600.0, description="seconds that one request may take")
-    result: Path | None = Field(None, description="JSON file for the result")
-    plot: Path | None = Field(None, description="PNG or SVG file for a plot of the latencies")
+    url: str = Field("http://127.0.0.1:8000/v1", description="base URL of an OpenAI-compatible server")
+    model_name: str | None = Field(None, description="model to benchmark; default: the first model of the server")
+    api_key: str | None = Field(None, description="API key of the server")
+    endpoint: Literal["completions", "chat"] = Field("completions", description="API to benchmark")
+    num_requests: PositiveInt = Field(64, description="number of requests")
+    duration: Seconds | None = Field(
+        None, description="send requests for this many seconds, instead of a number of requests"
+    )
+    concurrency: PositiveInt = Field(16, description="maximum number of concurrent requests")
+    request_rate: Seconds | None = Field(
+        None, description="requests per second, as a Poisson process; default: as fast as possible"
+    )
+    input_len: PositiveInt = Field(
+        128, description="length of a prompt without the shared prefix, in words of about one token"
+    )
+    prefix_len: NonNegativeInt = Field(0, description="length of the shared prefix of all prompts, in words")
+    output_len: PositiveInt = Field(128, description="tokens to generate per request")
+    abandon: Fraction = Field(0.0, description="fraction of streams that the client closes half-way")
+    ignore_eos: Flag = Field(True, description="generate output-len tokens even if the model ends earlier")
+    seed: NonNegativeInt = Field(0, description="seed of prompts and arrival times")
+    timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
+    result: Path | None = Field(None, description="JSON file to write the results to")
+    plot: Path | None = Field(None, description="PNG or SVG file to write a plot of the latencies to")
 
 
 class BenchStartup(Command):
     """Settings of `quire bench startup`."""
 
     name = "bench startup"
-    summary = "time a server from process start to ready and to its first token"
+    summary = "benchmark the start-up of a server, until it is ready and until its first token"
     positional = frozenset({"model"})
 
-    model: CliPositionalArg[Names] = Field((), description="model to start; the bundled quire-nano if none is given")
-    runs: Positive = Field(3, description="how often to start it")
-    timeout: Seconds = Field(600.0, description="seconds that one start may take")
-    serve_args: str = Field("", description="further flags for `quire serve`, as one quoted text")
-    result: Path | None = Field(None, description="JSON file for the result")
+    model: CliPositionalArg[Names] = Field((), description="model to start; default: the bundled quire-nano")
+    runs: PositiveInt = Field(3, description="number of starts")
+    timeout: Seconds = Field(600.0, description="timeout of a start in seconds")
+    serve_args: str = Field("", description="further flags of `quire serve`, as one quoted string")
+    result: Path | None = Field(None, description="JSON file to write the results to")
 
 
 COMMANDS: tuple[type[Command], ...] = (Serve, Chat, BenchServe, BenchStartup)

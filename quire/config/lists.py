@@ -1,4 +1,4 @@
-"""Settings that are lists: repeated flags whose values stay whole, variables that are split at commas."""
+"""List settings: flags are repeated and may contain commas, environment variables are split at commas."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, StringConstraints, WithJsonSchema
 from pydantic_settings import NoDecode
 
-_SHIELD = "\ufdd0"  # no character of any text
+_SHIELD = "\ufdd0"  # a noncharacter
 
 
 def shield_commas(value: str) -> str:
-    """Keep a flag's value whole: pydantic-settings joins repeated flags with commas."""
+    """Protect the commas in a flag's value, as pydantic-settings joins repeated flags with commas."""
     return value.replace(",", _SHIELD)
 
 
@@ -24,17 +24,17 @@ def _split_names(value: Any) -> Any:
 
 
 def split_always(value: Any) -> Any:
-    """The items of a flag or variable, whose own text never holds a comma."""
+    """Split a flag or variable whose items never contain commas."""
     return _split_names(value.replace(_SHIELD, ",")) if isinstance(value, str) else value
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
-# No origin holds a comma, so that the flag may be a list as well.
+# Origins never contain commas, so the flag may be a comma-separated list as well.
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_always)]
-# An empty key is a variable that somebody forgot to fill: without it the server would be open to all.
+# An empty key is refused: it is most likely an unset variable, and the server would accept every client.
 Keys = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=r"\S")], ...],
     NoDecode,
     BeforeValidator(_split),
-    WithJsonSchema({"takes": "keys that are not empty"}),
+    WithJsonSchema({"accepts": "keys that are not empty"}),
 ]

@@ -1,4 +1,4 @@
-"""Writes the settings' tables of docs/configuration.md: `python -m quire.config.table > docs/configuration.md`."""
+"""Writes docs/configuration.md: `python -m quire.config.table > docs/configuration.md`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic.fields import FieldInfo
 
 from quire.config.command import ENV_PREFIX, Command
 from quire.config.commands import COMMANDS
-from quire.config.takes import describe
+from quire.config.value_help import describe
 
 _HEAD = """# Settings
 
-Every setting of a command can be given as a flag, as a `QUIRE_*` variable or as a key of the TOML file that `--config`
-names; a flag goes before a variable, a variable before the file. The file has a table for each command, whose keys are
-the flags' names without the dashes in front:
+Every setting of a command can be set as a flag, as an environment variable `QUIRE_*`, or as a key of the TOML file that
+`--config` names. Flags take precedence over variables, and variables over the file. The file has a table for each
+command; its keys are the names of the flags without the leading dashes:
 
 ```toml
 [serve]
@@ -26,17 +26,19 @@ max-model-len = 4096
 concurrency = 32
 ```
 
-A switch that is on by default is turned off with `--no-...`. A list is given by repeating its flag, as a variable with
-commas in between, or as a TOML array.
-A value that will not do is refused with the setting's name and what it takes, and a variable or key that names nothing
-is refused as well.
+A switch that is on by default is turned off with `--no-...`. Lists are set by repeating the flag, by a variable with
+commas, or by a TOML array. Invalid values are refused with the name of the setting and its accepted values, and unknown
+variables or keys are refused as well.
 
-This page is written by `python -m quire.config.table`; a test holds it to the code.
+`--reasoning-parser` and `--tool-call-parser` take names of parsers, which are listed in
+[structured outputs, reasoning and tools](api/structured-outputs-and-tools.md).
+
+This page is written by `python -m quire.config.table`; a test keeps it up to date.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """The text of docs/configuration.md."""
     return "\n".join([_HEAD, *(_section(command) for command in COMMANDS)])
 
 
@@ -48,7 +50,7 @@ def _section(command: type[Command]) -> str:
             "",
             f"{command.summary[0].upper()}{command.summary[1:]}.",
             "",
-            "| flag | variable | takes | default | |",
+            "| flag | variable | values | default | meaning |",
             "|---|---|---|---|---|",
             *rows,
             "",
@@ -74,4 +76,4 @@ def _default(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")  # noqa: T201 its output is the page
+    print(page(), end="")  # noqa: T201 writes the page

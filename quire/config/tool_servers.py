@@ -1,4 +1,4 @@
-"""MCP servers that the operator allows: `URL`, `HOST:PORT`, or either behind `LABEL=`."""
+"""The allowed MCP servers: `URL` or `HOST:PORT`, optionally with `LABEL=` in front."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pydantic_settings import NoDecode
 
 from quire.config.lists import split_always
 
-_TAKES = "URLs or HOST:PORT, each alone or as LABEL=URL, whose labels differ"
+_ACCEPTED = "URL or HOST:PORT, optionally with LABEL= in front; labels must differ"
 _HOST = re.compile(r"[\w.:-]+")
 _LABELLED = re.compile(r"([\w.-]+)=(.+)")
 
 
 def labelled(servers: Sequence[str]) -> dict[str, str]:
-    """URLs by label, which is the host's name if none is given.
+    """URLs by label. The default label is the host name.
 
     Raises:
-        ValueError: one is no HTTP address, or two have the same label.
+        ValueError: an address is not an HTTP address, or two labels are the same.
     """
     found: dict[str, str] = {}
     for server in servers:
@@ -30,11 +30,11 @@ def labelled(servers: Sequence[str]) -> dict[str, str]:
         url = address if "://" in address else f"http://{address}/mcp"
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.hostname or ""):
-            raise ValueError(f"{address!r} is no HTTP address")
-        _ = parts.port  # raises if it is none
+            raise ValueError(f"{address!r} is not an HTTP address")
+        _ = parts.port  # raises if it is not valid
         label = str(label or parts.hostname)
         if label in found:
-            raise ValueError(f"two servers are called {label!r}")
+            raise ValueError(f"two servers have the label {label!r}")
         found[label] = url
     return found
 
@@ -49,5 +49,5 @@ ToolServers = Annotated[
     NoDecode,
     BeforeValidator(split_always),
     AfterValidator(_checked),
-    WithJsonSchema({"takes": _TAKES}),
+    WithJsonSchema({"accepts": _ACCEPTED}),
 ]

@@ -1,1 +1,1 @@
-"""Sinks that are fed with plain records: Prometheus now, OpenTelemetry when its issue comes."""
+"""Prometheus metrics, made from the engine's records."""

@@ -1,4 +1,4 @@
-"""Histogram buckets; the same as vLLM's, so that its dashboards read ours."""
+"""Histogram buckets. They are vLLM's, so that its dashboards work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 HTTP = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
 
 
-def token_counts(most: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50 ... up to `most`."""
+def token_counts(maximum: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to `maximum`."""
     counts: list[int] = []
     power = 1
-    while power <= most:
-        counts += [power * step for step in (1, 2, 5) if power * step <= most]
+    while power <= maximum:
+        counts += [power * step for step in (1, 2, 5) if power * step <= maximum]
         power *= 10
     return tuple(counts)

@@ -1,4 +1,4 @@
-"""Prometheus metrics, under Quire's names and, if wanted, under vLLM's."""
+"""Prometheus metrics, under Quire's names and optionally under vLLM's as well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.engine.wire.protocol import StepStats
 from quire.engine.wire.records import RequestRecord, RequestTimes
 from quire.metrics import buckets
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # version 1.0.0 would promise names in any letters, quoted
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # version 1.0.0 requires quoted names
 _PREFIX, _ALIAS = "quire:", "vllm:"
 _LABELS = ("model_name", "engine")
 _STEP_COUNTERS = {
@@ -29,7 +29,7 @@ _REASONS = ("stop", "length", "abort", "error")
 
 
 class _Alias(Collector):
-    """Gives what another registry collects under a second prefix."""
+    """Exports the metrics of another registry under a second prefix."""
 
     def __init__(self, source: CollectorRegistry) -> None:
         self._source = source
@@ -43,10 +43,10 @@ class _Alias(Collector):
 
 
 class Metrics:
-    """All metrics of a server. One `ModelMetrics` for each model feeds them."""
+    """All metrics of a server. A `ModelMetrics` for each model records into them."""
 
     def __init__(self, *, max_model_len: int, vllm_names: bool) -> None:
-        """`max_model_len`: of the longest model, for the buckets of token counts."""
+        """`max_model_len`: the largest of all models, for the buckets of token counts."""
         self._engine = CollectorRegistry(auto_describe=True)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -57,18 +57,21 @@ class Metrics:
             self._registries.append(aliases)
         self._define_engine(buckets.token_counts(max_model_len))
         self.http_requests = Counter(
-            "http_requests", "Requests answered", ("method", "handler", "status"), registry=self._process
+            "http_requests",
+            "HTTP requests by method, handler and status",
+            ("method", "handler", "status"),
+            registry=self._process,
         )
         self.http_seconds = Histogram(
             "http_request_duration_seconds",
-            "From a request's first byte to its answer's last",
+            "Duration of an HTTP request, until its response has been sent",
             ("method", "handler"),
             buckets=buckets.HTTP,
             registry=self._process,
         )
 
     def render(self) -> bytes:
-        """The page for Prometheus."""
+        """The metrics in Prometheus' text format."""
         return b"".join(generate_latest(registry) for registry in self._registries)
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -82,37 +85,47 @@ class Metrics:
 
     def _define_engine(self, tokens: tuple[int, ...]) -> None:
         self.running = self._gauge("num_requests_running", "Sequences in the batch")
-        self.waiting = self._gauge("num_requests_waiting", "Sequences in line")
+        self.waiting = self._gauge("num_requests_waiting", "Sequences that wait to be scheduled")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self.kv_blocks = self._gauge("kv_cache_blocks_used", "KV blocks in use")
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self.preemptions = self._counter("num_preemptions", "Sequences put back in line for want of KV blocks")
-        self.drafts = self._counter("spec_decode_num_drafts", "Guesses at the next tokens of a sequence")
-        self.drafted = self._counter("spec_decode_num_draft_tokens", "Tokens guessed")
-        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Tokens guessed right")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose first token came")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
+        self.preemptions = self._counter("num_preemptions", "Sequences that were preempted because KV blocks ran out")
+        self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding")
+        self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have generated a token")
+        self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self.success = self._counter("request_success", "Sequences that ended", "finished_reason")
-        self.step_tokens = self._histogram("iteration_tokens_total", "Tokens of an engine step", buckets.STEP_TOKENS)
+        self.step_tokens = self._histogram("iteration_tokens_total", "Tokens in an engine step", buckets.STEP_TOKENS)
         self.step_seconds = self._histogram("step_duration_seconds", "Duration of an engine step", buckets.ITL)
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", tokens)
         self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a request", tokens)
         self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a request", tokens)
-        self.ttft = self._histogram("time_to_first_token_seconds", "From arrival to first token", buckets.TTFT)
-        self.itl = self._histogram("inter_token_latency_seconds", "Between two tokens of a request", buckets.ITL)
+        self.ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", buckets.TTFT)
+        self.itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of a request", buckets.ITL)
         self.tpot = self._histogram(
-            "request_time_per_output_token_seconds", "A request's mean time per token behind its first", buckets.ITL
+            "request_time_per_output_token_seconds",
+            "Mean time per output token of a request, without the first token",
+            buckets.ITL,
         )
-        self.e2e = self._histogram("e2e_request_latency_seconds", "From arrival to end", buckets.LATENCY)
-        self.queue = self._histogram("request_queue_time_seconds", "Waiting to enter the batch", buckets.LATENCY)
-        self.inference = self._histogram("request_inference_time_seconds", "In the batch", buckets.LATENCY)
-        self.prefill = self._histogram("request_prefill_time_seconds", "From batch to first token", buckets.LATENCY)
-        self.decode = self._histogram("request_decode_time_seconds", "From first to last token", buckets.LATENCY)
+        self.e2e = self._histogram(
+            "e2e_request_latency_seconds", "Time from arrival to the end of a request", buckets.LATENCY
+        )
+        self.queue = self._histogram("request_queue_time_seconds", "Time until a request is scheduled", buckets.LATENCY)
+        self.inference = self._histogram(
+            "request_inference_time_seconds", "Time from being scheduled to the last token", buckets.LATENCY
+        )
+        self.prefill = self._histogram(
+            "request_prefill_time_seconds", "Time from being scheduled to the first token", buckets.LATENCY
+        )
+        self.decode = self._histogram(
+            "request_decode_time_seconds", "Time from the first to the last token", buckets.LATENCY
+        )
 
 
 class ModelMetrics:
-    """The children of all engine metrics for one model; an `Observer` of its engine."""
+    """Records the metrics of one model; an `Observer` of its engine."""
 
     def __init__(self, metrics: Metrics, model_name: str, engine: int) -> None:
         labels = (model_name, str(engine))
@@ -133,7 +146,7 @@ class ModelMetrics:
         self._generated = self._counters["generation_tokens"]
 
     def on_step(self, stats: StepStats) -> None:
-        """Take in the state after a step."""
+        """Record the state after a step."""
         gauges, counters = self._gauges, self._counters
         gauges["running"].set(stats.running)
         gauges["waiting"].set(stats.waiting)
@@ -147,7 +160,7 @@ class ModelMetrics:
             self._histograms["step_seconds"].observe(stats.step_seconds)
 
     def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
-        """Take in new tokens of a sequence."""
+        """Record new tokens of a sequence."""
         self._generated.inc(count)
         if times.first_token:
             self._itl.observe(now - times.last_token)
@@ -155,7 +168,7 @@ class ModelMetrics:
             self._histograms["ttft"].observe(now - times.arrived)
 
     def on_finish(self, record: RequestRecord) -> None:
-        """Take in a sequence's end."""
+        """Record the end of a sequence."""
         self._ends[record.finish_reason].inc()
         times, histograms = record.times, self._histograms
         if not times.first_token:

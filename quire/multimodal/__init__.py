@@ -1,1 +1,1 @@
-"""Messages and bytes in, prompts out: templates, tokenizers, and later media. numpy only, no torch."""
+"""From messages and text to prompts: chat templates and tokenizers. Uses numpy, never torch."""

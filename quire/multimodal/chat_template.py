@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.multimodal.errors import PromptError
 
-# What a template may come to, being a program of somebody else's; deep or long ones end Python's own compiler.
+# Exceptions that a template may raise. Deeply nested or very long ones exceed limits of Python's compiler.
 _FAILURES = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError),
     *(RuntimeError, SyntaxError, MemoryError),
@@ -23,12 +23,12 @@ _FAILURES = (
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks text for training; here it is just its body."""
+    """`{% generation %}` marks text for training; it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 the library's declaration
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Give the body."""
+        """Parse the body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -44,7 +44,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML, which models have not been trained on.
+    # Jinja's own filter escapes HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -59,18 +59,18 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """One compiled template.
+    """A compiled template.
 
     Attributes:
         variables: names that it reads; others have no effect.
-        wants_parts: it goes through the parts of a message's content, instead of taking it as text.
+        wants_parts: it loops over the parts of a message's content; otherwise content is passed as text.
     """
 
     def __init__(self, source: str) -> None:
-        """Compile.
+        """Compile a template.
 
         Raises:
-            PromptError: the source is no template.
+            PromptError: the source is not a valid template.
         """
         environment = _environment()
         try:
@@ -83,10 +83,10 @@ class ChatTemplate:
         self.wants_parts = _loops_over_content(tree)
 
     def render(self, variables: dict[str, Any]) -> str:
-        """Fill in the variables.
+        """Render with these variables.
 
         Raises:
-            PromptError: the template refuses them or fails.
+            PromptError: the template refuses the messages or fails.
         """
         try:
             return self._template.render(variables)
@@ -97,7 +97,7 @@ class ChatTemplate:
 
 
 def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Sources of a folder's chat templates by name; the usual one is `default`."""
+    """Sources of a model's chat templates by name; the main one is `default`."""
     found: dict[str, str] = {}
     inline = config.get("chat_template")
     if isinstance(inline, str):
@@ -113,20 +113,20 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether some `for` goes through a message's content, directly or by a variable that holds it."""
+    """Whether a `for` loops over a message's content, directly or through a variable."""
 
     def is_content(node: nodes.Node) -> bool:
         if isinstance(node, nodes.Getattr):
             return node.attr == "content"
         return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
 
-    holders = {
+    content_variables = {
         assign.target.name
         for assign in tree.find_all(nodes.Assign)
         if isinstance(assign.target, nodes.Name) and is_content(assign.node)
     }
 
-    def goes_through(loop: nodes.For) -> bool:
-        return is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in holders)
+    def loops_over_content(loop: nodes.For) -> bool:
+        return is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in content_variables)
 
-    return any(goes_through(loop) for loop in tree.find_all(nodes.For))
+    return any(loops_over_content(loop) for loop in tree.find_all(nodes.For))

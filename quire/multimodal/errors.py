@@ -1,13 +1,13 @@
-"""What is wrong with a prompt."""
+"""Errors of prompts."""
 
 from __future__ import annotations
 
 
 class PromptError(ValueError):
-    """The caller's messages or text cannot become a prompt.
+    """Messages or a text cannot be turned into a prompt.
 
     Attributes:
-        param: the request field that is to blame.
+        param: the request field that caused the error.
     """
 
     def __init__(self, message: str, param: str) -> None:

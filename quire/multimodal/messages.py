@@ -1,4 +1,4 @@
-"""Brings the messages of a chat into the shape that templates expect."""
+"""Normalises messages for chat templates."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TEXT_PARTS = {
 
 
 def normalise(messages: Sequence[Mapping[str, Any]], *, as_parts: bool) -> list[Message]:
-    """Copies of the messages with content as text or as a list of text parts, and tool arguments as objects.
+    """Copies of the messages, with content as text or as a list of text parts, and tool arguments as objects.
 
     Raises:
-        PromptError: a part or tool call that cannot be understood.
+        PromptError: a content part or a tool call is not valid.
     """
     return [_normalise(message, f"messages[{i}]", as_parts) for i, message in enumerate(messages)]
 
@@ -39,7 +39,7 @@ def _normalise(message: Mapping[str, Any], where: str, as_parts: bool) -> Messag
     else:
         out.pop("tool_calls", None)
     reasoning = out.get("reasoning") or out.get("reasoning_content")
-    if reasoning:  # two names of one thing; templates know one or the other
+    if reasoning:  # templates use either name
         out["reasoning"] = out["reasoning_content"] = reasoning
     return out
 
@@ -58,18 +58,18 @@ def _text_of(part: Any, where: str) -> str:
     kind = part.get("type", "text" if "text" in part else None)
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        raise PromptError(f"Content parts of type {kind!r} are not supported; this model takes text.", where)
+        raise PromptError(f"Content parts of type {kind!r} are not supported; this model accepts text only.", where)
     text = part.get(key)
     if not isinstance(text, str):
-        raise PromptError(f"A content part of type {kind!r} needs its text in {key!r}.", where)
+        raise PromptError(f"A content part of type {kind!r} needs a string in {key!r}.", where)
     return text
 
 
 def _tool_call(call: Mapping[str, Any], where: str) -> Message:
-    given = call.get("function") or {}
-    if not isinstance(given, Mapping):
+    fields = call.get("function") or {}
+    if not isinstance(fields, Mapping):
         raise PromptError("The `function` of a tool call must be an object.", where)
-    function = dict(given)
+    function = dict(fields)
     if isinstance(function.get("arguments"), str):
         function["arguments"] = _arguments(function["arguments"], where)
     return {**call, "function": function}
@@ -79,9 +79,9 @@ def _arguments(text: str, where: str) -> Any:
     if not text.strip():
         return {}
     try:
-        orjson.loads(text)  # refuses NaN and halves of characters, but makes floats of long integers
+        orjson.loads(text)  # refuses NaN and lone surrogates, but converts long integers to floats
         return json.loads(text)
     except ValueError as error:
         raise PromptError(f"The arguments of a tool call are not valid JSON: {error}", where) from error
     except RecursionError as error:
-        raise PromptError("The arguments of a tool call are nested too deep.", where) from error
+        raise PromptError("The arguments of a tool call are nested too deeply.", where) from error

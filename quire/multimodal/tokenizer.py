@@ -1,4 +1,4 @@
-"""A model folder's tokenizer."""
+"""The tokenizer of a model."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class TokenizerMissing(Exception):
-    """The folder holds no tokenizer that can be used."""
+    """The model has no tokenizer that can be used."""
 
 
 class Tokenizer:
-    """Text to tokens and back.
+    """Turns text into tokens and back.
 
     Attributes:
-        backend: the library's tokenizer.
-        special: texts of the named special tokens, as chat templates expect them.
-        config: the contents of tokenizer_config.json.
+        backend: the tokenizer of the `tokenizers` library.
+        special: texts of special tokens by their names in chat templates, such as `eos_token`.
+        config: contents of tokenizer_config.json.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
@@ -37,10 +37,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Read a folder's tokenizer.
+        """Read the tokenizer of a model.
 
         Raises:
-            TokenizerMissing: there is none, or it cannot be read.
+            TokenizerMissing: there is no tokenizer, or it cannot be read.
         """
         path = folder / "tokenizer_config.json"
         try:
@@ -52,8 +52,8 @@ class Tokenizer:
         return cls(_converted(folder), config)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokens of a text, with the tokens around it that the model expects if wanted."""
-        # As a batch of one: `encode` would keep every other thread from running until it is done.
+        """Tokenise a text. `add_special_tokens`: add those that the model expects at the start and end."""
+        # `encode` would hold the GIL; a batch of one does not.
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -61,27 +61,27 @@ class Tokenizer:
         return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_id(self, text: str) -> int | None:
-        """Id of a token by its text."""
+        """Id of the token with this text; None if there is none."""
         return self.backend.token_to_id(text)
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """Ids of the tokens that are left out of texts, by what they are called."""
+        """Ids of special tokens by their texts."""
         added = self.backend.get_added_tokens_decoder()
         return {entry.content: token for token, entry in added.items() if entry.special}
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """The largest id plus one."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token; no text has fewer tokens than its length divided by this."""
+        """Length of the longest token in characters, which bounds the number of tokens of a text from below."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     def token_bytes(self, token: int) -> bytes:
-        """What a single token stands for; a piece of a character is no text of its own."""
+        """Bytes of a token, which may be a part of a character."""
         text = self.backend.id_to_token(token)
         if text is None:
             return b""
@@ -95,7 +95,7 @@ class Tokenizer:
         return text.replace("\u2581", " ").encode()
 
     def token_text(self, token: int) -> str:
-        """A single token as text, with a replacement sign for a piece of a character."""
+        """Text of a token, with a replacement character for an incomplete character."""
         return self.token_bytes(token).decode(errors="replace")
 
     @cached_property
@@ -110,7 +110,7 @@ class Tokenizer:
 
 @lru_cache(maxsize=1)
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: printable bytes stand for themselves, others for signs from 256 on."""
+    """Bytes by the characters of byte-level BPE: printable bytes are themselves, others are characters from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -122,15 +122,15 @@ def _token_text(entry: Any) -> str | None:
 
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a folder that has none in the library's format, converted by transformers."""
+    """The tokenizer of a model without tokenizer.json, converted by transformers."""
     from transformers import AutoTokenizer  # noqa: PLC0415 takes seconds, and most folders do not need it
 
     try:
         backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except (OSError, ValueError, ImportError, AttributeError, KeyError) as error:
         raise TokenizerMissing(
-            f"{folder} holds no tokenizer.json, and no other tokenizer that converts: {error}"
+            f"{folder} has no tokenizer.json and no tokenizer that can be converted to one: {error}"
         ) from error
     if not isinstance(backend, tokenizers.Tokenizer):
-        raise TokenizerMissing(f"the tokenizer in {folder} is of a kind that cannot be used")
+        raise TokenizerMissing(f"the tokenizer in {folder} is of a type that is not supported")
     return backend

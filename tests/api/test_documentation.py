@@ -1,23 +1,63 @@
-"""docs/api.md names every field that requests may have, and every one that is refused or without effect."""
+"""docs/api names all request fields and parsers, and its examples run against the bundled model."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from quire.api.fields import HARMLESS, UNSUPPORTED
+import pytest
+
+from quire.api.answers.reasoning import PARSERS
+from quire.api.answers.tools.registry import FORMATS
+from quire.api.http.fields import HARMLESS, UNSUPPORTED
 from quire.api.protocol.chat import ChatRequest
 from quire.api.protocol.completions import CompletionRequest
+from tests.support.process import ServerProcess, serving
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with serving("--response-store", f"sqlite:///{tmp_path_factory.mktemp('store') / 'responses.db'}") as running:
+        yield running
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_run(server: ServerProcess, page: Path) -> None:
+    """What a line `print(...)  # prints TEXT` prints contains TEXT."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert blocks, "every page has an example"
+    code = "\n".join(blocks).replace("http://127.0.0.1:8000", server.url)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    rest = run.stdout
+    for text in re.findall(r"\)  # prints (.*)$", code, re.MULTILINE):
+        assert text in rest, (text, run.stdout)
+        rest = rest.partition(text)[2]
 
 
 def test_every_field_is_documented() -> None:
-    named = set(re.findall(r"`([a-z_.]+)`", PAGE))
+    named = set(re.findall(r"`([a-z_.]+)`", TEXT))
     declared = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
     assert declared - named == set()
     assert HARMLESS - named == set()
     assert set(UNSUPPORTED) - named == set()
+
+
+def test_every_parser_is_documented() -> None:
+    named = set(re.findall(r"`([a-z0-9_]+)`", TEXT))
+    assert {*PARSERS, *FORMATS} - named == set()
+
+
+def test_links_of_the_pages_exist() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
 
 
 def test_no_field_is_both_supported_and_not() -> None:

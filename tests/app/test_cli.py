@@ -38,7 +38,7 @@ def test_unknown_commands_end_with_the_overview_and_status_2(capsys: pytest.Capt
 
 
 def test_wrong_settings_end_with_words() -> None:
-    assert "--port takes" in str(status("serve", "--port", "x"))
+    assert "--port expects" in str(status("serve", "--port", "x"))
     assert "--ssl-keyfile" in str(status("serve", "--ssl-certfile", "x"))
     assert "--max-num-batched-tokens" in str(status("serve", "--max-num-batched-tokens", "4"))
 
@@ -47,16 +47,16 @@ def test_files_that_will_not_do_are_refused_before_the_work(tmp_path: Path) -> N
     binary, missing = tmp_path / "binary", tmp_path / "missing" / "file"
     binary.write_bytes(b"\xff")
     for arguments, complaint in (
-        (("serve", "--chat-template", missing), f"--chat-template takes a readable file, not '{missing}'"),
-        (("serve", "--chat-template", binary), "--chat-template takes a readable file"),
-        (("serve", "--ssl-certfile", missing, "--ssl-keyfile", binary), "--ssl-certfile takes a readable file"),
-        (("serve", "--ssl-certfile", binary, "--ssl-keyfile", missing), "--ssl-keyfile takes a readable file"),
-        (("serve", "--ssl-certfile", binary, "--ssl-keyfile", binary), "are no certificate and key"),
-        (("bench", "serve", "--result", missing), f"--result takes a file to write, not '{missing}'"),
-        (("bench", "serve", "--result", tmp_path), "it is a folder"),
+        (("serve", "--chat-template", missing), f"--chat-template expects a readable file, not '{missing}'"),
+        (("serve", "--chat-template", binary), "--chat-template expects a readable file"),
+        (("serve", "--ssl-certfile", missing, "--ssl-keyfile", binary), "--ssl-certfile expects a readable file"),
+        (("serve", "--ssl-certfile", binary, "--ssl-keyfile", missing), "--ssl-keyfile expects a readable file"),
+        (("serve", "--ssl-certfile", binary, "--ssl-keyfile", binary), "are not a valid certificate and key"),
+        (("bench", "serve", "--result", missing), f"--result expects a writable file, not '{missing}'"),
+        (("bench", "serve", "--result", tmp_path), "it is a directory"),
         (("bench", "serve", "--plot", tmp_path / "out.xyz"), "plots are written as"),
-        (("bench", "startup", "--result", missing), f"--result takes a file to write, not '{missing}'"),
-        (("bench", "startup", "--serve-args", "'"), "--serve-args cannot be split"),
+        (("bench", "startup", "--result", missing), f"--result expects a writable file, not '{missing}'"),
+        (("bench", "startup", "--serve-args", "'"), "--serve-args is not a valid shell command line"),
     ):
         said = str(status(*map(str, arguments)))
         assert said.startswith(f"quire {arguments[0]}")
@@ -67,7 +67,7 @@ def test_files_that_will_not_do_are_refused_before_the_work(tmp_path: Path) -> N
 def test_a_server_that_cannot_be_asked_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("chat", "--message", "x"), ("bench", "serve")):
         assert status(*command, "--url", "http://[::") == 1
-        assert "http://[:: cannot be asked" in capsys.readouterr().err
+        assert "http://[:: is not a valid server" in capsys.readouterr().err
 
 
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert names(["a", "b"], ["x=a", "y=a"]) == [("x", "y"), ("b",)]
     for given, served, complaint in (
         (["a", "b"], ["x"], "NAME=MODEL"),
-        (["a"], ["x=z"], "names no model"),
+        (["a"], ["x=z"], "does not name a served model"),
         (["a", "b"], ["x=a", "x=b"], "two models"),
         (["a", "b"], ["b=a"], "two models"),
         (["a", "a"], [], "twice"),

@@ -45,10 +45,10 @@ def test_an_empty_key_does_not_open_the_server(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "quire.toml"
     path.write_text('[serve]\napi-key = [""]\n')
     for arguments in (["--api-key", ""], ["--api-key", "k", "--api-key", " "], ["--config", str(path)]):
-        with pytest.raises(ConfigError, match="--api-key takes keys that are not empty"):
+        with pytest.raises(ConfigError, match="--api-key expects keys that are not empty"):
             Serve.parse(arguments)
     monkeypatch.setenv("QUIRE_API_KEY", "")
-    with pytest.raises(ConfigError, match="--api-key takes keys that are not empty"):
+    with pytest.raises(ConfigError, match="--api-key expects keys that are not empty"):
         Serve.parse([])
 
 
@@ -75,18 +75,18 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--port", "99999"], "--port takes a whole number from 0 to 65535, not '99999'"),
-        (["--port", "x"], "--port takes a whole number from 0 to 65535, not 'x'"),
-        (["--dtype", "f8"], "--dtype takes auto, float32, bfloat16 or float16, not 'f8'"),
-        (["--memory-fraction", "2"], "--memory-fraction takes a number above 0, at most 1, not '2'"),
-        (["--kv-cache-memory", "3XB"], "--kv-cache-memory takes a size in bytes such as 512MiB or 4GiB, not '3XB'"),
-        (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs takes a JSON object, not [1]"),
-        (["--default-chat-template-kwargs", "{"], "--default-chat-template-kwargs takes a JSON object, not '{'"),
-        (["--max-num-seqs", "0"], "--max-num-seqs takes a whole number of at least 1, not '0'"),
-        (["--drain-timeout", "inf"], "--drain-timeout takes a number above 0, not 'inf'"),
+        (["--port", "99999"], "--port expects an integer from 0 to 65535, not '99999'"),
+        (["--port", "x"], "--port expects an integer from 0 to 65535, not 'x'"),
+        (["--dtype", "f8"], "--dtype expects auto, float32, bfloat16 or float16, not 'f8'"),
+        (["--memory-fraction", "2"], "--memory-fraction expects a number above 0, at most 1, not '2'"),
+        (["--kv-cache-memory", "3XB"], "--kv-cache-memory expects a size in bytes such as 512MiB or 4GiB, not '3XB'"),
+        (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs expects a JSON object, not [1]"),
+        (["--default-chat-template-kwargs", "{"], "--default-chat-template-kwargs expects a JSON object, not '{'"),
+        (["--max-num-seqs", "0"], "--max-num-seqs expects an integer of at least 1, not '0'"),
+        (["--drain-timeout", "inf"], "--drain-timeout expects a number above 0, not 'inf'"),
     ],
 )
-def test_a_bad_value_is_refused_with_the_flags_name_and_what_it_takes(arguments: list[str], complaint: str) -> None:
+def test_a_bad_value_is_refused_with_the_flags_name_and_what_it_expects(arguments: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Serve.parse(arguments)
     assert str(refused.value) == f"quire serve: {complaint}"
@@ -95,30 +95,30 @@ def test_a_bad_value_is_refused_with_the_flags_name_and_what_it_takes(arguments:
 def test_bad_variables_and_files_are_refused_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "quire.toml"
     for text, complaint in (
-        ("[serve]\nport = 'x'", "--port takes"),
-        ("port = 1", "'port' stands outside a command's table.*quire.toml"),
-        ("[serv]\nport = 1", r"\[serv\] names no command; .*\[bench.serve\].*quire.toml"),
-        ("[bench.sreve]\nseed = 1", r"\[bench.sreve\] names no command"),
-        ("[bench]\nconcurrency = 5", "'bench.concurrency' stands outside"),
-        ("[bench]\nserve = 5", "'bench.serve' takes a table"),
-        ("[[serve]]\nport = 5", "'serve' takes a table"),
+        ("[serve]\nport = 'x'", "--port expects"),
+        ("port = 1", "'port' is outside of the table of a command.*quire.toml"),
+        ("[serv]\nport = 1", r"\[serv\] does not belong to a command; .*\[bench.serve\].*quire.toml"),
+        ("[bench.sreve]\nseed = 1", r"\[bench.sreve\] does not belong to a command"),
+        ("[bench]\nconcurrency = 5", "'bench.concurrency' is outside"),
+        ("[bench]\nserve = 5", "'bench.serve' expects a table"),
+        ("[[serve]]\nport = 5", "'serve' expects a table"),
         ("[serve]\nprot = 1", "there is no setting 'prot'"),
-        ("port = ", "--config takes a readable TOML file"),
+        ("port = ", "--config expects a readable TOML file"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=complaint):
             Serve.parse(["--config", str(path)])
-    with pytest.raises(ConfigError, match="--config takes a readable TOML file"):
+    with pytest.raises(ConfigError, match="--config expects a readable TOML file"):
         Serve.parse(["--config", str(tmp_path / "missing.toml")])
     monkeypatch.setenv("QUIRE_PORT", "x")
-    with pytest.raises(ConfigError, match="--port takes"):
+    with pytest.raises(ConfigError, match="--port expects"):
         Serve.parse([])
 
 
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         BenchServe.parse(["--concurrency", "0", "--abandon", "3"])
-    assert str(refused.value).count("takes") == 2
+    assert str(refused.value).count("expects") == 2
 
 
 def test_unknown_flags_end_with_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,5 +22,5 @@ def test_servers_have_labels() -> None:
     "given", ["ftp://a/mcp", "http://", "a=", "a:port", "http://a:99999/mcp", "a:1,a:2", "x=a:1,x=b:1"]
 )
 def test_what_is_no_server_is_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match="--tool-server takes URLs"):
+    with pytest.raises(ConfigError, match="--tool-server expects URL"):
         Serve.parse(["--tool-server", given])

@@ -12,16 +12,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from quire.api.answer import Reading
+from quire.api.answers.answer import AnswerFormat
+from quire.api.answers.grammar_writer import as_lark
+from quire.api.answers.reasoning import ReasoningTags
+from quire.api.answers.structured.constraint import ReasoningPrefix, grammar_of
+from quire.api.answers.tools.calls import joined
+from quire.api.answers.tools.choice import ToolPlan
+from quire.api.answers.tools.custom import schema_of
+from quire.api.answers.tools.registry import FORMATS
 from quire.api.protocol.custom import CustomDefinition, CustomTool, GrammarFormat
 from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
-from quire.api.reasoning import ReasoningTags
-from quire.api.structured.constraint import Thought, grammar_of
-from quire.api.structured.writer import as_lark
-from quire.api.tools.calls import joined
-from quire.api.tools.choice import ToolPlan
-from quire.api.tools.custom import schema_of
-from quire.api.tools.registry import FORMATS
 from quire.engine.wire.protocol import SamplingParams
 from tests.support.engine import Engine, random_prompt
 from tests.support.models import make_model, save_model
@@ -170,8 +170,8 @@ def test_a_structural_tag_holds_what_stands_in_it(engine: Engine) -> None:
 def test_reasoning_comes_before_the_form(engine: Engine) -> None:
     structure = StructuredOutputs.model_validate({"choice": ["left", "right"]})
     end = SIGNS["</think>"]
-    for thought, opening in ((Thought.OPEN, ""), (Thought.POSSIBLE, "(<think>|(?=left|right))")):
-        grammar = grammar_of(structure, SIGNS, ReasoningTags(), thought)
+    for prefix, opening in ((ReasoningPrefix.OPEN, ""), (ReasoningPrefix.POSSIBLE, "(<think>|(?=left|right))")):
+        grammar = grammar_of(structure, SIGNS, ReasoningTags(), prefix)
         for seed in range(4):
             said = say(engine, grammar, seed, logit_bias={end: 4.0, SIGNS["<think>"]: 4.0})
             assert re.fullmatch(rf"{opening}(.*</think>\s*)?(left|right)", said, re.DOTALL)
@@ -191,7 +191,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_call_that_has_to_come_is_one_in_every_format(engine: Engine, name: str) -> None:
     schemas = {"f": ARGUMENTS, "now": {"type": "object", "properties": {}, "additionalProperties": False}}
-    plan = ToolPlan(format=FORMATS[name].held, schemas=schemas, required=True, several=False)
+    plan = ToolPlan(format=FORMATS[name].constrained, schemas=schemas, required=True, parallel=False)
     grammar = grammar_of(None, SIGNS, plan=plan)
     for seed in range(6):
         parsed = plan.format.parser(schemas).push(say(engine, grammar, seed), last=True)
@@ -206,13 +206,13 @@ def test_the_text_of_a_custom_tool_has_its_format(engine: Engine, name: str) -> 
     grammar = GrammarFormat.model_validate({"type": "grammar", "grammar": {"syntax": "regex", "definition": pattern}})
     tool = CustomTool(type="custom", custom=CustomDefinition(name="f", format=grammar))
     plan = ToolPlan(
-        format=FORMATS[name].held,
+        format=FORMATS[name].constrained,
         schemas={"f": schema_of(tool)},
         required=True,
-        several=False,
+        parallel=False,
         custom=frozenset(["f"]),
     )
-    read = Reading(tags=None, prompt=None, plan=plan)
+    read = AnswerFormat(tags=None, prompt=None, plan=plan)
     for seed in range(3):
         said = say(engine, grammar_of(None, SIGNS, plan=plan), seed)
         (call,) = joined(read.parser().push(said, last=True).calls)
@@ -230,8 +230,8 @@ def test_a_grammar_that_was_rendered_holds_to_the_same(engine: Engine) -> None:
         form(choice=["@g0", "/@g0/", '"@g0"', "a\nb"]),
         form(grammar='start: "}" x // a } in a comment\nx: /[}{]/ y\ny: "@g0"'),
         form(grammar='root ::= "a" [0-9]+'),
-        grammar_of(None, SIGNS, ReasoningTags(), Thought.POSSIBLE, calling),
-        grammar_of(None, SIGNS, ReasoningTags(), Thought.OPEN, tagged),
+        grammar_of(None, SIGNS, ReasoningTags(), ReasoningPrefix.POSSIBLE, calling),
+        grammar_of(None, SIGNS, ReasoningTags(), ReasoningPrefix.OPEN, tagged),
     ]
     for grammar in grammars:
         again = form(grammar=as_lark(grammar))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.multimodal.chat_template import ChatTemplate, load_templates
 from quire.multimodal.errors import PromptError
+from tests.support.server import running_server
 
 
 def test_helpers_of_hugging_face_templates() -> None:
@@ -69,3 +71,25 @@ def test_where_templates_are_kept(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("d")
     assert load_templates(tmp_path, several) == {"default": "c", "tool_use": "b", "rag": "d"}
     assert json.loads(ChatTemplate("{{ 'x' | tojson }}").render({})) == "x"
+
+
+CHAT = "/v1/chat/completions"
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{" + "(" * 5000,
+        "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}",
+        "{{ " + "+".join(["a"] * 20_000) + " }}",
+        r"{{ '\ud800' }}",
+        r"{{ raise_exception('\ud800') }}",
+        "{{ 'x' * 10 ** 15 }}",
+        "{{ 'x'.encode('none') }}",
+    ],
+)
+async def test_hostile_templates_are_refused(tmp_path: Path, template: str) -> None:
+    async with running_server(tmp_path, trust_request_chat_template=True) as server:
+        answer = await server.post(CHAT, {"messages": HI, "chat_template": template})
+        assert answer.status_code == 400, answer.text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.multimodal.errors import PromptError
 from quire.multimodal.messages import normalise
+from tests.support.server import running_server
 
 
 def test_contents_become_text_or_parts() -> None:
@@ -50,3 +52,30 @@ def test_the_message_at_fault_is_named() -> None:
             [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video_url"}]}], as_parts=False
         )
     assert refused.value.param == "messages[1].content[0]"
+
+
+CHAT = "/v1/chat/completions"
+HI: Any = [{"role": "user", "content": "hi"}]
+DEEP = "[" * 100_000
+HALF = r'"\ud800"'
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": [{"function": "abc"}]},
+        {"role": "assistant", "tool_calls": [{"function": ["a"]}]},
+        {"role": "assistant", "tool_calls": [{"function": 5}]},
+        {"role": "assistant", "tool_calls": ["a"]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": f'{{"a": {HALF}}}'}}]},
+        {"role": "user", "content": [{"type": []}]},
+        {"role": "user", "content": [{"type": {}}]},
+    ],
+)
+async def test_messages_that_are_none_are_refused(tmp_path: Path, message: dict[str, Any]) -> None:
+    template = "{% for m in messages %}{{ m.content }}{{ (m.tool_calls or []) | tojson }}{% endfor %}"
+    async with running_server(tmp_path, chat_template=template) as server:
+        answer = await server.post(CHAT, {"messages": [*HI, message]})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"].startswith(("messages.1", "messages[1]"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,14 +12,15 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
-from quire.api.defaults import read_defaults
+from quire.api.answers.parsers import reasoning_tags, tool_format
+from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.mcp.servers import ToolServers
-from quire.api.parsers import reasoning_tags, tool_format
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.api.served import ServedModel, Services
-from quire.api.structured.checker import GrammarChecker
+from quire.api.serving.defaults import read_defaults
+from quire.api.serving.models import ServedModel, ServerState
 from quire.app.factory import create_app
 from quire.config.commands import Serve
 from quire.config.tool_servers import labelled
@@ -36,7 +38,8 @@ class Server:
 
     url: str
     http: httpx.AsyncClient
-    services: Services
+    state: ServerState
+    app: ASGIApp
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.http.post(path, json=body, **options)
@@ -74,24 +77,24 @@ async def running_server(
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
                 grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
-                by_priority=options.scheduling_policy == "priority",
+                priority_scheduling=options.scheduling_policy == "priority",
             )
             client.observer = ModelMetrics(metrics, model.names[0], index)
             models.append(model)
-        services = Services(
+        state = ServerState(
             models=models,
             limits=options,
             strict_fields=options.strict_fields,
             trust_request_chat_template=options.trust_request_chat_template,
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
-            tool_servers=ToolServers(labelled(options.tool_server), options.tool_timeout),
         )
         store = ResponseStore(options.response_store or f"sqlite:///{folder / 'responses.db'}", options.response_ttl)
-        app = create_app(services, metrics, ResponseService(services, store), options)
+        tool_servers = ToolServers(labelled(options.tool_server), options.tool_timeout)
+        app = create_app(state, metrics, ResponseService(state, store, tool_servers), options)
         url = await stack.enter_async_context(listening(app))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
-        yield Server(url, http, services)
+        yield Server(url, http, state, app)
 
 
 @asynccontextmanager
@@ -118,3 +121,10 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def chunks_of(text: str) -> list[dict[str, Any]]:
+    """Bodies of a stream's events, which must end in [DONE]."""
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]

@@ -1,7 +1,7 @@
-"""Talking to MCP servers: the one file that imports their library, which takes half a second.
+"""A client of MCP servers. Only this module imports the protocol's library, which takes half a second.
 
-Each list and each call has a connection of its own, so that it does not matter whether a server was started anew since
-the last one. Whatever goes wrong comes out as `ToolServerFailed`.
+Each list and each call uses a connection of its own, so that servers may restart at any time. All failures are raised
+as `ToolServerFailed`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from quire.api.mcp.errors import ToolServerFailed
 from quire.api.mcp.outcome import CallOutcome, Endpoint, RemoteTool, http_error, protocol_error, tool_error
 
 _CONNECT_TIMEOUT = 10.0  # seconds
-_MOST_PAGES = 100  # of a list that would otherwise never end
-# RuntimeError: a result that is not as the server's own schema says, or a server that keeps asking back.
+_MAX_PAGES = 100  # of a list of tools
+# RuntimeError: a result that violates the server's own schema, or a server that keeps sending requests.
 _FAILURES = (
     MCPError, httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, RuntimeError,
     BrokenResourceError, ClosedResourceError, EndOfStream,
@@ -39,25 +39,25 @@ async def list_tools(server: Endpoint) -> list[RemoteTool]:
     """All tools of a server.
 
     Raises:
-        ToolServerFailed: it cannot be reached, takes too long, or does not speak MCP.
+        ToolServerFailed: it cannot be reached, does not answer in time, or violates the protocol.
     """
     tools: list[Tool] = []
     async with _connected(server) as client:
         cursor = None
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
             tools += page.tools
             cursor = page.next_cursor
             if cursor is None:
                 break
-    return [_told(tool) for tool in tools]
+    return [_remote_tool(tool) for tool in tools]
 
 
 async def call_tool(server: Endpoint, name: str, arguments: dict[str, Any]) -> CallOutcome:
-    """What comes of a call; the tool's own failure is an outcome too.
+    """Call a tool. An error that the tool itself reports is an outcome.
 
     Raises:
-        ToolServerFailed: as above.
+        ToolServerFailed: the server cannot be reached, does not answer in time, or violates the protocol.
     """
     async with _connected(server) as client:
         result = await client.call_tool(name, arguments)
@@ -68,38 +68,40 @@ async def call_tool(server: Endpoint, name: str, arguments: dict[str, Any]) -> C
 
 @asynccontextmanager
 async def _connected(server: Endpoint) -> AsyncIterator[Client]:
-    """A client; entered and left by one task, as its library wants it."""
-    # The transport before streamable HTTP, which had no way to say which of them it is.
-    old = urlsplit(server.url).path.rstrip("/").endswith("/sse")
+    """A connected client. The library requires that one task enters and exits it."""
+    # The older transport cannot be detected otherwise.
+    is_sse = urlsplit(server.url).path.rstrip("/").endswith("/sse")
     try:
-        async with asyncio.timeout(server.patience), _http(server) as http:
+        async with asyncio.timeout(server.timeout), _http(server) as http:
             transport = (
                 sse_client(server.url, httpx_client_factory=lambda *_, **__: _http(server))
-                if old
+                if is_sse
                 else streamable_http_client(server.url, http_client=http)
             )
-            us = Implementation(name="quire", version=__version__)
-            async with Client(transport, client_info=us, cache=None, mode="legacy" if old else "auto") as client:
+            identity = Implementation(name="quire", version=__version__)
+            async with Client(
+                transport, client_info=identity, cache=None, mode="legacy" if is_sse else "auto"
+            ) as client:
                 yield client
-    except (ExceptionGroup, *_FAILURES) as error:  # the library's task groups wrap what happens within them
-        cause = _first(error)
+    except (ExceptionGroup, *_FAILURES) as error:  # the library uses task groups
+        cause = _first_cause(error)
         if not isinstance(cause, _FAILURES):
             raise
-        raise _failure(cause, server.patience) from error
+        raise _failure(cause, server.timeout) from error
 
 
 def _http(server: Endpoint) -> httpx2.AsyncClient:
-    limits = httpx2.Timeout(server.patience, connect=min(server.patience, _CONNECT_TIMEOUT))
+    limits = httpx2.Timeout(server.timeout, connect=min(server.timeout, _CONNECT_TIMEOUT))
     return httpx2.AsyncClient(headers=dict(server.headers), timeout=limits, verify=_certificates())
 
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """One for all connections, as reading them takes longer than most calls."""
+    """CA certificates, read once, as that takes longer than most calls."""
     return httpx2.create_ssl_context()
 
 
-def _told(tool: Tool) -> RemoteTool:
+def _remote_tool(tool: Tool) -> RemoteTool:
     hints = tool.annotations
     return RemoteTool(
         name=tool.name,
@@ -110,7 +112,7 @@ def _told(tool: Tool) -> RemoteTool:
 
 
 def _texts(result: CallToolResult) -> list[str]:
-    """The parts of a result as texts. Models read no others, so of those only the kind is told."""
+    """The parts of a result as texts. Of other content only the type is reported."""
     texts = []
     for part in result.content:
         match part:
@@ -119,25 +121,25 @@ def _texts(result: CallToolResult) -> list[str]:
             case ResourceLink(uri=uri):
                 texts.append(str(uri))
             case _:
-                texts.append(f"[content of type {part.type}, which cannot be shown]")
+                texts.append(f"[content of type {part.type} cannot be shown]")
     if not texts and result.structured_content is not None:
         texts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return texts
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _failure(cause: BaseException, patience: float) -> ToolServerFailed:
+def _failure(cause: BaseException, timeout: float) -> ToolServerFailed:
     match cause:
         case MCPError():
             return ToolServerFailed(protocol_error(cause.error.code, cause.error.message))
         case TimeoutError() | httpx2.TimeoutException():
-            return ToolServerFailed(http_error(504, f"The tool server did not answer within {patience:g} seconds."))
-        case httpx2.HTTPStatusError():  # whose own text tells the URL, which may hold a key
+            return ToolServerFailed(http_error(504, f"The tool server did not answer within {timeout:g} seconds."))
+        case httpx2.HTTPStatusError():  # its own text has the URL, which may contain a key
             code = cause.response.status_code
             return ToolServerFailed(http_error(code, f"The tool server answered with status {code}."))
     return ToolServerFailed(http_error(424, f"The tool server failed: {cause}"))

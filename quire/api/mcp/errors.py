@@ -1,17 +1,17 @@
-"""What may go wrong with MCP servers."""
+"""Errors of MCP servers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from quire.api.errors import FailedDependency
+from quire.api.http.errors import FailedDependency
 
 
 class ToolServerFailed(FailedDependency):
-    """A server that cannot be reached, takes too long or does not speak MCP.
+    """An MCP server cannot be reached, did not answer in time, or violated the protocol.
 
     Attributes:
-        detail: as the `error` of an `mcp_call` item.
+        detail: the `error` of an `mcp_call` item.
     """
 
     def __init__(self, detail: dict[str, Any], message: str | None = None) -> None:

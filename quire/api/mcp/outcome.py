@@ -1,4 +1,4 @@
-"""Where tools are, what they are, and what comes of their calls."""
+"""MCP servers, their tools, and the outcomes of calls."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server.
+    """An MCP server.
 
     Attributes:
-        headers: from the request, for those to the server.
-        patience: seconds that a list or a call may take.
+        headers: HTTP headers from the client's request.
+        timeout: seconds that a list or a call may take.
     """
 
     url: str
     headers: Mapping[str, str]
-    patience: float
+    timeout: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class RemoteTool:
     schema: dict[str, Any]
     annotations: dict[str, Any] | None = None
 
-    def told(self) -> dict[str, Any]:
-        """As it stands in an `mcp_list_tools` item."""
+    def to_json(self) -> dict[str, Any]:
+        """The tool in an `mcp_list_tools` item."""
         return {
             "name": self.name,
             "description": self.description,
@@ -50,45 +50,45 @@ class RemoteTool:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What came of a call: an output, or an error in one of OpenAI's three shapes."""
+    """The outcome of a call: an output, or an error in one of the three forms of OpenAI's API."""
 
     output: str | None = None
     error: dict[str, Any] | None = None
 
 
 def tool_error(texts: list[str]) -> CallOutcome:
-    """The tool ran, and failed in these words."""
+    """The outcome of a tool that ran and reported an error."""
     content = [{"type": "text", "text": text} for text in texts]
     return CallOutcome(error={"type": "mcp_tool_execution_error", "content": content})
 
 
 def protocol_error(code: int, message: str) -> dict[str, Any]:
-    """The call was refused; `code` is one of JSON-RPC's."""
+    """The error of a call that was refused. `code`: of JSON-RPC."""
     return {"type": "mcp_protocol_error", "code": code, "message": message}
 
 
 def http_error(code: int, message: str) -> dict[str, Any]:
-    """The server was not reached; `code` is like an HTTP status."""
+    """The error of a server that could not be reached. `code`: an HTTP status."""
     return {"type": "http_error", "code": code, "message": message}
 
 
 def arguments_of(text: str) -> dict[str, Any] | None:
-    """A call's arguments, if what the model wrote is a JSON object; nothing stands for none."""
+    """A call's arguments; None if the text is not a JSON object. An empty text means no arguments."""
     try:
-        orjson.loads(text or "{}")  # refuses NaN, but makes floats of long integers
-        given = json.loads(text or "{}")
+        orjson.loads(text or "{}")  # refuses NaN, but converts long integers to floats
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
-    return given if isinstance(given, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def result_text(output: str | None, error: Any) -> str:
-    """What the model is told of a call, also of one that a client hands back."""
+    """The result of a call as text for the model; the call may come from the client."""
     if error is None:
         return "There is no result of this call." if output is None else output
-    said: Any = error
+    message: Any = error
     if isinstance(error, dict):
-        said = error.get("message") or error.get("content")
-        if isinstance(said, list) and all(isinstance(part, dict) and "text" in part for part in said):
-            said = "\n".join(str(part["text"]) for part in said)
-    return f"Error: {said if isinstance(said, str) else orjson.dumps(said).decode()}"
+        message = error.get("message") or error.get("content")
+        if isinstance(message, list) and all(isinstance(part, dict) and "text" in part for part in message):
+            message = "\n".join(str(part["text"]) for part in message)
+    return f"Error: {message if isinstance(message, str) else orjson.dumps(message).decode()}"

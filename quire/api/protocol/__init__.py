@@ -1,1 +1,1 @@
-"""Bodies of requests and responses, as OpenAI and vLLM have them on the wire."""
+"""Request and response bodies of OpenAI's, vLLM's and Anthropic's APIs."""

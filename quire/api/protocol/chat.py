@@ -21,14 +21,14 @@ from quire.api.protocol.common import (
     PromptLogprobs,
     RequestMetrics,
     Usage,
-    unfit,
+    field_error,
 )
 from quire.api.protocol.custom import BY_KIND, CustomTool, CustomToolCall, NamedCustomTool
 from quire.api.protocol.structured import StructuredFields
 
 
 class Message(BaseModel):
-    """A turn of the conversation. Fields beyond these reach the chat template as they are."""
+    """A message of the conversation. Other fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,11 +49,13 @@ class FunctionDefinition(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(None, description="hold the arguments to their schema wherever this is called")
+    strict: bool | None = Field(
+        None, description="constrain the arguments to their schema whenever the function is called"
+    )
 
 
 class FunctionTool(BaseModel):
-    """The same among other tools."""
+    """A function as one of the tools."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -62,7 +64,7 @@ class FunctionTool(BaseModel):
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """Name of the function."""
         return self.function.name
 
 
@@ -70,20 +72,20 @@ Tool = Annotated[Annotated[FunctionTool, Tag("other")] | Annotated[CustomTool, T
 
 
 class FunctionName(BaseModel):
-    """A function."""
+    """Names a function."""
 
     name: str
 
 
 class NamedTool(BaseModel):
-    """The function that has to be called."""
+    """Requires a call of one function."""
 
     type: Literal["function"] = "function"
     function: FunctionName
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """Name of the function."""
         return self.function.name
 
 
@@ -91,14 +93,14 @@ NamedAnyTool = Annotated[Annotated[NamedTool, Tag("other")] | Annotated[NamedCus
 
 
 class AllowedToolSet(BaseModel):
-    """Some of the tools."""
+    """A subset of the tools."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[ListOf[NamedAnyTool], Field(min_length=1)]
 
 
 class AllowedTools(BaseModel):
-    """The tools that may be called, or of which one has to be."""
+    """Restricts calls to some of the tools, or requires a call of one of them."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedToolSet
@@ -116,11 +118,11 @@ class ChatRequest(GenerationFields, StructuredFields):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     tools: ListOf[Tool] | None = None
-    tool_choice: ToolChoice | None = Field(None, description="auto if there are tools")
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
-    reasoning_effort: str | None = Field(None, description="given to chat templates that read it")
+    tool_choice: ToolChoice | None = Field(None, description="auto if there are tools, otherwise none")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in the answer")
+    reasoning_effort: str | None = Field(None, description="passed to chat templates that read it")
     include_reasoning: bool = True
-    echo: bool = Field(False, description="begin the answer with the last message, if the same role speaks on")
+    echo: bool = Field(False, description="begin the answer with the last message, if it has the role of the answer")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -130,33 +132,33 @@ class ChatRequest(GenerationFields, StructuredFields):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        self.add_generation_prompt = opens_turn(
-            wanted=self.add_generation_prompt,
-            said="add_generation_prompt" in self.model_fields_set,
+        self.add_generation_prompt = resolve_generation_prompt(
+            requested=self.add_generation_prompt,
+            explicit="add_generation_prompt" in self.model_fields_set,
             continues=self.continue_final_message,
         )
         if self.top_logprobs and not self.logprobs:
-            raise unfit("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
+            raise field_error("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
         return self
 
 
-def opens_turn(*, wanted: bool, said: bool, continues: bool) -> bool:
-    """Whether the template is to begin a new turn: not if the last one is continued.
+def resolve_generation_prompt(*, requested: bool, explicit: bool, continues: bool) -> bool:
+    """Whether the template adds a generation prompt: not by default if the final message is continued.
 
     Raises:
-        PydanticCustomError: the request said that it wants both.
+        PydanticCustomError: the request explicitly asks for both.
     """
-    if not (continues and wanted):
-        return wanted
-    if said:
-        raise unfit(
+    if not (continues and requested):
+        return requested
+    if explicit:
+        raise field_error(
             "add_generation_prompt", "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
         )
     return False
 
 
 class ChatLogprob(BaseModel):
-    """A token and how likely it was."""
+    """A token and its log-probability."""
 
     token: str
     logprob: float
@@ -176,14 +178,14 @@ class ChatLogprobs(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """A function and its arguments, as JSON text."""
+    """A called function and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(BaseModel):
-    """A call of a function that the model wants to be made."""
+    """A function call in an answer."""
 
     id: str
     type: Literal["function"] = "function"
@@ -191,7 +193,7 @@ class ToolCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The assistant's turn; reasoning is there under both of its names, if there is any, and so are calls."""
+    """The assistant's message. Reasoning is in both of its fields; it and tool calls are left out if there are none."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -203,13 +205,13 @@ class AnswerMessage(BaseModel):
     tool_calls: list[ToolCall | CustomToolCall] | None = None
 
     @model_serializer(mode="wrap")
-    def _leave_out_what_is_absent(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_absent_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialise(self)
         return {name: value for name, value in fields.items() if value is not None or name in ("content", "refusal")}
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One of the `n` answers."""
 
     index: int
     message: AnswerMessage
@@ -220,7 +222,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The whole answer."""
+    """The response body."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"

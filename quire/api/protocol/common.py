@@ -1,4 +1,4 @@
-"""What requests and responses of several endpoints share."""
+"""Fields and models that several endpoints share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 Item = TypeVar("Item")
-# A list ends at its first bad item: errors for a million of them would take half a minute of the event loop.
+# Validation stops at the first invalid item: errors for a million items would block the event loop for half a minute.
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-# Bounds far outside of use, and well inside of what float32 holds once logits are multiplied or divided by them.
+# Bounds that no use needs to exceed, and at which float32 logits cannot overflow.
 Temperature = Annotated[float, Field(ge=0, le=1000)]
 RepetitionPenalty = Annotated[float, Field(ge=0.001, le=1000)]
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -22,44 +22,44 @@ MinP = Annotated[float, Field(ge=0, le=1)]
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 
 
-def _few(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > _MOST_BIASES:
-        raise ValueError(f"at most {_MOST_BIASES} tokens may have a bias, not {len(value)}")
+def _check_bias_count(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} tokens may have a bias, not {len(value)}")
     return value
 
 
-_MOST_BIASES = 1024
-LogitBias = Annotated[dict[str, float], BeforeValidator(_few), Field(max_length=_MOST_BIASES)]
+_MAX_BIASES = 1024
+LogitBias = Annotated[dict[str, float], BeforeValidator(_check_bias_count), Field(max_length=_MAX_BIASES)]
 
 
-def unfit(param: str, message: str) -> PydanticCustomError:
-    """A validator's error that names the field to blame."""
-    return PydanticCustomError("unfit", "{message}", {"param": param, "message": message})
+def field_error(param: str, message: str) -> PydanticCustomError:
+    """A validation error that names the field."""
+    return PydanticCustomError("invalid_field", "{message}", {"param": param, "message": message})
 
 
 class RequestBody(BaseModel):
-    """A request. Fields that are not declared are kept aside and judged by `quire.api.fields`."""
+    """A request body. Undeclared fields are kept, to be checked by `quire.api.http.fields`."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    model: str | None = Field(None, description="name of a served model; the first one if not given")
+    model: str | None = Field(None, description="name of a served model; default: the first one")
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells besides its text."""
+    """What a stream contains besides its text."""
 
     model_config = ConfigDict(extra="allow")
 
-    include_usage: bool = Field(False, description="end with a chunk that counts the tokens")
-    continuous_usage_stats: bool = Field(False, description="count the tokens in every chunk; with include_usage")
+    include_usage: bool = Field(False, description="end with a chunk that has the token counts")
+    continuous_usage_stats: bool = Field(False, description="have the token counts in every chunk; with include_usage")
 
 
 class SampledFields(RequestBody):
-    """How one answer is to come about; the same at every endpoint that generates."""
+    """Sampling fields that have the same meaning at every endpoint that generates."""
 
     stream: bool | None = Field(False, description="answer with server-sent events")
-    seed: Int64 | None = Field(None, description="same seed, same answer")
-    stop: str | ListOf[str] | None = Field(None, description="texts that end the answer")
+    seed: Int64 | None = Field(None, description="requests with the same seed get the same answer")
+    stop: str | ListOf[str] | None = Field(None, description="strings that end the answer")
     temperature: Temperature | None = None
     top_p: TopP | None = None
     presence_penalty: Penalty | None = None
@@ -78,12 +78,13 @@ class SampledFields(RequestBody):
     priority: Int64 = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = Field(
-        None, description="seconds after which the answer is given up; the server may have a shorter limit"
+        None,
+        description="seconds after which generation is aborted with status 408; the server may have a shorter limit",
     )
 
 
 class GenerationFields(SampledFields):
-    """Fields of completions and chat that mean the same in both."""
+    """Fields that have the same meaning in completions and chat."""
 
     n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
     stream_options: StreamOptions | None = None
@@ -92,31 +93,42 @@ class GenerationFields(SampledFields):
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
-    return_metrics: bool | None = Field(None, description="tell how long the answer waited and took")
+    return_metrics: bool | None = Field(None, description="return timings of the request in `metrics`")
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether the last chunk of the stream has token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def streams_usage_continuously(self) -> bool:
+        """Whether all chunks of the stream have token counts."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     @model_validator(mode="after")
     def _streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise unfit("stream_options", "Stream options can only be defined when `stream=True`.")
+            raise field_error("stream_options", "Stream options can only be defined when `stream=True`.")
         if self.prompt_logprobs is not None and self.stream:
-            raise unfit("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
+            raise field_error("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
         return self
 
 
 class PromptTokensDetails(BaseModel):
-    """Where prompt tokens came from."""
+    """Prompt tokens by origin."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(BaseModel):
-    """What completion tokens were for."""
+    """Completion tokens by purpose."""
 
     reasoning_tokens: int
 
 
 class Usage(BaseModel):
-    """Tokens that a request took."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     total_tokens: int
@@ -126,7 +138,7 @@ class Usage(BaseModel):
 
 
 class RequestMetrics(BaseModel):
-    """How long an answer waited and took; of several sequences the earliest and the latest count."""
+    """Timings of a request. Of several sequences, the earliest start and the latest end are used."""
 
     queue_time_ms: float
     time_to_first_token_ms: float
@@ -136,7 +148,7 @@ class RequestMetrics(BaseModel):
 
 
 class PromptLogprob(BaseModel):
-    """One candidate at a position of the prompt."""
+    """A candidate token at a position of the prompt."""
 
     logprob: float
     rank: int
@@ -147,7 +159,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -156,7 +168,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The envelope of every error."""
+    """Body of every error response."""
 
     error: ErrorDetail
 
@@ -164,17 +176,17 @@ class ErrorBody(BaseModel):
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in (
-        (400, "the request cannot be answered as it stands"),
-        (401, "no key, or a wrong one"),
-        (404, "no such model"),
-        (408, "the answer took longer than it may"),
-        (413, "the body is too large"),
-        (500, "it is our fault"),
-        (503, "the server is busy, or its engine has ended"),
+        (400, "the request is not valid"),
+        (401, "the API key is missing or wrong"),
+        (404, "there is no such model or response"),
+        (408, "generation exceeded its time limit"),
+        (413, "the body is larger than --max-body-size"),
+        (500, "internal server error"),
+        (503, "the queue is full, or the engine has ended"),
     )
 }
 
 
 def streamed(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """What an endpoint answers that gives either a whole or a stream of events."""
+    """OpenAPI responses of an endpoint that gives either a JSON body or a stream of events."""
     return {200: {"model": model, "content": {"text/event-stream": {"schema": {"type": "string"}}}}, **ERRORS}

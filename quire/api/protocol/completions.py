@@ -14,7 +14,7 @@ from quire.api.protocol.common import (
     RequestMetrics,
     TokenId,
     Usage,
-    unfit,
+    field_error,
 )
 from quire.api.protocol.structured import StructuredFields
 
@@ -24,20 +24,20 @@ class CompletionRequest(GenerationFields, StructuredFields):
 
     prompt: str | ListOf[TokenId] | ListOf[ListOf[TokenId]] | ListOf[str]
     echo: bool | None = Field(False, description="begin the answer with the prompt")
-    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="alternatives to report at each token")
+    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="number of alternatives at each token")
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
-    suffix: str | None = Field(None, description="not supported: models here continue texts, they do not fill gaps")
+    suffix: str | None = Field(None, description="not supported: models here continue texts and cannot fill gaps")
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
-    def _nothing_to_do(self) -> Self:
+    def _check_max_tokens(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
-            raise unfit("max_tokens", "`max_tokens` must be at least 1, unless the prompt is echoed.")
+            raise field_error("max_tokens", "`max_tokens` must be at least 1, unless `echo` is true.")
         return self
 
 
 class CompletionLogprobs(BaseModel):
-    """Columns over the tokens of a choice."""
+    """Log-probabilities of a choice, one entry per token in each list."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -46,7 +46,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One answer."""
+    """One of the answers."""
 
     index: int
     text: str
@@ -59,7 +59,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The whole answer."""
+    """The response body."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -1,4 +1,4 @@
-"""Custom tools: they take a text where functions take JSON. Shapes of chat completions and of responses."""
+"""Custom tools, whose input is plain text instead of JSON; for chat completions and responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class InputGrammar(BaseModel):
-    """A grammar of texts."""
+    """A grammar of the input."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -21,7 +21,7 @@ class InputGrammar(BaseModel):
 
 
 class GrammarFormat(BaseModel):
-    """Texts of a grammar, as chat completions have them."""
+    """Input that matches a grammar, in chat completions."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -30,13 +30,13 @@ class GrammarFormat(BaseModel):
 
 
 class FlatGrammarFormat(InputGrammar):
-    """Texts of a grammar, as responses have them."""
+    """Input that matches a grammar, in responses."""
 
     type: Literal["grammar"]
 
 
 class CustomDefinition(BaseModel):
-    """A tool that the model may call with a text."""
+    """A tool that the model may call with plain text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ class CustomDefinition(BaseModel):
 
 
 class CustomTool(BaseModel):
-    """The same among other tools."""
+    """A custom tool as one of the tools."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,37 +55,37 @@ class CustomTool(BaseModel):
 
     @property
     def name(self) -> str:
-        """The tool's."""
+        """Name of the tool."""
         return self.custom.name
 
 
 class CustomName(BaseModel):
-    """A custom tool."""
+    """Names a custom tool."""
 
     name: str
 
 
 class NamedCustomTool(BaseModel):
-    """The custom tool that has to be called."""
+    """Requires a call of one custom tool."""
 
     type: Literal["custom"]
     custom: CustomName
 
     @property
     def name(self) -> str:
-        """The tool's."""
+        """Name of the tool."""
         return self.custom.name
 
 
 class CalledCustom(BaseModel):
-    """A custom tool and the text that it was called with."""
+    """A called custom tool and its input."""
 
     name: str
     input: str
 
 
 class CustomToolCall(BaseModel):
-    """A call of a custom tool that the model wants to be made."""
+    """A call of a custom tool in an answer."""
 
     id: str
     type: Literal["custom"] = "custom"
@@ -93,7 +93,7 @@ class CustomToolCall(BaseModel):
 
 
 class ResponseCustomTool(BaseModel):
-    """A custom tool, as responses have it."""
+    """A custom tool in responses."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -108,5 +108,5 @@ def _kind(given: Any) -> str:
     return "custom" if kind == "custom" else "other"
 
 
-# Of a union with tags "custom" and "other"; functions need not say that they are some.
+# Discriminates a union with the tags "custom" and "other"; the `type` of functions may be left out.
 BY_KIND = Discriminator(_kind)

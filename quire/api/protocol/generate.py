@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate: tokens in, tokens out; and what the render endpoints give, which it takes."""
+"""POST /inference/v1/generate, from tokens to tokens, and the render endpoints, which make its input."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from quire.api.protocol.common import (
     TopK,
     TopP,
     Usage,
-    unfit,
+    field_error,
 )
 from quire.api.protocol.structured import StructuredOutputs
 
 
 class SamplingFields(GenerationFields):
-    """vLLM's SamplingParams, with their defaults: nothing comes from the model's files."""
+    """vLLM's SamplingParams with its defaults; those of the model's files are not used."""
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(16, description="null: all that fits")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(16, description="null: as many as fit into the context")
     temperature: Temperature | None = 1.0
     top_p: TopP | None = 1.0
     top_k: TopK | None = 0
@@ -38,7 +38,7 @@ class SamplingFields(GenerationFields):
     repetition_penalty: RepetitionPenalty | None = 1.0
     logprobs: Annotated[int, Field(ge=0)] | None = None
     structured_outputs: StructuredOutputs | None = None
-    detokenize: bool = Field(True, description="false: stop strings cannot be found")
+    detokenize: bool = Field(True, description="without effect, but `stop` is refused if it is false")
 
 
 class TokensRequest(RequestBody):
@@ -56,12 +56,12 @@ class TokensRequest(RequestBody):
     @model_validator(mode="after")
     def _streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise unfit("stream_options", "Stream options can only be defined when `stream=True`.")
+            raise field_error("stream_options", "Stream options can only be defined when `stream=True`.")
         return self
 
 
 class TokensChoice(BaseModel):
-    """One answer, or a piece of it; text only if it is wanted."""
+    """One answer, or a piece of it. `text` is set in output mode `text`."""
 
     index: int
     token_ids: list[int]
@@ -72,7 +72,7 @@ class TokensChoice(BaseModel):
 
 
 class TokensAnswer(BaseModel):
-    """The whole answer."""
+    """The response body."""
 
     request_id: str
     output_mode: Literal["tokens", "text"]
@@ -83,7 +83,7 @@ class TokensAnswer(BaseModel):
 
 
 class Rendered(BaseModel):
-    """A prompt as the model would see it: a request to /inference/v1/generate, and the prompt's text."""
+    """A rendered prompt: a request for /inference/v1/generate, and the text of the prompt."""
 
     request_id: str
     model: str

@@ -1,4 +1,4 @@
-"""What requests to `/v1/responses` say about tools of MCP servers."""
+"""Tools of MCP servers in requests to `/v1/responses`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.protocol.common import ListOf
 
-# What HTTP can carry in a header, and no more.
+# Valid names and values of HTTP headers.
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}$")]
 _HeaderValue = Annotated[str, Field(pattern=r"^[\x20-\x7e]*$", max_length=1 << 14)]
 
 
 class ToolFilter(BaseModel):
-    """Which of a server's tools are meant: all of them, but for what is said here."""
+    """Selects tools of a server; by default all."""
 
     model_config = ConfigDict(extra="forbid")
 
     tool_names: ListOf[str] | None = None
-    read_only: bool | None = Field(None, description="those whose server says that they change nothing, or the others")
+    read_only: bool | None = Field(
+        None, description="true: tools that the server marks as read-only; false: the others"
+    )
 
 
 class McpTool(BaseModel):
-    """A server whose tools the model may use, and the server calls."""
+    """An MCP server whose tools the model may call."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -31,13 +33,15 @@ class McpTool(BaseModel):
     server_label: Annotated[str, Field(min_length=1)]
     server_url: str | None = None
     allowed_tools: ListOf[str] | ToolFilter | None = None
-    require_approval: Any = Field(None, description="never: nothing else is supported")
-    headers: dict[_HeaderName, _HeaderValue] | None = Field(None, description="for requests to the server")
-    authorization: _HeaderValue | None = Field(None, description="a Bearer token for the server")
+    require_approval: Any = Field(None, description="must be never")
+    headers: dict[_HeaderName, _HeaderValue] | None = Field(
+        None, description="HTTP headers of requests to the MCP server"
+    )
+    authorization: _HeaderValue | None = Field(None, description="Bearer token of requests to the MCP server")
 
 
 class ChosenMcpTool(BaseModel):
-    """The tool that has to be called, or the server whose tools have to be."""
+    """Requires a call of one tool, or of any tool of one server."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -47,7 +51,7 @@ class ChosenMcpTool(BaseModel):
 
 
 class McpListTools(BaseModel):
-    """The tools that a server had."""
+    """The tools of a server at the time of a response."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -59,7 +63,7 @@ class McpListTools(BaseModel):
 
 
 class McpCall(BaseModel):
-    """A call that the server made, and what came of it."""
+    """A call of an MCP tool and its outcome."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from quire.api.protocol.chat import Message, Tool, opens_turn
-from quire.api.protocol.common import ListOf, RequestBody, TokenId, unfit
+from quire.api.protocol.chat import Message, Tool, resolve_generation_prompt
+from quire.api.protocol.common import ListOf, RequestBody, TokenId, field_error
 
 
 class ModelCard(BaseModel):
-    """A name under which a model answers."""
+    """A name of a served model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -23,18 +23,18 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All served names."""
+    """The names of all served models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class TokenizeRequest(RequestBody):
-    """Tokens of a prompt, or of a conversation as its template renders it."""
+    """Tokenise a prompt, or a conversation that is rendered by the chat template."""
 
     prompt: str | None = None
     messages: Annotated[ListOf[Message], Field(min_length=1)] | None = None
-    add_special_tokens: bool | None = Field(None, description="true for prompts, false for conversations if not given")
+    add_special_tokens: bool | None = Field(None, description="default: true for prompts, false for conversations")
     return_token_strs: bool | None = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -45,18 +45,18 @@ class TokenizeRequest(RequestBody):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise unfit("prompt", "Give either `prompt` or `messages`.")
+            raise field_error("prompt", "Exactly one of `prompt` and `messages` is required.")
         if self.messages is not None:
-            self.add_generation_prompt = opens_turn(
-                wanted=self.add_generation_prompt,
-                said="add_generation_prompt" in self.model_fields_set,
+            self.add_generation_prompt = resolve_generation_prompt(
+                requested=self.add_generation_prompt,
+                explicit="add_generation_prompt" in self.model_fields_set,
                 continues=self.continue_final_message,
             )
         return self
 
 
 class TokenizeResponse(BaseModel):
-    """Token ids, and how many the model's context holds."""
+    """Token ids, and the context length of the model."""
 
     count: int
     max_model_len: int
@@ -65,12 +65,12 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(RequestBody):
-    """Token ids to turn back into text."""
+    """Turn token ids back into text."""
 
     tokens: ListOf[TokenId]
 
 
 class DetokenizeResponse(BaseModel):
-    """Their text."""
+    """The text of the tokens."""
 
     prompt: str

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's Responses API, and vLLM's extras."""
+"""OpenAI's Responses API with vLLM's extensions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class Part(BaseModel):
-    """A piece of a message's content. Its other fields depend on its type."""
+    """A part of a message's content. Other fields depend on its type."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -34,7 +34,7 @@ Content = str | ListOf[Part]
 
 
 class Item(BaseModel):
-    """What all items may have."""
+    """Fields that all items share."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -43,7 +43,7 @@ class Item(BaseModel):
 
 
 class InputMessage(Item):
-    """A turn of the conversation, of the client's or of an earlier answer."""
+    """A message of the client or of an earlier answer."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -51,7 +51,7 @@ class InputMessage(Item):
 
 
 class FunctionCall(Item):
-    """A call that the model made."""
+    """A function call of the model."""
 
     type: Literal["function_call"]
     call_id: str
@@ -60,7 +60,7 @@ class FunctionCall(Item):
 
 
 class FunctionCallOutput(Item):
-    """What came of a call."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -68,7 +68,7 @@ class FunctionCallOutput(Item):
 
 
 class CustomToolCall(Item):
-    """A call of a custom tool that the model made."""
+    """A custom tool call of the model."""
 
     type: Literal["custom_tool_call"]
     call_id: str
@@ -77,7 +77,7 @@ class CustomToolCall(Item):
 
 
 class CustomToolCallOutput(Item):
-    """What came of a custom tool's call."""
+    """The result of a custom tool call."""
 
     type: Literal["custom_tool_call_output"]
     call_id: str
@@ -92,7 +92,7 @@ class ReasoningText(BaseModel):
 
 
 class ReasoningItem(Item):
-    """What the model thought before it answered."""
+    """The reasoning before an answer."""
 
     type: Literal["reasoning"]
     summary: ListOf[ReasoningText] | None = None
@@ -119,7 +119,7 @@ InputItem = Annotated[
 
 
 class ResponseTool(BaseModel):
-    """A tool that the model may use: a function, or one that other servers run themselves."""
+    """A function that the model may call, or a built-in tool of OpenAI, which is not supported."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -144,7 +144,7 @@ AnyTool = Annotated[
 
 
 class ChosenTool(BaseModel):
-    """The function or custom tool that has to be called."""
+    """Requires a call of one function or custom tool."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -153,7 +153,7 @@ class ChosenTool(BaseModel):
 
 
 class AllowedResponseTools(BaseModel):
-    """The tools that may be called, or of which one has to be."""
+    """Restricts calls to some of the tools, or requires a call of one of them."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
@@ -172,20 +172,20 @@ class NamedFormat(BaseModel):
     strict: bool | None = None
 
 
-AnswerFormat = Annotated[TextFormat | JsonObjectFormat | NamedFormat, Field(discriminator="type")]
+ResponseTextFormat = Annotated[TextFormat | JsonObjectFormat | NamedFormat, Field(discriminator="type")]
 
 
 class TextConfig(BaseModel):
-    """The form of the answer's text."""
+    """The format of the answer's text."""
 
     model_config = ConfigDict(extra="allow")
 
-    format: AnswerFormat | None = None
+    format: ResponseTextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(BaseModel):
-    """How the model is to think."""
+    """Options of the reasoning."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -207,26 +207,26 @@ Included = Literal[
 
 
 class ResponseStreamOptions(BaseModel):
-    """What a stream tells besides its events."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="allow")
 
-    include_obfuscation: bool | None = Field(None, description="without effect: nothing is added to events")
+    include_obfuscation: bool | None = Field(None, description="without effect: events are never obfuscated")
 
 
 class ResponsesRequest(SampledFields):
-    """Answer a conversation that the server may remember."""
+    """Answer a conversation, which may be stored."""
 
     input: str | ListOf[InputItem]
-    instructions: str | None = Field(None, description="system message before all else; of this request alone")
-    previous_response_id: str | None = Field(None, description="go on with a stored response's conversation")
-    store: bool | None = Field(True, description="keep the response, to be retrieved or gone on with")
-    background: bool | None = Field(False, description="answer at once and generate meanwhile; needs store")
+    instructions: str | None = Field(None, description="system message before all others; applies to this request only")
+    previous_response_id: str | None = Field(None, description="continue the conversation of a stored response")
+    store: bool | None = Field(True, description="store the response, to retrieve or continue it later")
+    background: bool | None = Field(False, description="return at once and generate in the background; needs store")
     stream_options: ResponseStreamOptions | None = None
-    prompt: None = Field(None, description="not supported: there are no stored prompts")
+    prompt: None = Field(None, description="not supported")
     include: ListOf[Included] | None = None
     max_output_tokens: _Count | None = None
-    max_tool_calls: _Count | None = Field(None, description="of tools of MCP servers, in the whole response")
+    max_tool_calls: _Count | None = Field(None, description="maximum number of calls of MCP tools in the response")
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = True
     reasoning: ReasoningConfig | None = None
@@ -242,26 +242,26 @@ class ResponsesRequest(SampledFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def kept(self) -> bool:
-        """Whether the response is to be stored."""
+    def is_stored(self) -> bool:
+        """Whether the response will be stored."""
         return self.store is not False
 
 
 class InputTokensDetails(BaseModel):
-    """Where input tokens came from."""
+    """Input tokens by origin."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(BaseModel):
-    """What output tokens were for."""
+    """Output tokens by purpose."""
 
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(BaseModel):
-    """Tokens that a response took."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -277,8 +277,8 @@ class ResponseFailure(BaseModel):
     message: str
 
 
-class Incomplete(BaseModel):
-    """Why a response broke off."""
+class IncompleteDetails(BaseModel):
+    """Why a response is incomplete."""
 
     reason: str
 
@@ -287,7 +287,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class ResponseObject(BaseModel):
-    """A response, whole or on its way."""
+    """A response, finished or not."""
 
     id: str
     object: Literal["response"] = "response"
@@ -296,7 +296,7 @@ class ResponseObject(BaseModel):
     status: Status
     background: bool = False
     error: ResponseFailure | None = None
-    incomplete_details: Incomplete | None = None
+    incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
@@ -321,8 +321,8 @@ class ResponseObject(BaseModel):
     user: str | None = None
 
 
-class Deleted(BaseModel):
-    """Says that a response is no longer kept."""
+class DeletedResponse(BaseModel):
+    """Confirms that a response was deleted."""
 
     id: str
     object: Literal["response.deleted"] = "response.deleted"
@@ -330,7 +330,7 @@ class Deleted(BaseModel):
 
 
 class InputItems(BaseModel):
-    """A page of what a response answered."""
+    """A page of input items of a response."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Fields that hold an answer to a form: response_format, structured_outputs, and the old guided_* names."""
+"""Fields of structured outputs: response_format, structured_outputs, and the deprecated guided_* fields."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quire.api.protocol.common import ListOf, unfit
+from quire.api.protocol.common import ListOf, field_error
 
 JsonSchema = dict[str, Any] | bool
-# Beyond these no grammar is built; llguidance's own limits are met long before.
-MOST_GRAMMAR = 1 << 18
-Grammar = Annotated[str, Field(min_length=1, max_length=MOST_GRAMMAR)]
+# Longer grammars are refused; llguidance's own limits usually take effect earlier.
+MAX_GRAMMAR_LENGTH = 1 << 18
+Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
 Choices = Annotated[ListOf[Annotated[str, Field(max_length=1 << 14)]], Field(min_length=1, max_length=1 << 12)]
 
 
 class NamedSchema(BaseModel):
-    """A schema as `response_format` holds it; it is always kept to, `strict` or not."""
+    """A schema in `response_format`. It is always enforced, whatever `strict` is."""
 
     name: str | None = None
     description: str | None = None
@@ -44,7 +44,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class TagStructure(BaseModel):
-    """Between `begin` and `end` stands JSON of a schema."""
+    """JSON of a schema between `begin` and `end`."""
 
     begin: Annotated[str, Field(min_length=1)]
     content: JsonSchema = Field(alias="schema")
@@ -52,7 +52,7 @@ class TagStructure(BaseModel):
 
 
 class StructuralTagFormat(BaseModel):
-    """Free text in which a trigger begins one of the structures; or a tree of formats as xgrammar has them."""
+    """Free text in which triggers start one of the structures, or a tree of formats as in xgrammar."""
 
     type: Literal["structural_tag"]
     structures: ListOf[TagStructure] | None = None
@@ -62,7 +62,9 @@ class StructuralTagFormat(BaseModel):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.format is None) == (not self.structures or not self.triggers):
-            raise unfit("response_format", "A structural tag has either `format`, or `structures` and `triggers`.")
+            raise field_error(
+                "response_format", "A structural tag needs either `format`, or both `structures` and `triggers`."
+            )
         return self
 
 
@@ -72,11 +74,11 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's way to say what the answer is held to: exactly one of the kinds, and options for JSON."""
+    """vLLM's structured outputs: exactly one kind of constraint, and options for JSON."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    json_form: JsonSchema | Grammar | None = Field(None, alias="json")
+    json_schema: JsonSchema | Grammar | None = Field(None, alias="json")
     regex: Grammar | None = None
     choice: Choices | None = None
     grammar: Grammar | None = None
@@ -89,9 +91,9 @@ class StructuredOutputs(BaseModel):
 
     @property
     def kinds(self) -> list[str]:
-        """Those that are given."""
+        """The kinds of constraints that are set."""
         given = {
-            "json": self.json_form, "regex": self.regex, "choice": self.choice, "grammar": self.grammar,
+            "json": self.json_schema, "regex": self.regex, "choice": self.choice, "grammar": self.grammar,
             "json_object": self.json_object or None, "structural_tag": self.structural_tag,
         }  # fmt: skip
         return [name for name, value in given.items() if value is not None]
@@ -99,10 +101,10 @@ class StructuredOutputs(BaseModel):
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if len(self.kinds) != 1:
-            raise unfit(
+            raise field_error(
                 "structured_outputs",
                 "You can only use one kind of structured outputs constraint (json, regex, choice, grammar, "
-                f"json_object or structural_tag), and need one: {', '.join(self.kinds) or 'none'} given.",
+                f"json_object or structural_tag), and one is required: {', '.join(self.kinds) or 'none'} given.",
             )
         return self
 
@@ -111,20 +113,20 @@ _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "st
 
 
 class StructuredFields(BaseModel):
-    """The fields of a request."""
+    """The fields of structured outputs in a request."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonSchema | Grammar | None = Field(None, description="old name of structured_outputs.json")
-    guided_regex: Grammar | None = Field(None, description="old name of structured_outputs.regex")
-    guided_choice: Choices | None = Field(None, description="old name of structured_outputs.choice")
-    guided_grammar: Grammar | None = Field(None, description="old name of structured_outputs.grammar")
-    guided_whitespace_pattern: str | None = Field(None, description="old name; with guided_json")
-    structural_tag: Grammar | None = Field(None, description="old name of structured_outputs.structural_tag")
+    guided_json: JsonSchema | Grammar | None = Field(None, description="deprecated name of structured_outputs.json")
+    guided_regex: Grammar | None = Field(None, description="deprecated name of structured_outputs.regex")
+    guided_choice: Choices | None = Field(None, description="deprecated name of structured_outputs.choice")
+    guided_grammar: Grammar | None = Field(None, description="deprecated name of structured_outputs.grammar")
+    guided_whitespace_pattern: str | None = Field(None, description="deprecated; used with guided_json")
+    structural_tag: Grammar | None = Field(None, description="deprecated name of structured_outputs.structural_tag")
 
     @property
     def structure(self) -> StructuredOutputs | ResponseFormat | None:
-        """What the answer is held to, by whichever field; none for any text."""
+        """The constraint of the answer, from whichever field; None for free text."""
         if self.response_format is not None and not isinstance(self.response_format, TextFormat):
             return self.response_format
         if self.structured_outputs is not None:
@@ -133,7 +135,7 @@ class StructuredFields(BaseModel):
 
     @property
     def structure_field(self) -> str:
-        """Name of the field that says so."""
+        """Name of the field that sets the constraint."""
         if self._guided_kinds:
             return next(name for name in _GUIDED if getattr(self, name) is not None)
         return "response_format" if self.structured_outputs is None else "structured_outputs"
@@ -157,7 +159,7 @@ class StructuredFields(BaseModel):
     def _one_field(self) -> Self:
         formatted = self.response_format is not None and not isinstance(self.response_format, TextFormat)
         if formatted + (self.structured_outputs is not None) + len(self._guided_kinds) > 1:
-            raise unfit(
+            raise field_error(
                 "structured_outputs",
                 "You can only use one kind of structured outputs constraint: response_format, structured_outputs "
                 "or guided_*.",

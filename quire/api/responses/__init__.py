@@ -1,1 +1,1 @@
-"""The Responses API: conversations of items, told in events, remembered in a database."""
+"""/v1/responses: stored conversations of items, streamed as events."""

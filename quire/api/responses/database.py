@@ -13,9 +13,9 @@ from sqlalchemy.pool import StaticPool
 
 from quire.api.responses.errors import StoreFailed
 
-_MOST_WAIT = 30  # seconds for another writer of a SQLite file
+_LOCK_TIMEOUT = 30  # seconds for another writer of a SQLite file
 _metadata = sa.MetaData()
-# Large enough for whole conversations where LargeBinary alone would mean 64 KiB.
+# Large enough for whole conversations; LargeBinary alone is 64 KiB in some databases.
 _Blob = sa.LargeBinary(length=(1 << 32) - 1).with_variant(sa.LargeBinary(), "sqlite", "postgresql")
 _responses = sa.Table(
     "quire_responses",
@@ -30,52 +30,52 @@ _responses = sa.Table(
 
 
 class Database:
-    """Rows by id, from any thread."""
+    """Rows by id. Can be used from any thread."""
 
     def __init__(self, url: str) -> None:
-        """Connect, and make the table if there is none.
+        """Connect, and create the table if there is none.
 
         Raises:
-            StoreFailed: the URL, its driver or the database is not good.
+            StoreFailed: the URL is not valid, its driver is missing, or the database cannot be used.
         """
         with _failing("cannot be opened"):
             parsed = sa.make_url(url)
             options: dict[str, Any] = {}
-            self._turn: AbstractContextManager[Any] = nullcontext()
+            self._serialised: AbstractContextManager[Any] = nullcontext()
             if parsed.get_backend_name() == "sqlite":
-                options["connect_args"] = {"timeout": _MOST_WAIT, "check_same_thread": False}
+                options["connect_args"] = {"timeout": _LOCK_TIMEOUT, "check_same_thread": False}
                 if not parsed.database or parsed.database == ":memory:":
-                    options["poolclass"] = StaticPool  # one connection, as each would have a memory of its own,
-                    self._turn = threading.Lock()  # and thus one transaction at a time
+                    options["poolclass"] = StaticPool  # each connection would have a database of its own
+                    self._serialised = threading.Lock()  # one transaction at a time
             self._engine = sa.create_engine(parsed, pool_pre_ping=True, **options)
             if self._engine.dialect.name == "sqlite":
                 sa.event.listen(self._engine, "connect", _write_ahead)
             _metadata.create_all(self._engine)
 
     def put(self, row: Mapping[str, Any], now: float) -> None:
-        """Write a row in place of the one with its id; what has expired goes."""
-        with _failing("took no response"), self._turn, self._engine.begin() as connection:
+        """Insert or replace a row, and delete rows that have expired."""
+        with _failing("did not accept the response"), self._serialised, self._engine.begin() as connection:
             changed = connection.execute(sa.update(_responses).where(_responses.c.id == row["id"]).values(**row))
             if changed.rowcount == 0:
                 connection.execute(sa.delete(_responses).where(_responses.c.expires < now))
                 connection.execute(sa.insert(_responses).values(**row))
 
     def get(self, response_id: str, now: float) -> dict[str, Any] | None:
-        """A row that has not expired."""
+        """The row with this id, unless it has expired."""
         alive = sa.or_(_responses.c.expires.is_(None), _responses.c.expires >= now)
         query = sa.select(_responses).where(_responses.c.id == response_id, alive)
-        with _failing("did not answer"), self._turn, self._engine.connect() as connection:
+        with _failing("did not answer"), self._serialised, self._engine.connect() as connection:
             row = connection.execute(query).mappings().one_or_none()
             return None if row is None else dict(row)
 
     def delete(self, response_id: str) -> bool:
-        """Drop a row; gives whether there was one."""
-        with _failing("did not answer"), self._turn, self._engine.begin() as connection:
+        """Delete a row; returns whether it existed."""
+        with _failing("did not answer"), self._serialised, self._engine.begin() as connection:
             return connection.execute(sa.delete(_responses).where(_responses.c.id == response_id)).rowcount > 0
 
 
 def _write_ahead(connection: Any, _: Any) -> None:
-    """Readers then do not wait for writers."""
+    """Use write-ahead logging, so that readers do not wait for writers."""
     connection.execute("PRAGMA journal_mode=WAL")
 
 

@@ -1,16 +1,16 @@
-"""What may go wrong with stored responses."""
+"""Errors of stored responses."""
 
 from __future__ import annotations
 
-from quire.api.errors import NotFound, Unavailable
+from quire.api.http.errors import NotFound, Unavailable
 
 
 class StoreFailed(Unavailable):
-    """The database cannot be used just now."""
+    """The database cannot be used."""
 
 
 class NoSuchResponse(NotFound):
-    """It never was, was not to be kept, was deleted or has expired."""
+    """There is no such response: it was never stored, was deleted, or has expired."""
 
     def __init__(self, response_id: str, param: str | None = None) -> None:
         super().__init__(f"Response with id '{response_id}' not found.", param)

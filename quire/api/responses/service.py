@@ -1,36 +1,35 @@
-"""What happens to responses: made at once or in the background, remembered, streamed again, cancelled, forgotten."""
+"""Creates responses, in the foreground or the background, and stores, replays, cancels and deletes them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from quire.api import fields
-from quire.api.call import ChatCall, prepare_chat
-from quire.api.errors import InvalidRequest
-from quire.api.generation import admit
+from quire.api.chat.prepare import PreparedChat, prepare_chat
+from quire.api.http.errors import InvalidRequest
+from quire.api.mcp.servers import ToolServers
 from quire.api.protocol.responses import InputMessage, ResponseObject, ResponsesRequest
-from quire.api.responses.builtin import BuiltInTools, later, named_servers, plain_turn
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
-from quire.api.responses.run import CLIENT_CALLS, Following, ResponseRun, numbered
+from quire.api.responses.mcp_tools import McpToolset, follow_up_request, mcp_servers_in, turn_as_function_calls
+from quire.api.responses.run import CLIENT_CALLS, EventLog, ResponseRun, with_ids
 from quire.api.responses.store import ResponseStore, Stored
 from quire.api.responses.translation import as_chat, input_items, stored_items
 from quire.api.responses.writer import Event, new_id
-from quire.api.served import Services
+from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.errors import EngineError
 from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
-_LEASE = 60.0  # seconds for which one says that one is at work
+_LEASE_SECONDS = 60.0  # a response is considered abandoned if its server does not renew its lease
 _UNFINISHED = ("queued", "in_progress")
-_KINDS = {
+_ID_PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
@@ -41,22 +40,9 @@ _KINDS = {
     "mcp_call": "mcp",
 }
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_SERVED = ("function", "custom", "mcp")  # kinds of tools
+_SUPPORTED_TOOLS = ("function", "custom", "mcp")
+# `param` of errors about prompts that do not fit into the context.
 _TOO_LONG = ("input_tokens", "input_text", "max_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A checked request with a place in the engine.
-
-    Attributes:
-        headers: of its answer.
-        free: gives the place back.
-    """
-
-    run: ResponseRun
-    headers: dict[str, str]
-    free: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -64,79 +50,81 @@ class _Job:
     """A response in the background."""
 
     run: ResponseRun
-    following: Following
+    log: EventLog
     task: asyncio.Task[None]
 
 
 class ResponseService:
-    """Makes responses and keeps them."""
+    """Creates and stores responses."""
 
-    def __init__(self, services: Services, store: ResponseStore) -> None:
-        self._services = services
+    def __init__(self, state: ServerState, store: ResponseStore, tool_servers: ToolServers) -> None:
+        self._state = state
         self._store = store
+        self._tool_servers = tool_servers
         self._jobs: dict[str, _Job] = {}
 
-    async def admit(self, body: ResponsesRequest) -> Admitted:
-        """Check a request and take a place for it.
+    async def prepare(self, body: ResponsesRequest, model: ServedModel) -> ResponseRun:
+        """Check a request and render its first turn. Its slot has been reserved.
 
         Raises:
-            ApiError: it cannot be answered, or not now.
+            ApiError: it cannot be answered.
         """
-        if body.background and not body.kept:
-            raise InvalidRequest("background can only be used when `store` is true", "background")
         own = input_items(body)
-        with _written_down():
-            given = numbered(own, (new_id(_KINDS[item.type]) for item in own))
-            orjson.dumps(given)
-        items = [*await self._conversation(body.previous_response_id), *own]
-        tools = BuiltInTools(await self._services.tool_servers.offered(named_servers(body)), body.max_tool_calls)
-        asked = tools.request(body)
-        # Not the request's id: whoever chose that of a stored response would replace it.
-        call = await self._prepared(asked, items, new_id("resp"))
-        headers = fields.judge(body, strict=self._services.strict_fields, unread=_unread(body, call))
+        with _refuse_unserialisable():
+            own_json = with_ids(own, (new_id(_ID_PREFIXES[item.type]) for item in own))
+            orjson.dumps(own_json)
+        items = [*stored_items(await self._items(body.previous_response_id)), *own]
+        tools = McpToolset(await self._tool_servers.offered(mcp_servers_in(body)), body.max_tool_calls)
+        request = tools.first_request(body)
+        # Not the request's id: a client could choose that of a stored response, and replace it.
+        prepared = await self._prepare_turn(request, items, model, new_id("resp"))
 
-        async def again(output: list[dict[str, Any]], begun: int) -> ChatCall | None:
-            last = plain_turn(stored_items(output[begun:]))
+        async def prepare_next(output: list[dict[str, Any]], turn_start: int) -> PreparedChat | None:
+            before, last = stored_items(output[:turn_start]), turn_as_function_calls(stored_items(output[turn_start:]))
             try:
-                return await self._prepared(later(asked), [*items, *stored_items(output[:begun]), *last], call.head.id)
+                return await self._prepare_turn(
+                    follow_up_request(request), [*items, *before, *last], model, prepared.head.id
+                )
             except (InvalidRequest, PromptError) as error:
                 if error.param not in _TOO_LONG:
                     raise
             return None
 
-        run = ResponseRun(call, body, given, tools, list(tools.lists(items)), again)
-        with _written_down():
-            orjson.dumps(run.told())
-        return Admitted(run, headers, admit(call.model.client, 1, "input"))
+        run = ResponseRun(
+            prepared, body, own_json, tools, list(tools.new_lists(items)), prepare_next, _unused_fields(body, prepared)
+        )
+        with _refuse_unserialisable():
+            orjson.dumps(run.to_json())
+        return run
 
     async def events(self, run: ResponseRun) -> AsyncGenerator[Event, None]:
-        """All events of a response, which is stored before the last of them is told.
+        """All events of a response. It is stored before its last event.
 
-        An engine's error ends it with an event; whoever closes this early has cancelled it.
+        An error of the engine ends it with an event. Closing the generator early cancels the response.
         """
         try:
             try:
                 async with aclosing(run.generate()) as events:
                     async for event in events:
                         yield event
-                last = run.end()
+                last = run.finish()
             except EngineError as error:
-                last = run.end("failed", error)
-            except Exception:  # told as it is: the route answers it
-                run.end("failed")
+                last = run.finish("failed", error)
+            except Exception:  # the route responds with it
+                run.finish("failed")
                 raise
         finally:
-            if not run.ended:
-                run.end("cancelled")
-            if run.body.kept:
+            if not run.finished:
+                run.finish("cancelled")
+            if run.body.is_stored:
                 await asyncio.shield(self._save(run))
         yield last
 
-    async def whole(self, run: ResponseRun) -> ResponseObject:
-        """A response at its end.
+    async def complete(self, run: ResponseRun) -> ResponseObject:
+        """A response after its last event.
 
         Raises:
-            EngineError: it did not come to one.
+            EngineError: its generation failed.
         """
         async with aclosing(self.events(run)) as events:
             async for _ in events:
@@ -145,80 +133,83 @@ class ResponseService:
             raise run.failure
         return run.response()
 
-    async def start(self, admitted: Admitted) -> Following:
-        """Generate a response in the background; whatever comes of it, its place is given back.
+    async def start(self, run: ResponseRun, slots: ExitStack) -> EventLog:
+        """Generate a response in the background. `slots` is closed when it has ended, or could not be started.
 
         Raises:
-            StoreFailed: it cannot be kept, so it is not begun.
+            StoreFailed: it cannot be stored, so it is not started.
         """
-        run = admitted.run
-        following = Following(run.events)
-        with ExitStack() as held:
-            held.callback(admitted.free)
+        log = EventLog(run.events)
+        with slots:
             await self._save(run)
-            held.pop_all()
-        task = asyncio.create_task(self._work(run, following))
+            slots = slots.pop_all()
+        task = asyncio.create_task(self._run_job(run, log))
 
-        def done(_: object) -> None:
-            admitted.free()
-            following.tell(last=True)
+        def done(_: object) -> None:  # also of a task that was cancelled before it began to run
+            slots.close()
+            log.notify(last=True)
             del self._jobs[run.id]
 
         task.add_done_callback(done)
-        self._jobs[run.id] = _Job(run, following, task)
-        return following
+        self._jobs[run.id] = _Job(run, log, task)
+        return log
 
     async def drain(self) -> None:
-        """Wait until nothing is made in the background any more."""
+        """Wait until all responses in the background have ended."""
         while self._jobs:
             await asyncio.wait([job.task for job in self._jobs.values()])
 
     async def stored(self, response_id: str, param: str | None = None) -> Stored:
-        """A response, whole or on its way; `param` is the field that names it.
+        """A stored response, finished or not. `param`: the request field that names it.
 
         Raises:
-            NoSuchResponse: it is not known.
+            NoSuchResponse: it is not stored.
         """
-        job = self._jobs.get(response_id)  # before the wait, in which it may end
+        job = self._jobs.get(response_id)  # now, as it may end while the store is read
         stored = await self._store.load(response_id)
         if stored is None:
             raise NoSuchResponse(response_id, param)
         if job is not None:
-            stored.response, stored.events = job.run.told(), job.run.events
+            stored.response, stored.events = job.run.to_json(), job.run.events
         elif stored.response["status"] in _UNFINISHED and stored.lease < time.time():
             stored.response["status"] = "failed"
-            stored.response["error"] = {"code": "server_error", "message": "The server stopped while it was generated."}
+            stored.response["error"] = {
+                "code": "server_error",
+                "message": "The server stopped while the response was generated.",
+            }
         return stored
 
     async def replay(self, response_id: str, after: int) -> AsyncGenerator[Event, None]:
-        """The events of a response behind one; those that are still to come as well.
+        """The events of a response with sequence numbers above `after`, including those that are still to come.
 
         Raises:
-            NoSuchResponse: it is not known.
-            InvalidRequest: its events were not kept.
+            NoSuchResponse: it is not stored.
+            InvalidRequest: its events were not stored.
         """
         job = self._jobs.get(response_id)
         stored = await self.stored(response_id)
         if job is not None:
-            return job.following.read(after)
+            return job.log.read(after)
         if stored.events is None:
-            raise InvalidRequest("Only responses made with `stream` or `background` can be streamed again.", "stream")
-        finished = Following(stored.events)
-        finished.tell(last=True)
-        return finished.read(after)
+            raise InvalidRequest(
+                "Only responses that were created with `stream` or `background` can be streamed again.", "stream"
+            )
+        log = EventLog(stored.events)
+        log.notify(last=True)
+        return log.read(after)
 
     async def cancel(self, response_id: str) -> dict[str, Any]:
-        """Stop a response in the background.
+        """Cancel a response in the background.
 
         Raises:
-            NoSuchResponse: it is not known.
+            NoSuchResponse: it is not stored.
             InvalidRequest: it is not in the background, or has ended.
         """
         job = self._jobs.get(response_id)
         stored = await self.stored(response_id)
-        if job is not None and not job.run.ended:
-            await self._stop(job)
-            return job.run.told()
+        if job is not None and not job.run.finished:
+            await self._cancel_job(job)
+            return job.run.to_json()
         if stored.response["status"] == "cancelled":
             return stored.response
         if not stored.response["background"]:
@@ -226,69 +217,65 @@ class ResponseService:
         raise InvalidRequest(f"Cannot cancel a response that is {stored.response['status']}.")
 
     async def delete(self, response_id: str) -> None:
-        """Forget a response; one in the background is stopped first.
+        """Delete a response; one in the background is cancelled first.
 
         Raises:
-            NoSuchResponse: it is not known.
+            NoSuchResponse: it is not stored.
         """
         job = self._jobs.get(response_id)
         if job is not None:
-            await self._stop(job)
-            async with job.run.saving:
-                job.run.forgotten = True
+            await self._cancel_job(job)
+            async with job.run.save_lock:
+                job.run.deleted = True
         if not await self._store.delete(response_id):
             raise NoSuchResponse(response_id)
 
     async def input_items(self, response_id: str) -> list[dict[str, Any]]:
-        """What a response answered, what came before it included, oldest first.
+        """The input of a response and of all responses before it, oldest first.
 
         Raises:
-            NoSuchResponse: it is not known.
+            NoSuchResponse: it is not stored.
         """
         stored = await self.stored(response_id)
         before = await self._items(stored.response["previous_response_id"])
         return [*before, *stored.items]
 
-    async def _stop(self, job: _Job) -> None:
+    async def _cancel_job(self, job: _Job) -> None:
         if not job.task.cancelling():
             job.task.cancel()
         await asyncio.wait([job.task])
-        if not job.run.ended:  # it had not begun to run
-            job.run.end("cancelled")
+        if not job.run.finished:  # the task had not begun to run
+            job.run.finish("cancelled")
             await self._save(job.run)
 
-    async def _work(self, run: ResponseRun, following: Following) -> None:
-        """Body of a job."""
-        renewing = asyncio.create_task(self._renew(run))
+    async def _run_job(self, run: ResponseRun, log: EventLog) -> None:
+        renewal = asyncio.create_task(self._renew_lease(run))
         try:
             async with aclosing(self.events(run)) as events:
                 async for _ in events:
-                    following.tell()
-        except Exception:  # the job's edge: nobody else would see it
+                    log.notify()
+        except Exception:  # nothing else would report it
             logger.exception("response %s failed", run.id)
         finally:
-            renewing.cancel()
+            renewal.cancel()
 
-    async def _renew(self, run: ResponseRun) -> None:
-        while not run.ended:
-            await asyncio.sleep(_LEASE / 3)
+    async def _renew_lease(self, run: ResponseRun) -> None:
+        while not run.finished:
+            await asyncio.sleep(_LEASE_SECONDS / 3)
             with suppress(StoreFailed):
                 await self._save(run)
 
     async def _save(self, run: ResponseRun) -> None:
-        """Write a response down as it is then; one after the other, so that what is older never comes last."""
-        async with run.saving:
-            if run.forgotten:
+        """Store the current state of a response. The lock keeps an older state from replacing a newer one."""
+        async with run.save_lock:
+            if run.deleted:
                 return
-            kept = run.events if run.body.stream or run.body.background else None
-            lease = 0.0 if run.ended else time.time() + _LEASE
-            await self._store.save(Stored(response=run.told(), items=list(run.items), events=kept, lease=lease))
-
-    async def _conversation(self, response_id: str | None) -> list[Any]:
-        return stored_items(await self._items(response_id))
+            events = run.events if run.body.stream or run.body.background else None
+            lease = 0.0 if run.finished else time.time() + _LEASE_SECONDS
+            await self._store.save(Stored(response=run.to_json(), items=list(run.items), events=events, lease=lease))
 
     async def _items(self, response_id: str | None) -> list[dict[str, Any]]:
-        """Input and output of a response and all before it."""
+        """Input and output of a response and of all responses before it."""
         turns: list[list[dict[str, Any]]] = []
         while response_id is not None:
             stored = await self.stored(response_id, "previous_response_id")
@@ -298,71 +285,75 @@ class ResponseService:
             response_id = stored.response["previous_response_id"]
         return [item for turn in reversed(turns) for item in turn]
 
-    async def _prepared(self, body: ResponsesRequest, items: Sequence[Any], response_id: str) -> ChatCall:
-        """The request, rendered; with truncation without as few of its oldest items as it takes."""
+    async def _prepare_turn(
+        self, body: ResponsesRequest, items: Sequence[Any], model: ServedModel, response_id: str
+    ) -> PreparedChat:
+        """Render a turn. With `truncation: auto`, as few of the oldest items as necessary are dropped."""
 
-        async def without(count: int) -> ChatCall:
-            return await prepare_chat(as_chat(body, _without(items, count)), self._services, response_id)
+        async def prepare_without(count: int) -> PreparedChat:
+            return await prepare_chat(as_chat(body, _without(items, count)), model, self._state, response_id)
 
         try:
-            return await without(0)
+            return await prepare_without(0)
         except (InvalidRequest, PromptError) as error:
             if body.truncation != "auto" or error.param not in _TOO_LONG:
                 raise
-        most = len(_droppable(items))
-        found, too_few = await without(most), 0
-        while most - too_few > 1:
-            count = (most + too_few) // 2
+        enough = len(_droppable(items))
+        prepared, too_few = await prepare_without(enough), 0
+        while enough - too_few > 1:
+            count = (enough + too_few) // 2
             try:
-                found, most = await without(count), count
+                prepared, enough = await prepare_without(count), count
             except (InvalidRequest, PromptError):
                 too_few = count
-        return found
+        return prepared
 
 
 @contextmanager
-def _written_down() -> Iterator[None]:
-    """What a client gave, it may have given deeper than can be written."""
+def _refuse_unserialisable() -> Iterator[None]:
+    """Refuse requests that cannot be serialised as JSON, for example because they are nested too deeply."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"The request cannot be written down: {error}", "input") from error
+        raise InvalidRequest(f"The request cannot be serialised as JSON: {error}", "input") from error
 
 
 def _droppable(items: Sequence[Any]) -> list[int]:
-    """Places of what may be left out: no instructions, nor the last item, nor the call that it is a result of."""
+    """Indices of items that may be dropped: not instructions, the last item, or the call that it is a result of."""
     if not items:
         return []
     needed = items[-1].call_id if items[-1].type in _OUTPUTS else None
     return [
-        place
-        for place, item in enumerate(items[:-1])
+        index
+        for index, item in enumerate(items[:-1])
         if not (isinstance(item, InputMessage) and item.role in ("system", "developer"))
         and not (item.type in CLIENT_CALLS and item.call_id == needed)
     ]
 
 
 def _without(items: Sequence[Any], count: int) -> list[Any]:
-    """Without the first `count` that may be left out, and the results of calls among them."""
+    """The items without the first `count` droppable ones and the results of calls among these."""
     if not count:
         return list(items)
-    gone = set(_droppable(items)[:count])
-    calls = {items[place].call_id for place in gone if items[place].type in CLIENT_CALLS}
+    dropped = set(_droppable(items)[:count])
+    calls = {items[index].call_id for index in dropped if items[index].type in CLIENT_CALLS}
     return [
         item
-        for place, item in enumerate(items)
-        if place not in gone and not (item.type in _OUTPUTS and item.call_id in calls)
+        for index, item in enumerate(items)
+        if index not in dropped and not (item.type in _OUTPUTS and item.call_id in calls)
     ]
 
 
-def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
-    """Names of what was given and has no effect."""
-    names = [{"chat_template_kwargs.reasoning_effort": "reasoning.effort"}.get(name, name) for name in call.unread]
-    for place, tool in enumerate(body.tools or ()):
-        if tool.type in _SERVED:
-            names += [f"tools.{place}.{name}" for name in _extra(tool)]
+def _unused_fields(body: ResponsesRequest, prepared: PreparedChat) -> list[str]:
+    """Names of fields that have no effect."""
+    names = [
+        {"chat_template_kwargs.reasoning_effort": "reasoning.effort"}.get(name, name) for name in prepared.unused_fields
+    ]
+    for index, tool in enumerate(body.tools or ()):
+        if tool.type in _SUPPORTED_TOOLS:
+            names += [f"tools.{index}.{name}" for name in _extra(tool)]
         else:
-            names.append(f"tools.{place} ({tool.type})")
+            names.append(f"tools.{index} ({tool.type})")
     names += [f"text.{name}" for name in _extra(body.text)] + [f"reasoning.{name}" for name in _extra(body.reasoning)]
     if body.reasoning is not None:
         names += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(body.reasoning, name)]
@@ -372,5 +363,5 @@ def _unread(body: ResponsesRequest, call: ChatCall) -> list[str]:
 
 
 def _extra(value: Any) -> Iterable[str]:
-    """Undeclared fields of a part of the request."""
+    """Names of undeclared fields of a part of the request."""
     return () if value is None else value.model_extra or ()

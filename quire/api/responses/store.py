@@ -1,6 +1,6 @@
-"""Responses that outlive their requests, in a database.
+"""The store of responses: a database that is used from worker threads, as its calls block.
 
-Calls block; they are made in worker threads. SQLAlchemy is imported by the first of them, as that takes a while.
+SQLAlchemy is imported by the first call, because that is slow.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class Stored:
-    """What is kept of a response.
+    """A stored response.
 
     Attributes:
-        response: the object, as it was last told.
-        items: its own input, without what came before it.
-        events: all events so far, if it may be streamed again.
-        lease: until when (Unix time) somebody is at work on it.
+        response: the response object in its last state.
+        items: its own input, without that of responses before it.
+        events: all events so far; None if it cannot be streamed again.
+        lease: Unix time until which a server is generating it.
     """
 
     response: dict[str, Any]
@@ -42,30 +42,30 @@ class Stored:
 
     @property
     def id(self) -> str:
-        """The response's."""
+        """Id of the response."""
         return str(self.response["id"])
 
 
 class ResponseStore:
-    """Keeps responses for a while."""
+    """Stores responses until they expire."""
 
     def __init__(self, url: str | None, ttl: float) -> None:
-        """What it is made of.
+        """Make a store. The database is opened by the first call.
 
         Args:
-            url: as SQLAlchemy has them; none for the usual place.
-            ttl: seconds from a response's creation to its end; 0: never.
+            url: of SQLAlchemy; None for the default location.
+            ttl: seconds after which a response expires; 0: never.
         """
         self._url = url
         self._ttl = ttl
-        self._opening = threading.Lock()
+        self._open_lock = threading.Lock()
         self._database: Database | None = None
 
     async def save(self, stored: Stored) -> None:
-        """Write a response down, in place of what it was.
+        """Store a response, replacing its earlier state.
 
         Raises:
-            StoreFailed: the database did not take it.
+            StoreFailed: the database cannot be used.
         """
         created = float(stored.response["created_at"])
         row = {
@@ -79,10 +79,10 @@ class ResponseStore:
         await self._run(lambda database: database.put(row, time.time()))
 
     async def load(self, response_id: str) -> Stored | None:
-        """A response, if it is known and has not expired.
+        """A response; None if it is not stored or has expired.
 
         Raises:
-            StoreFailed: the database did not answer.
+            StoreFailed: the database cannot be used.
         """
         row = await self._run(lambda database: database.get(response_id, time.time()))
         if row is None:
@@ -95,18 +95,18 @@ class ResponseStore:
         )
 
     async def delete(self, response_id: str) -> bool:
-        """Forget a response; gives whether it was known.
+        """Delete a response; returns whether it was stored.
 
         Raises:
-            StoreFailed: the database did not answer.
+            StoreFailed: the database cannot be used.
         """
         return await self._run(lambda database: database.delete(response_id))
 
     async def open(self) -> None:
-        """Make sure that the database is there.
+        """Open the database.
 
         Raises:
-            StoreFailed: it is not.
+            StoreFailed: it cannot be opened.
         """
         await self._run(lambda _: None)
 
@@ -114,16 +114,16 @@ class ResponseStore:
         return await asyncio.to_thread(lambda: work(self._opened()))
 
     def _opened(self) -> Database:
-        from quire.api.responses.database import Database  # noqa: PLC0415 see above
+        from quire.api.responses.database import Database  # noqa: PLC0415 slow
 
-        with self._opening:
+        with self._open_lock:
             if self._database is None:
-                self._database = Database(self._url or _usual_url())
+                self._database = Database(self._url or _default_url())
             return self._database
 
 
-def _usual_url() -> str:
-    """A file in the user's state folder; memory, if nothing can be written there."""
+def _default_url() -> str:
+    """A SQLite file in the user's state directory; in-memory SQLite if that is not writable."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = state / "quire"
     try:
@@ -132,6 +132,6 @@ def _usual_url() -> str:
     except OSError:
         writable = False
     if not writable:
-        logger.warning("stored responses live in memory only: %s cannot be written (see --response-store)", folder)
+        logger.warning("responses are stored in memory only, as %s is not writable (see --response-store)", folder)
         return "sqlite://"
     return f"sqlite:///{folder / 'responses.db'}"

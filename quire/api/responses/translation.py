@@ -1,4 +1,4 @@
-"""A Responses request as one to chat completions."""
+"""Translates requests of the Responses API into chat requests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from quire.api.body import request_of
-from quire.api.errors import InvalidRequest
+from quire.api.http.body import request_of
+from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest
 from quire.api.protocol.common import SampledFields
 from quire.api.protocol.custom import FlatGrammarFormat, ResponseCustomTool
@@ -32,11 +32,11 @@ from quire.api.protocol.responses import (
     ResponsesRequest,
     ResponseTool,
 )
-from quire.api.responses.builtin import plain_calls
+from quire.api.responses.mcp_tools import as_function_calls
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_SAME = (*SampledFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
-_MOST_SEALED = 1 << 22  # bytes of reasoning that a request may hand back
+_SAME_FIELDS = (*SampledFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
+_MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, unpacked
 
 
 def input_items(body: ResponsesRequest) -> list[Any]:
@@ -46,13 +46,13 @@ def input_items(body: ResponsesRequest) -> list[Any]:
     return list(body.input)
 
 
-def stored_items(given: Sequence[dict[str, Any]]) -> list[Any]:
-    """Items that were written down."""
-    return _ITEMS.validate_python(given)
+def stored_items(items: Sequence[dict[str, Any]]) -> list[Any]:
+    """Items from their stored JSON."""
+    return _ITEMS.validate_python(items)
 
 
 def offered(tools: Iterable[AnyTool] | None) -> list[ResponseTool | ResponseCustomTool]:
-    """Those tools that the client runs, and the model is told of."""
+    """The functions and custom tools among the tools, which are passed to the model."""
     return [
         tool
         for tool in tools or ()
@@ -61,14 +61,14 @@ def offered(tools: Iterable[AnyTool] | None) -> list[ResponseTool | ResponseCust
 
 
 def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
-    """The request to chat completions that answers these items; built-in tools are functions by now.
+    """The chat request that answers these items. MCP tools have been replaced by functions.
 
     Raises:
-        InvalidRequest: something in it cannot be granted.
+        InvalidRequest: a field is not valid.
     """
-    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME_FIELDS}
     fields |= {
-        "messages": list(_messages(body.instructions, plain_calls(items))),
+        "messages": list(_messages(body.instructions, as_function_calls(items))),
         "max_completion_tokens": body.max_output_tokens,
         "tools": [_tool(tool) for tool in offered(body.tools)] or None,
         "tool_choice": _choice(body),
@@ -82,7 +82,7 @@ def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
             **(body.chat_template_kwargs or {}),
         }
     if not fields["messages"]:
-        raise InvalidRequest("`input` is empty.", "input")
+        raise InvalidRequest("`input` is empty; it needs at least one item or character.", "input")
     if fields["structured_outputs"] is not None:
         fields["structured_outputs"] = fields["structured_outputs"].model_dump(by_alias=True, exclude_unset=True)
     return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None})
@@ -96,7 +96,7 @@ def _tool(tool: ResponseTool | ResponseCustomTool) -> dict[str, Any]:
             custom["format"] = {"type": "grammar", "grammar": grammar}
         return {"type": "custom", "custom": custom}
     if not tool.name:
-        raise InvalidRequest("A tool of type function needs a `name`.", "tools")
+        raise InvalidRequest("A tool of type `function` needs a `name`.", "tools")
     function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     if tool.strict is not None:
         function["strict"] = tool.strict
@@ -108,7 +108,7 @@ def _choice(body: ResponsesRequest) -> Any:
     if not offered(body.tools):
         if choice in (None, "none", "auto"):
             return None
-        raise InvalidRequest("When using `tool_choice`, `tools` must hold functions or custom tools.", "tool_choice")
+        raise InvalidRequest("When using `tool_choice`, `tools` must contain functions or custom tools.", "tool_choice")
     match choice:
         case ChosenTool():
             return _named(choice)
@@ -126,25 +126,26 @@ def _named(tool: ChosenTool) -> dict[str, Any]:
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any] | None:
-    form = None if body.text is None else body.text.format
-    if isinstance(form, NamedFormat):
-        schema = {"name": form.name, "description": form.description, "schema": form.content, "strict": form.strict}
+    text = None if body.text is None else body.text.format
+    if isinstance(text, NamedFormat):
+        schema = {"name": text.name, "description": text.description, "schema": text.content, "strict": text.strict}
         return {"type": "json_schema", "json_schema": schema}
-    return None if form is None else {"type": form.type}
+    return None if text is None else {"type": text.type}
 
 
 def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Turns: what the assistant thought, said and called in a row is one of them, and so are instructions at the start.
+    """Chat messages. Consecutive reasoning, text and calls of the assistant become one message.
 
-    Few templates know developers, and many take one system message only, before all else.
+    Instructions at the start become one system message: few templates know the role `developer`, and many accept only
+    one system message, at the beginning.
     """
     items = list(items)
-    rules = [] if not instructions else [instructions]
+    system = [] if not instructions else [instructions]
     while items and isinstance(items[0], InputMessage) and items[0].role in ("system", "developer"):
-        rules.append(_text(items.pop(0).content))
-    if rules:
-        yield {"role": "system", "content": "\n\n".join(rules)}
-    turn: dict[str, Any] = {}  # of the assistant, so far
+        system.append(_text(items.pop(0).content))
+    if system:
+        yield {"role": "system", "content": "\n\n".join(system)}
+    turn: dict[str, Any] = {}  # the assistant's message so far
     unsealer = _Unsealer()
     for item in items:
         match item:
@@ -153,21 +154,21 @@ def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[s
                     yield turn
                     turn = {}
                 turn = {"role": "assistant", "content": None, **turn}
-                turn["reasoning"] = turn.get("reasoning", "") + _thought(item, unsealer)
+                turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item, unsealer)
             case FunctionCall() | CustomToolCall():
                 turn = {"role": "assistant", "content": None, **turn}
                 turn.setdefault("tool_calls", []).append(_call(item))
             case InputMessage(role="assistant"):
-                said = [turn["content"]] if turn.get("content") else []
-                if said and not turn.get("tool_calls"):
+                texts = [turn["content"]] if turn.get("content") else []
+                if texts and not turn.get("tool_calls"):
                     yield turn
-                    turn, said = {}, []
-                turn = {"role": "assistant", **turn, "content": "\n".join([*said, _text(item.content)])}
+                    turn, texts = {}, []
+                turn = {"role": "assistant", **turn, "content": "\n".join([*texts, _text(item.content)])}
             case _:
                 if turn:
                     yield turn
                     turn = {}
-                yield _said(item)
+                yield _message(item)
     if turn:
         yield turn
 
@@ -179,14 +180,14 @@ def _call(item: FunctionCall | CustomToolCall) -> dict[str, Any]:
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _said(item: InputMessage | FunctionCallOutput | CustomToolCallOutput) -> dict[str, Any]:
+def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput) -> dict[str, Any]:
     if not isinstance(item, InputMessage):
         return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
     role = "system" if item.role == "developer" else item.role
     return {"role": role, "content": _content(item.content)}
 
 
-def _thought(item: ReasoningItem, unsealer: _Unsealer) -> str:
+def _reasoning(item: ReasoningItem, unsealer: _Unsealer) -> str:
     texts = [part.text for part in item.content or ()]
     if not texts and item.encrypted_content:
         texts = [unsealer.open(item.encrypted_content)]
@@ -198,12 +199,12 @@ def _text(content: Content) -> str:
         return content
     parts = [_part(part) for part in content]
     if any(part["type"] != "text" for part in parts):
-        raise InvalidRequest("Only messages of the user may hold anything but text.", "input")
+        raise InvalidRequest("Only messages of the user may contain anything but text.", "input")
     return "".join(part["text"] for part in parts)
 
 
 def _content(content: Content) -> str | list[dict[str, Any]]:
-    """Text as text, anything else as chat's parts."""
+    """Content as text if it is only text, otherwise as content parts."""
     if isinstance(content, str):
         return content
     parts = [_part(part) for part in content]
@@ -222,33 +223,35 @@ def _part(part: Part) -> dict[str, Any]:
     raise InvalidRequest(f"Content of type `{part.type}` is not supported by this server.", "input")
 
 
-# Reasoning that a client keeps for the server
+# Reasoning that clients store and send back
 
 
 def sealed(text: str) -> str:
-    """Reasoning as `encrypted_content`: not secret, but opaque."""
+    """Reasoning as `encrypted_content`. It is packed, not encrypted."""
     return base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
 
 
 class _Unsealer:
-    """Unpacks the sealed reasoning of one request; what is packed may be a thousand times as long."""
+    """Unpacks the `encrypted_content` of one request, with a limit: it may be a thousand times as long unpacked."""
 
     def __init__(self) -> None:
-        self._left = _MOST_SEALED
+        self._left = _MAX_REASONING_BYTES
 
-    def open(self, given: str) -> str:
-        """What `sealed` was given.
+    def open(self, encrypted: str) -> str:
+        """The text that `sealed` packed.
 
         Raises:
-            InvalidRequest: it was made elsewhere, or there is too much of it.
+            InvalidRequest: it was not made by this server, or the request contains too much of it.
         """
         try:
             unpacker = zlib.decompressobj()
-            data = unpacker.decompress(base64.urlsafe_b64decode(given), self._left)
+            data = unpacker.decompress(base64.urlsafe_b64decode(encrypted), self._left)
             text = data.decode()
         except (binascii.Error, zlib.error, ValueError) as error:
-            raise InvalidRequest("`encrypted_content` is none of this server's.", "input") from error
+            raise InvalidRequest("`encrypted_content` was not made by this server.", "input") from error
         self._left -= len(data)
         if self._left <= 0 or unpacker.unconsumed_tail:
-            raise InvalidRequest("There is too much reasoning in `encrypted_content`.", "input")
+            raise InvalidRequest(
+                f"`encrypted_content` contains more than {_MAX_REASONING_BYTES} bytes of reasoning.", "input"
+            )
         return text

@@ -1,4 +1,4 @@
-"""What a response has left from turn to turn: seconds and tokens."""
+"""The limits of a response that span its turns: its timeout and `max_output_tokens`."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from quire.api.call import ChatCall
+from quire.api.chat.prepare import PreparedChat
 from quire.engine.wire.errors import DeadlineExceeded
 
 
-class Allowance:
-    """The limits of a whole response, from now on."""
+class ResponseLimits:
+    """Counts the time of a response from now on, and limits its turns."""
 
     def __init__(self, timeout: float | None, tokens: int | None) -> None:
-        """`timeout`: seconds; `tokens`: of output."""
+        """`timeout`: in seconds; `tokens`: `max_output_tokens`."""
         self._timeout = timeout
         self._tokens = tokens
         self._end = None if timeout is None else asyncio.get_running_loop().time() + timeout
 
     def tokens_left(self, used: int) -> bool:
-        """Whether more may be generated."""
+        """Whether more tokens may be generated."""
         return self._tokens is None or used < self._tokens
 
-    def applied(self, call: ChatCall, used: int) -> ChatCall:
-        """A later turn's call, held to what is left.
+    def apply(self, turn: PreparedChat, used: int) -> PreparedChat:
+        """A later turn, limited to the tokens and the time that are left.
 
         Raises:
-            DeadlineExceeded: no time is.
+            DeadlineExceeded: no time is left.
         """
-        (request,) = call.requests
-        most = request.params.max_tokens
+        (request,) = turn.requests
+        max_tokens = request.params.max_tokens
         if self._tokens is not None:
-            most = min(self._tokens - used, call.model.info.max_model_len - len(request.prompt))
-        params = msgspec.structs.replace(request.params, max_tokens=most)
+            max_tokens = min(self._tokens - used, turn.model.info.max_model_len - len(request.prompt))
+        params = msgspec.structs.replace(request.params, max_tokens=max_tokens)
         request = dataclasses.replace(request, params=params, timeout=self._seconds_left())
-        return dataclasses.replace(call, requests=[request])
+        return dataclasses.replace(turn, requests=[request])
 
     @asynccontextmanager
-    async def in_time(self) -> AsyncIterator[None]:
-        """End what takes too long.
+    async def deadline(self) -> AsyncIterator[None]:
+        """Cancel the body of the `async with` at the end of the timeout.
 
         Raises:
-            DeadlineExceeded: it did.
+            DeadlineExceeded: it was cancelled.
         """
         try:
             async with asyncio.timeout_at(self._end):
                 yield
         except TimeoutError as error:
-            raise self.late() from error
+            raise self.timeout_error() from error
 
-    def late(self) -> DeadlineExceeded:
-        """What to raise when time is up."""
+    def timeout_error(self) -> DeadlineExceeded:
+        """The error of a response whose timeout has passed."""
         return DeadlineExceeded(f"The request was ended after {self._timeout:g} seconds.")
 
     def _seconds_left(self) -> float | None:
@@ -62,5 +62,5 @@ class Allowance:
             return None
         left = self._end - asyncio.get_running_loop().time()
         if left <= 0:
-            raise self.late()
+            raise self.timeout_error()
         return left

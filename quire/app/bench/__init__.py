@@ -1,1 +1,1 @@
-"""`quire bench`: load generator and start-up timer for any OpenAI server and for our own."""
+"""`quire bench`: a load generator for OpenAI-compatible servers, and a benchmark of the start-up of `quire serve`."""

@@ -1,4 +1,4 @@
-"""Sends streaming requests to an OpenAI server and notes when what came back."""
+"""Sends streaming requests to an OpenAI-compatible server and records when chunks arrive."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from quire.config.commands import BenchServe
 
 @dataclass(slots=True)
 class Sample:
-    """One request, in seconds since it was sent.
+    """A request; times are in seconds since it was sent.
 
     Attributes:
-        arrivals: when each chunk with text came.
-        abandoned: the client closed the stream half-way, as it was told to.
+        arrivals: times of the chunks with text.
+        abandoned: the client closed the stream half-way, because of --abandon.
     """
 
     arrivals: list[float] = field(default_factory=list)
@@ -35,30 +35,30 @@ class Sample:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first text."""
+        """Time to first token."""
         return self.arrivals[0]
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between chunks."""
+        """Times between chunks."""
         return [later - sooner for sooner, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds per token behind the first."""
+        """Mean time per output token, without the first one; None for a single token."""
         return (self.arrivals[-1] - self.arrivals[0]) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """All requests of a run and how long it took."""
+    """All requests of a run, and its duration."""
 
     samples: list[Sample]
     seconds: float
 
 
 async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[Sample], None]) -> LoadResult:
-    """Run the load that the settings describe; `on_sample` hears of each request as it ends."""
+    """Send the requests. `on_sample` is called with each request when it ends."""
     prompts = PromptMaker(settings.seed, settings.prefix_len, settings.input_len)
     chance = random.Random(settings.seed + 1)
     samples: list[Sample] = []
@@ -89,7 +89,7 @@ async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[S
 
 
 async def _starts(settings: BenchServe, chance: random.Random, started: float) -> AsyncIterator[None]:
-    """One item for each request, when it is due."""
+    """Yield when the next request is due."""
     due, sent = 0.0, 0
     while settings.duration is not None or sent < settings.num_requests:
         if settings.request_rate is not None:
@@ -137,7 +137,7 @@ async def _send(session: aiohttp.ClientSession, settings: BenchServe, body: dict
         sample.error = repr(error)[:200]
     sample.e2e = time.perf_counter() - started
     if sample.error is None and not sample.arrivals:
-        sample.error = "no text came"
+        sample.error = "the response contained no text"
     sample.output_tokens = sample.output_tokens or len(sample.arrivals)
     return sample
 

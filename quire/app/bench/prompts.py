@@ -1,4 +1,4 @@
-"""Prompts of random words: short common ones, which most tokenizers hold as one token each."""
+"""Prompts of random words, which are one token each in most tokenizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ early late young small large open close clear strong quiet happy ready common hu
 
 
 class PromptMaker:
-    """Makes prompts that never share more than the common beginning."""
+    """Makes prompts that have only a prefix in common."""
 
     def __init__(self, seed: int, prefix_len: int, input_len: int) -> None:
         self._random = random.Random(seed)
@@ -25,7 +25,7 @@ class PromptMaker:
         self._input_len = input_len
 
     def next(self) -> str:
-        """The common beginning, then words of the prompt's own."""
+        """The next prompt: the prefix, then random words."""
         return " ".join([*self._prefix, *self._words(self._input_len)])
 
     def _words(self, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Figures, table, JSON and plot of a load run."""
+"""Summary of a load run as a table, JSON or a plot."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _PERCENTILES = (50, 90, 95, 99)
 
 
 def summarise(result: LoadResult, settings: BenchServe, model: str) -> dict[str, Any]:
-    """All figures; latencies in milliseconds."""
-    whole = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
+    """All figures of a run; latencies are in milliseconds."""
+    completed = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
     errors = [sample.error for sample in result.samples if sample.error is not None]
     output = sum(sample.output_tokens for sample in result.samples)
-    prompt = sum(sample.prompt_tokens for sample in whole)
+    prompt = sum(sample.prompt_tokens for sample in completed)
     return {
         "model": model,
         "settings": settings.model_dump(mode="json", exclude={"api_key", "config", "result", "plot"}),
         "seconds": result.seconds,
-        "completed": len(whole),
+        "completed": len(completed),
         "abandoned": sum(sample.abandoned for sample in result.samples),
         "failed": len(errors),
         "errors": sorted(set(errors))[:5],
         "prompt_tokens": prompt,
-        "cached_tokens": sum(sample.cached_tokens for sample in whole),
+        "cached_tokens": sum(sample.cached_tokens for sample in completed),
         "output_tokens": output,
-        "requests_per_second": len(whole) / result.seconds,
+        "requests_per_second": len(completed) / result.seconds,
         "output_tokens_per_second": output / result.seconds,
         "total_tokens_per_second": (output + prompt) / result.seconds,
-        "ttft_ms": _spread([sample.ttft for sample in whole]),
-        "tpot_ms": _spread([sample.tpot for sample in whole if sample.tpot is not None]),
-        "itl_ms": _spread([gap for sample in whole for gap in sample.gaps]),
-        "e2e_ms": _spread([sample.e2e for sample in whole]),
+        "ttft_ms": _spread([sample.ttft for sample in completed]),
+        "tpot_ms": _spread([sample.tpot for sample in completed if sample.tpot is not None]),
+        "itl_ms": _spread([gap for sample in completed for gap in sample.gaps]),
+        "e2e_ms": _spread([sample.e2e for sample in completed]),
     }
 
 
@@ -64,29 +64,29 @@ def as_table(figures: dict[str, Any]) -> str:
 
 
 def write_json(figures: dict[str, Any], path: Path) -> None:
-    """Save the figures."""
+    """Write the figures as JSON."""
     path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def plot_formats() -> Sequence[str]:
-    """Endings of the files that `write_plot` can write."""
-    from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415 half a second that most runs do not need
+    """File extensions that `write_plot` supports."""
+    from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415 slow
 
     return sorted(FigureCanvasBase.get_supported_filetypes())
 
 
 def write_plot(result: LoadResult, title: str, path: Path) -> None:
-    """Draw how TTFT, inter-token latency and end-to-end latency are spread."""
+    """Plot the distributions of TTFT, inter-token latency and end-to-end latency."""
     import matplotlib as mpl  # noqa: PLC0415 as above
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    whole = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
+    completed = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
     panels = {
-        "time to first token": [sample.ttft for sample in whole],
-        "between tokens": [gap for sample in whole for gap in sample.gaps],
-        "whole request": [sample.e2e for sample in whole],
+        "time to first token": [sample.ttft for sample in completed],
+        "between tokens": [gap for sample in completed for gap in sample.gaps],
+        "whole request": [sample.e2e for sample in completed],
     }
     figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.6), layout="constrained")
     for axis, (name, seconds) in zip(axes, panels.items(), strict=True):

@@ -1,4 +1,4 @@
-"""`quire bench serve`: load a server and report."""
+"""`quire bench serve`: benchmark a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import httpx
 from tqdm import tqdm
 
-from quire.app.files import check_writable, refusal
+from quire.app.files import check_writable, file_error
 from quire.app.openai_client import ServerError, connect, first_model
 from quire.config.command import ConfigError
 from quire.config.commands import BenchServe
@@ -17,11 +17,11 @@ try:
     from quire.app.bench import report
     from quire.app.bench.load import LoadResult, Sample, generate_load
 except ImportError as missing:
-    raise ConfigError(f"quire bench needs more packages ({missing.name}): pip install 'quire[bench]'") from missing
+    raise ConfigError(f"quire bench needs the package {missing.name}: pip install 'quire[bench]'") from missing
 
 
 def run(settings: BenchServe) -> int:
-    """Run the load; the exit status is 1 if a request failed."""
+    """Run the benchmark; returns the exit status, which is 1 if a request failed."""
     _check(settings)
     try:
         model = settings.model_name or _first_model(settings)
@@ -40,13 +40,13 @@ def run(settings: BenchServe) -> int:
 
 
 def _check(settings: BenchServe) -> None:
-    """Refuse files that could not be written once the load has run."""
+    """Refuse files that cannot be written, before the benchmark runs."""
     check_writable(settings, "result")
     check_writable(settings, "plot")
     if settings.plot is not None and settings.plot.suffix:
         formats = report.plot_formats()
         if settings.plot.suffix[1:].lower() not in formats:
-            raise refusal(settings, "plot", "a file to write", f"plots are written as {', '.join(formats)}")
+            raise file_error(settings, "plot", "a writable file", f"plots are written as {', '.join(formats)}")
 
 
 def _first_model(settings: BenchServe) -> str:

@@ -1,4 +1,4 @@
-"""`quire bench startup`: from process start to ready, and to the first token."""
+"""`quire bench startup`: benchmark the time from process start until ready and until the first token."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from quire.app.openai_client import ServerError, first_model
 from quire.config.command import ConfigError
 from quire.config.commands import BenchStartup
 
-_LOOK_EVERY = 0.02  # seconds
+_POLL_INTERVAL = 0.02  # seconds
 _FIGURES = ("ready_s", "first_token_s", "peak_mb")
 
 
 def run(settings: BenchStartup) -> int:
-    """Start the server a few times and report."""
+    """Start the server several times and print the results; returns the exit status."""
     check_writable(settings, "result")
     _split(settings.serve_args)
     try:
@@ -66,7 +66,7 @@ def _split(serve_args: str) -> list[str]:
     try:
         return shlex.split(serve_args)
     except ValueError as error:
-        raise ConfigError(f"quire bench startup: --serve-args cannot be split into words: {error}") from error
+        raise ConfigError(f"quire bench startup: --serve-args is not a valid shell command line: {error}") from error
 
 
 def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline: float) -> None:
@@ -78,8 +78,8 @@ def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline
                 return
         except httpx.TransportError:
             pass
-        time.sleep(_LOOK_EVERY)
-    raise ServerError("the server did not get ready in time")
+        time.sleep(_POLL_INTERVAL)
+    raise ServerError("the server was not ready within --timeout")
 
 
 def _first_token(client: httpx.Client) -> None:
@@ -88,14 +88,14 @@ def _first_token(client: httpx.Client) -> None:
         body: dict[str, Any] = {"model": first_model(models), "prompt": "Hello", "max_tokens": 1, "ignore_eos": True}
         answer = models.post("completions", json=body, timeout=client.timeout)
     if answer.is_error:
-        raise ServerError(f"the first token was refused: {answer.text[:200]}")
+        raise ServerError(f"the request for the first token failed: {answer.text[:200]}")
 
 
 def _memory(pid: int) -> float:
-    """Resident MiB of a process and its children."""
+    """Resident memory of a process and its children in MiB."""
     process = psutil.Process(pid)
-    family = [process, *process.children(recursive=True)]
-    return float(sum(one.memory_info().rss for one in family)) / 2**20
+    processes = [process, *process.children(recursive=True)]
+    return float(sum(one.memory_info().rss for one in processes)) / 2**20
 
 
 def _spread(values: list[float]) -> dict[str, float]:

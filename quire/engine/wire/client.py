@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 
 from tokenizers import Tokenizer
@@ -50,7 +50,7 @@ class EngineClient:
     """Sends requests to a core and hands its outputs to their streams. Lives on one event loop."""
 
     def __init__(self, channel: FrontChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
-        """Capacity: how many sequences may run and wait at once."""
+        """`capacity`: number of sequences that may run or wait at the same time."""
         self._channel = channel
         self._tokenizer = tokenizer
         self.observer: Observer = NullObserver()
@@ -65,7 +65,7 @@ class EngineClient:
         self._pinging = asyncio.create_task(self._ping())
         channel.listen(self._receive)
         self.capacity = capacity
-        self.held = 0  # places of admitted requests, which may not have begun
+        self.slots_in_use = 0  # sequences that run, wait, or are being prepared
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded.
@@ -81,8 +81,8 @@ class EngineClient:
         return self._stats
 
     @property
-    def in_flight(self) -> int:
-        """Sequences that run or wait."""
+    def open_streams(self) -> int:
+        """Sequences whose output is being read."""
         return len(self._streams)
 
     @property
@@ -90,46 +90,45 @@ class EngineClient:
         """Why the engine ended, if it has."""
         return self._dead
 
-    async def died(self) -> None:
-        """Wait for the engine's end.
+    async def wait_until_dead(self) -> None:
+        """Wait until the engine has ended.
 
         Raises:
-            EngineDead: it has come.
+            EngineDead: it has.
         """
         await self._ended.wait()
         assert self._dead is not None
         raise self._dead
 
-    def stalled_for(self) -> float:
-        """Seconds for which the core has owed a sign of life; 0 if it owes none."""
+    def unresponsive_seconds(self) -> float:
+        """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
         return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
 
-    def admit(self, sequences: int) -> Callable[[], None]:
-        """Take places for so many more sequences; gives what frees them at the request's end.
+    @contextmanager
+    def slots(self, count: int) -> Iterator[None]:
+        """Reserve places for sequences that will run. To be entered before anything is prepared for them.
 
         Raises:
             EngineDead: the engine has ended.
-            EngineOverloaded: there is no room.
+            EngineOverloaded: batch and queue have no room for so many more.
         """
         if self._dead is not None:
             raise self._dead
-        taken = max(self.held, self.in_flight)
-        if taken + sequences > self.capacity:
+        if self.slots_in_use + count > self.capacity:
             raise EngineOverloaded(
-                f"The server is busy: {taken} sequences run or wait, and it takes {self.capacity}.",
+                f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences run or wait.",
                 retry_after=1 + self._stats.waiting // max(1, self._stats.running),
             )
-        self.held += sequences
-
-        def free() -> None:
-            self.held -= sequences
-
-        return free
+        self.slots_in_use += count
+        try:
+            yield
+        finally:
+            self.slots_in_use -= count
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Generate one sequence; closing the generator early frees the request within an engine step.
 
-        Whether there is room is asked before, with `admit`: a stream that has begun should not fail for want of it.
+        The caller has reserved a place with `slots`: a stream that has begun must not fail because the queue is full.
 
         Raises:
             RequestFailed: the engine gave the request up.

@@ -9,6 +9,8 @@ from itertools import takewhile
 import msgspec
 from tokenizers import Tokenizer
 
+from quire.engine.wire.partial import partial_suffix
+
 _CONTEXT_TOKENS = 6  # enough of the prompt for a decoder that glues pieces to see what came before
 _BROKEN = "\ufffd"  # decoders put it for bytes that are no character, or not yet one
 _MOST_HELD = 24  # tokens that wait for a character to become complete; more are broken for good
@@ -86,7 +88,7 @@ class Detokenizer:
         context = [int(token) for token in prompt[-_CONTEXT_TOKENS:]]
         self._decoder = _Decoder(tokenizer, context, params)
         self._held = ""  # decoded, not yet given out
-        self._hold = max((len(stop) for stop in params.stop), default=1) - 1
+        self._longest_stop = max((len(stop) for stop in params.stop), default=0)
         self._count = 0
         self.matched: str | None = None
 
@@ -125,16 +127,9 @@ class Detokenizer:
         if self._count > self._params.min_tokens and text and (cut := self._find_stop(seen)) is not None:
             given, self._held = self._held[:cut], ""
             return given
-        cut = len(self._held) - self._undecided()
+        cut = len(self._held) - partial_suffix(self._held, self._params.stop, self._longest_stop)
         given, self._held = self._held[:cut], self._held[cut:]
         return given
-
-    def _undecided(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        for length in range(min(self._hold, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._params.stop):
-                return length
-        return 0
 
     def _find_stop(self, seen: int) -> int | None:
         """Where the text ends, if a stop string ends in what is new; the earliest match wins."""

@@ -45,7 +45,7 @@ async def test_streams_are_whole_however_many_run() -> None:
         results = await asyncio.gather(*(collect(client, request(text)) for text in texts))
         assert [text for text, _ in results] == [text.upper() for text in texts]
         assert all(last.finish_reason == "stop" for _, last in results)
-        assert client.in_flight == 0
+        assert client.open_streams == 0
 
 
 async def test_steps_that_nobody_fetched_come_as_one_delta() -> None:
@@ -128,7 +128,7 @@ async def test_closing_a_stream_frees_its_request() -> None:
             await anext(deltas)
         await until(lambda: not core.active)
         assert any(isinstance(message, Abort) for message in core.received)
-        assert client.in_flight == 0
+        assert client.open_streams == 0
 
 
 async def test_cancelling_before_the_first_token_frees_the_request() -> None:
@@ -141,7 +141,7 @@ async def test_cancelling_before_the_first_token_frees_the_request() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: not core.active)
-        assert client.in_flight == 0
+        assert client.open_streams == 0
 
 
 async def test_a_stop_string_ends_the_request_in_the_core() -> None:
@@ -166,14 +166,24 @@ async def test_more_than_the_queue_takes_is_refused() -> None:
     core = FakeCore()
     core.hold.set()
     async with running_client(core, capacity=2) as client:
-        tasks = [asyncio.create_task(collect(client, request())) for _ in range(2)]
-        await until(lambda: len(core.active) == 2)
-        with pytest.raises(EngineOverloaded) as refused:
-            client.admit(1)
-        assert refused.value.retry_after >= 1
-        core.hold.clear()
-        assert [text for text, _ in await asyncio.gather(*tasks)] == ["HELLO", "HELLO"]
-        assert (await collect(client, request()))[0] == "HELLO"
+        with client.slots(2):
+            tasks = [asyncio.create_task(collect(client, request())) for _ in range(2)]
+            await until(lambda: len(core.active) == 2)
+            with pytest.raises(EngineOverloaded) as refused, client.slots(1):
+                pass
+            assert refused.value.retry_after >= 1
+            core.hold.clear()
+            assert [text for text, _ in await asyncio.gather(*tasks)] == ["HELLO", "HELLO"]
+        assert client.slots_in_use == 0
+        with client.slots(2):
+            assert (await collect(client, request()))[0] == "HELLO"
+
+
+async def test_slots_come_back_after_an_exception() -> None:
+    async with running_client(FakeCore(), capacity=2) as client:
+        with pytest.raises(ZeroDivisionError), client.slots(2):
+            raise ZeroDivisionError
+        assert client.slots_in_use == 0
 
 
 async def test_a_death_ends_all_streams_and_refuses_new_ones() -> None:
@@ -207,11 +217,11 @@ async def test_a_core_that_owes_a_sign_of_life_is_noticed(monkeypatch: pytest.Mo
     core = FakeCore()
     async with running_client(core) as client:
         await asyncio.sleep(0.1)
-        assert client.stalled_for() < 0.1
+        assert client.unresponsive_seconds() < 0.1
         core.deaf.set()
-        await until(lambda: client.stalled_for() > 0.2)
+        await until(lambda: client.unresponsive_seconds() > 0.2)
         core.deaf.clear()
-        await until(lambda: client.stalled_for() < 0.1)
+        await until(lambda: client.unresponsive_seconds() < 0.1)
 
 
 async def test_the_books_see_every_end() -> None:

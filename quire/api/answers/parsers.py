@@ -1,0 +1,69 @@
+"""The reasoning and tool parsers of a model: by its chat template, or as set by the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from quire.api.answers.reasoning import PARSERS, ReasoningTags, detect_tags, tags_named
+from quire.api.answers.tools.registry import FORMATS, ToolFormat, detect_format
+
+_DISABLED, _DETECT = "none", "auto"
+
+
+def reasoning_tags(parser: str, template: str) -> ReasoningTags | None:
+    """The tags around a model's reasoning; None if it does not reason, or the parser is `none`.
+
+    Raises:
+        ValueError: there is no such parser.
+    """
+    if parser == _DISABLED:
+        return None
+    return detect_tags(template) if parser == _DETECT else tags_named(parser)
+
+
+def tool_format(parser: str, template: str) -> ToolFormat | None:
+    """The format of a model's tool calls; None if it is not known, or the parser is `none`.
+
+    Raises:
+        ValueError: there is no such parser.
+    """
+    if parser == _DISABLED:
+        return None
+    if parser == _DETECT:
+        return detect_format(template)
+    if parser not in FORMATS:
+        raise ValueError(f"there is no tool call parser {parser!r}")
+    return FORMATS[parser]
+
+
+def check_parsers(reasoning_parser: str, tool_call_parser: str) -> tuple[str, str] | None:
+    """The first of the settings that is not valid and what it expects, or None."""
+    if tool_call_parser not in (_DISABLED, _DETECT, *FORMATS):
+        return "tool_call_parser", f"{_DETECT}, {_DISABLED}, {', '.join(FORMATS)}"
+    try:
+        reasoning_tags(reasoning_parser, "")
+    except ValueError:
+        return "reasoning_parser", f"{_DETECT}, {_DISABLED}, {', '.join(PARSERS)} or START...END"
+    return None
+
+
+def parser_tokens(
+    reasoning: ReasoningTags | None, tools: ToolFormat | None, special: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Ids of the special tokens that the parsers look for."""
+    marks = [*_texts(reasoning), *(() if tools is None else (*_texts(tools.syntax), tools.answer))]
+    return tuple(token for name, token in special.items() if any(name in mark for mark in marks))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in a value and in its fields and items."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _texts(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _texts(getattr(value, field.name))

@@ -1,0 +1,242 @@
+"""Splits the reasoning from the content of an answer while it streams: reasoning is between a model's tags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from quire.engine.wire.partial import partial_suffix
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    """What a model writes around its reasoning.
+
+    Attributes:
+        starts, ends: the tags, each in all of its variants; the first one is the usual.
+        implicit_start: an answer begins with reasoning even without a start tag.
+        closers: marks that end the reasoning as well, and belong to the content.
+        wrapper: tags around the content, which are removed; empty if there are none.
+    """
+
+    starts: tuple[str, ...] = ("<think>",)
+    ends: tuple[str, ...] = ("</think>",)
+    implicit_start: bool = False
+    closers: tuple[str, ...] = ()
+    wrapper: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningParser:
+    """A registered parser.
+
+    Attributes:
+        name: vLLM's name of it, or that of a model that shares it.
+        marker: a text by which chat templates are recognised; empty: the parser is never chosen automatically.
+    """
+
+    name: str
+    tags: ReasoningTags
+    marker: str = ""
+
+
+_THINK = ReasoningTags()
+_IMPLICIT = ReasoningTags(implicit_start=True)
+
+# All parsers. The first one whose marker is in a chat template is used for it.
+PARSERS: Mapping[str, ReasoningParser] = {
+    parser.name: parser
+    for parser in (
+        # The tags as grammars need them; answers are parsed by the tool parser of this name.
+        ReasoningParser(
+            "openai_gptoss",
+            ReasoningTags(("<|channel|>analysis<|message|>",), ("<|end|><|start|>assistant",)),
+            "<|channel|>",
+        ),
+        ReasoningParser("seed_oss", ReasoningTags(("<seed:think>",), ("</seed:think>",)), "<seed:think>"),
+        ReasoningParser("mistral", ReasoningTags(("[THINK]",), ("[/THINK]",)), "[THINK]"),
+        ReasoningParser(
+            "granite",
+            ReasoningTags(
+                starts=("Here is my thought process:", "Here's my thought process:"),
+                ends=("Here is my response:", "Here's my response:"),
+            ),
+            "Here is my thought process",
+        ),
+        ReasoningParser(
+            "kimi_k2", ReasoningTags(closers=("<|tool_calls_section_begin|>",)), "<|tool_calls_section_begin|>"
+        ),
+        ReasoningParser(
+            "ernie45", ReasoningTags(implicit_start=True, wrapper=("<response>", "</response>")), "</response>"
+        ),
+        ReasoningParser("hunyuan_a13b", ReasoningTags(wrapper=("<answer>", "</answer>")), "</answer>"),
+        ReasoningParser("qwen3", _THINK, "</think>"),
+        ReasoningParser("deepseek_r1", _IMPLICIT),
+        ReasoningParser("deepseek_v3", _THINK),
+        ReasoningParser("glm45", _THINK),
+        ReasoningParser("glm4_moe", _THINK),
+        ReasoningParser("minimax_m2", _IMPLICIT),
+        ReasoningParser("step3", _IMPLICIT),
+        ReasoningParser("olmo3", _IMPLICIT),
+        ReasoningParser("nemotron_v3", _THINK),
+    )
+}
+
+
+def detect_tags(template: str) -> ReasoningTags | None:
+    """The tags that a chat template contains; None if it contains none that are known."""
+    return next((parser.tags for parser in PARSERS.values() if parser.marker and parser.marker in template), None)
+
+
+def tags_named(text: str) -> ReasoningTags:
+    """The tags of the parser with this name, or those of START...END.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text in PARSERS:
+        return PARSERS[text].tags
+    start, dots, end = text.partition("...")
+    if not (start and dots and end):
+        raise ValueError(f"there is no reasoning parser {text!r}")
+    return ReasoningTags(starts=(start,), ends=(end,))
+
+
+class _Part(Enum):
+    UNDECIDED = "only whitespace or a part of a start tag has arrived"
+    REASONING = "between the tags"
+    CONTENT = "after the reasoning"
+
+
+class ReasoningSplitter:
+    """Splits an answer that arrives in pieces into reasoning and content.
+
+    The result does not depend on how the text is cut into pieces. Whitespace next to the tags is removed.
+    """
+
+    def __init__(self, tags: ReasoningTags, prompt: str | None, continued: str = "") -> None:
+        """Begin inside the reasoning if the prompt, or the `continued` message, has opened it."""
+        self._tags = tags
+        self._part = _Part.UNDECIDED
+        self._buffer = ""
+        self._at_start = True  # no text of the current part has been returned
+        self._unwrapper = _Unwrapper(*tags.wrapper)
+        prompt_text = (prompt or "").rstrip()
+        if continued.strip():
+            self._continue(continued)
+        elif prompt_text.endswith(tags.starts):
+            self._part = _Part.REASONING
+        elif prompt_text.endswith(tags.ends):
+            self._part = _Part.CONTENT
+
+    @property
+    def in_content(self) -> bool:
+        """Whether the content has begun."""
+        return self._part is _Part.CONTENT
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether a reasoning block is open."""
+        return self._part is _Part.REASONING or (self._part is _Part.UNDECIDED and self._tags.implicit_start)
+
+    def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
+        """Add text; returns the reasoning and the content that are certain now."""
+        self._buffer += text
+        reasoning, content = "", ""
+        if self._part is _Part.UNDECIDED:
+            self._decide(last)
+        if self._part is _Part.REASONING:
+            reasoning = self._reason(last)
+        if self._part is _Part.CONTENT:
+            content, self._buffer = self._buffer, ""
+            if self._at_start:
+                content = content.lstrip()
+                self._at_start = not content
+            content = self._unwrapper.push(content, last)
+        return reasoning, content
+
+    def _continue(self, text: str) -> None:
+        start = max(text.rfind(tag) for tag in self._tags.starts)
+        end = max(text.rfind(tag) for tag in self._tags.ends)
+        open_block = start > end or (end < 0 and self._tags.implicit_start)
+        self._part = _Part.REASONING if open_block else _Part.CONTENT
+        tags = self._tags.starts if open_block else self._tags.ends
+        rest = min((text.rpartition(tag)[2] for tag in tags), key=len)
+        self._at_start = not rest.strip()
+
+    def _decide(self, last: bool) -> None:
+        text = self._buffer.lstrip()
+        start = next((tag for tag in self._tags.starts if text.startswith(tag)), None)
+        if start is not None:
+            self._part, self._buffer = _Part.REASONING, text[len(start) :]
+        elif last or not any(tag.startswith(text) for tag in self._tags.starts):
+            implicit = self._tags.implicit_start
+            self._part, self._at_start = (_Part.REASONING, True) if implicit else (_Part.CONTENT, False)
+
+    def _reason(self, last: bool) -> str:
+        if self._at_start:
+            self._buffer = self._buffer.lstrip()
+        marks = (*self._tags.ends, *self._tags.closers)
+        found = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
+        if found is not None:
+            at, mark = found
+            before, after = self._buffer[:at], self._buffer[at:]
+            self._buffer = after if mark in self._tags.closers else after[len(mark) :]
+            self._part, self._at_start = _Part.CONTENT, True
+            return before.rstrip()
+        keep = 0 if last else _undecided_tail(self._buffer, marks)
+        text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+        self._at_start = self._at_start and not text
+        return text.rstrip() if last else text
+
+
+@dataclass(slots=True)
+class _Unwrapper:
+    """Removes the tags around the content, if there are any."""
+
+    start: str
+    end: str
+    _buffer: str = field(default="", init=False)
+    _inside: bool | None = field(default=None, init=False)
+    _started: bool = field(default=False, init=False)  # text between the tags has been returned
+
+    def push(self, text: str, last: bool) -> str:
+        """Add text; returns the part without tags that is certain now."""
+        if not self.start:
+            return text
+        self._buffer += text
+        if self._inside is None:
+            body = self._buffer.lstrip()
+            if not last and self.start.startswith(body[: len(self.start)]) and len(body) < len(self.start):
+                return ""
+            self._inside = body.startswith(self.start)
+            self._buffer = body.removeprefix(self.start) if self._inside else self._buffer
+        if not self._inside:
+            text, self._buffer = self._buffer, ""
+            return text
+        return self._until_end(last)
+
+    def _until_end(self, last: bool) -> str:
+        if not self._started:
+            self._buffer = self._buffer.lstrip()
+        text = self._certain(last)
+        self._started = self._started or bool(text)
+        return text
+
+    def _certain(self, last: bool) -> str:
+        if last:
+            text, self._buffer = self._buffer.rstrip().removesuffix(self.end).rstrip(), ""
+            return text
+        body = self._buffer.rstrip()
+        body = body.removesuffix(self.end).rstrip() if body.endswith(self.end) else self._buffer
+        keep = len(self._buffer) - len(body) + _undecided_tail(body, (self.end,))
+        text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+        return text
+
+
+def _undecided_tail(text: str, marks: tuple[str, ...]) -> int:
+    """Length of the suffix that may be part of a mark, or whitespace before one."""
+    tag = partial_suffix(text, marks, max(map(len, marks)))
+    body = text[: len(text) - tag]
+    return tag + len(body) - len(body.rstrip())

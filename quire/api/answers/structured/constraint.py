@@ -1,0 +1,188 @@
+"""The grammar that constrains the answer to a request, from the request's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import partial
+from typing import Any, Never
+
+import orjson
+
+from quire.api.answers.grammar_writer import GrammarWriter
+from quire.api.answers.reasoning import ReasoningTags
+from quire.api.answers.structured.checker import GrammarChecker
+from quire.api.answers.structured.tags import tree, triggered
+from quire.api.answers.tools.choice import ToolPlan
+from quire.api.answers.tools.registry import ToolFormat
+from quire.api.http.errors import InvalidRequest
+from quire.api.protocol.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuralTagFormat,
+    StructuredFields,
+    StructuredOutputs,
+)
+
+
+class ReasoningPrefix(Enum):
+    """The reasoning that may precede a constrained answer."""
+
+    NONE = "no reasoning"
+    POSSIBLE = "a block of reasoning, or no reasoning"
+    OPEN = "the rest of a block of reasoning that began in the prompt"
+
+
+def grammar_of(
+    structure: StructuredOutputs | ResponseFormat | None,
+    special: Mapping[str, int],
+    tags: ReasoningTags | None = None,
+    prefix: ReasoningPrefix = ReasoningPrefix.NONE,
+    plan: ToolPlan | None = None,
+    lead: str = "",
+) -> str:
+    """The grammar of an answer.
+
+    Args:
+        structure: constrains the text after the reasoning; None for free text.
+        special: ids of special tokens by their texts.
+        tags: around the reasoning; None if the model does not reason.
+        prefix: reasoning that may precede the text.
+        plan: tools whose calls are constrained; a required call replaces `structure`.
+        lead: what the model writes before an answer that is not a call.
+
+    Raises:
+        InvalidRequest: the fields are not valid. Other problems are found when the grammar is compiled.
+    """
+    writer = GrammarWriter(special)
+    try:
+        answer = None if structure is None else _expression(writer, structure)
+        if answer is not None:
+            answer = writer.sequence(writer.text(lead), answer)
+    except ValueError as error:
+        raise InvalidRequest(f"The grammar cannot be parsed: {error}", "structured_outputs") from error
+    if plan is not None and (answer is None or plan.required or plan.has_grammar):
+        answer = plan.expression(writer, answer)
+    return writer.finish(_after_reasoning(writer, answer or writer.anything(), tags, prefix))
+
+
+def _after_reasoning(writer: GrammarWriter, answer: str, tags: ReasoningTags | None, prefix: ReasoningPrefix) -> str:
+    """The expression after reasoning."""
+    if tags is None or prefix is ReasoningPrefix.NONE:
+        return answer
+    ends = writer.either(writer.until(end) for end in tags.ends)
+    rest = f"{ends} {writer.spaces()}"
+    start = writer.either(map(writer.text, tags.starts))
+    if prefix is ReasoningPrefix.OPEN:
+        return f"{start}? {rest} {answer}" if tags.implicit_start else f"{rest} {answer}"
+    block = writer.rule(f"{start} {rest}")
+    return f"{block}? {answer}"
+
+
+def _expression(writer: GrammarWriter, structure: StructuredOutputs | ResponseFormat) -> str:
+    match structure:
+        case JsonObjectFormat():
+            return writer.json({"type": "object"})
+        case JsonSchemaFormat(json_schema=named):
+            return writer.json({"type": "object"} if named.content is None else named.content)
+        case StructuralTagFormat():
+            return _tags(writer, structure)
+        case StructuredOutputs():
+            return _structured(writer, structure)
+    raise AssertionError(structure)
+
+
+def _structured(writer: GrammarWriter, structure: StructuredOutputs) -> str:
+    match structure.kinds[0]:
+        case "json":
+            return writer.json(_schema(structure, _parsed(structure.json_schema, "json")))
+        case "json_object":
+            return writer.json(_schema(structure, {"type": "object"}))
+        case "regex":
+            return writer.regex(structure.regex or "")
+        case "choice":
+            return writer.choice(structure.choice or ())
+        case "grammar":
+            return writer.grammar(structure.grammar or "")
+        case _:
+            content = _parsed(structure.structural_tag, "structural_tag")
+            return _tags(writer, StructuralTagFormat.model_validate({**content, "type": "structural_tag"}))
+
+
+def _tags(writer: GrammarWriter, given: StructuralTagFormat) -> str:
+    if given.format is not None:
+        return tree(writer, given.format)
+    tags = [(one.begin, writer.json(one.content), one.end) for one in given.structures or ()]
+    return triggered(writer, given.triggers or (), tags)
+
+
+def _schema(structure: StructuredOutputs, schema: Any) -> Any:
+    """The schema with the options of `structured_outputs` that apply to JSON."""
+    if structure.disable_additional_properties:
+        schema = _without_additional_properties(schema)
+    options: dict[str, Any] = {}
+    if structure.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if structure.whitespace_pattern is not None:
+        options["whitespace_pattern"] = structure.whitespace_pattern
+    return {**schema, "x-guidance": options} if options and isinstance(schema, dict) else schema
+
+
+def _without_additional_properties(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` where it is not set."""
+    if isinstance(schema, list):
+        return [_without_additional_properties(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _without_additional_properties(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _parsed(value: Any, name: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        content = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        _refuse(f"`{name}` is not valid JSON: {error}")
+    if not isinstance(content, dict | bool):
+        _refuse(f"`{name}` must be a JSON schema: an object or a boolean.")
+    return content
+
+
+def _refuse(message: str) -> Never:
+    raise InvalidRequest(message, "structured_outputs")
+
+
+async def checked_grammar(
+    body: StructuredFields,
+    checker: GrammarChecker | None,
+    tags: ReasoningTags | None,
+    tools: ToolFormat | None,
+    prefix: ReasoningPrefix = ReasoningPrefix.NONE,
+    plan: ToolPlan | None = None,
+) -> str:
+    """The checked grammar of the answer to a request; empty if its text is not constrained.
+
+    Args:
+        body: the request.
+        checker: of the model; None if it does not support structured outputs.
+        tags: around the model's reasoning.
+        tools: format of the model's tool calls.
+        prefix: reasoning that may precede the answer.
+        plan: of the request's tools.
+
+    Raises:
+        InvalidRequest: the grammar is not valid or not supported.
+    """
+    structure = body.structure
+    if structure is None and (plan is None or not plan.needs_grammar):
+        return ""
+    if checker is None:
+        _refuse("Structured outputs are not supported for this model.")
+    lead = "" if tools is None else tools.answer
+    write = partial(grammar_of, structure, tags=tags, prefix=prefix, plan=plan, lead=lead)
+    return await checker.check(write, "tools" if structure is None else body.structure_field)

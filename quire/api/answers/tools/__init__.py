@@ -1,0 +1,1 @@
+"""Tool calls: parsers of the formats that models write, and the tools of requests."""

@@ -1,0 +1,86 @@
+"""Calls between marks: a header with the function's name, then the arguments as JSON (DeepSeek, Kimi)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.api.answers.grammar_writer import GrammarWriter
+from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
+
+
+def name_is_header(header: str) -> tuple[str, str | None]:
+    """The header is the name."""
+    return header.strip(), None
+
+
+def kimi_name(header: str) -> tuple[str, str | None]:
+    """The header is functions.NAME:INDEX, which is the id of the call as well."""
+    header = header.strip()
+    return header.removeprefix("functions.").partition(":")[0], header or None
+
+
+def name_after(separator: str) -> Callable[[str], tuple[str, str | None]]:
+    """The name follows a separator."""
+    return lambda header: (header.rpartition(separator)[2].strip(), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedSyntax:
+    """The marks around calls.
+
+    Attributes:
+        section: marks around all calls; empty if there are none.
+        begin: before the header of a call.
+        header_end: between header and arguments; if empty, the arguments begin at their brace.
+        end: after the arguments; empty if there is none.
+        name: gives the function's name and the id of the call, if it has one, from a header.
+        header: texts before and after the name in a header.
+        fence: text between arguments and end.
+    """
+
+    section: tuple[str, str] = ("", "")
+    begin: str
+    header_end: str = ""
+    end: str = ""
+    name: Callable[[str], tuple[str, str | None]] = name_is_header
+    header: tuple[str, str] = ("", "")
+    fence: str = ""
+
+    def parse(self, out: ToolParser) -> Steps:
+        """Parse an answer."""
+        scan = out.scanner
+        marks = tuple(mark for mark in (*self.section, self.begin) if mark)
+        while (mark := (yield from scan.read_until(marks, out.add_text))) is not None:
+            if mark != self.begin:
+                continue
+            scan.mark()
+            pieces: list[str] = []
+            if self.header_end:
+                found = (yield from scan.read_until((self.header_end,), pieces.append)) is not None
+            else:
+                pieces.append((yield from scan.read_word("{" + self.begin[0])))
+                found = scan.buffer[:1] == "{"
+            name, call_id = self.name("".join(pieces))
+            if not found or not name:
+                out.add_text(mark + scan.since_mark)
+                continue
+            out.begin_call(name, call_id)
+            yield from scan.skip_whitespace()
+            if not (yield from scan.read_json(out.add_arguments)) or not self.end:
+                continue
+            yield from scan.read_until((self.end,), lambda _: None)
+
+    def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
+        """A grammar expression for calls of these functions."""
+        before, after = self.header
+        calls = [
+            writer.sequence(
+                writer.text(self.begin + before + name + after + self.header_end),
+                writer.json(schema, spaces=2),
+                writer.text(self.fence + self.end),
+            )
+            for name, schema in schemas.items()
+        ]
+        first, last = map(writer.text, self.section)
+        return writer.sequence(first, writer.either(calls) + ("+" if parallel else ""), last)

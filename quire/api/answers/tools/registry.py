@@ -1,0 +1,207 @@
+"""The formats of tool calls, by vLLM's names of their parsers. A new format is registered here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from quire.api.answers.grammar_writer import GrammarWriter
+from quire.api.answers.tools.calls import Schemas, Steps, ToolParser, random_id, short_id
+from quire.api.answers.tools.harmony_syntax import HarmonySyntax
+from quire.api.answers.tools.json_syntax import JsonSyntax
+from quire.api.answers.tools.marked_syntax import MarkedSyntax, kimi_name, name_after
+from quire.api.answers.tools.python_syntax import BraceSyntax, PythonSyntax
+from quire.api.answers.tools.tagged_syntax import TaggedSyntax
+
+
+class CallSyntax(Protocol):
+    """The syntax of tool calls in answers."""
+
+    def parse(self, out: ToolParser) -> Steps:
+        """Parse an answer and report its text and calls to `out`."""
+
+
+@runtime_checkable
+class HasGrammar(Protocol):
+    """A syntax that can be written as a grammar, so that answers can be constrained to it."""
+
+    def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
+        """A grammar expression for one call, or for several if `parallel`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """A registered format.
+
+    Attributes:
+        name: value of `--tool-call-parser`.
+        markers: groups of texts; a chat template that contains all texts of one group belongs to this format.
+        make_id: makes the id of a call from its index and name.
+        full_answer: the syntax describes all answers, reasoning included, and not only calls.
+        answer: what the model writes before an answer that is not a call.
+    """
+
+    name: str
+    syntax: CallSyntax
+    markers: tuple[tuple[str, ...], ...] = ()
+    make_id: Callable[[int, str], str] = random_id
+    full_answer: bool = False
+    answer: str = ""
+
+    def parser(self, schemas: Schemas) -> ToolParser:
+        """A parser of one answer, in which functions with these schemas may be called."""
+        return ToolParser(self.syntax.parse, schemas, self.make_id)
+
+    @property
+    def constrained(self) -> ToolFormat:
+        """The format for answers that must be a call: this one, or a JSON list if its syntax has no grammar."""
+        return self if isinstance(self.syntax, HasGrammar) else ToolFormat(self.name, _JSON_LIST, make_id=self.make_id)
+
+    def is_in(self, template: str) -> bool:
+        """Whether a chat template describes this format."""
+        return any(all(marker in template for marker in group) for group in self.markers)
+
+    def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
+        """A grammar expression for calls of these functions; only of `constrained` formats."""
+        assert isinstance(self.syntax, HasGrammar)
+        return self.syntax.grammar(writer, schemas, parallel=parallel)
+
+
+_JSON_LIST = JsonSyntax(bare=True, as_list=True)
+_QWEN = TaggedSyntax(
+    wrapper=("<tool_call>", "</tool_call>"),
+    function=("<function=", ">", "</function>"),
+    parameter=("<parameter=", ">", "</parameter>"),
+)
+_GLM = TaggedSyntax(
+    function=("<tool_call>", "", "</tool_call>"),
+    parameter=("<arg_key>", "</arg_key>", "</arg_value>"),
+    value="<arg_value>",
+    padded=False,
+)
+_MINIMAX = TaggedSyntax(
+    wrapper=("<minimax:tool_call>", "</minimax:tool_call>"),
+    function=('<invoke name="', '">', "</invoke>"),
+    parameter=('<parameter name="', '">', "</parameter>"),
+    padded=False,
+)
+_SEED = TaggedSyntax(
+    wrapper=("<seed:tool_call>", "</seed:tool_call>"),
+    function=("<function=", ">", "</function>"),
+    parameter=("<parameter=", ">", "</parameter>"),
+    padded=False,
+)
+_DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_V3 = MarkedSyntax(
+    section=_DEEPSEEK_SECTION,
+    begin="<｜tool▁call▁begin｜>",
+    header_end="\n```json\n",
+    end="<｜tool▁call▁end｜>",
+    name=name_after("<｜tool▁sep｜>"),
+    header=("function<｜tool▁sep｜>", ""),
+    fence="\n```",
+)
+_DEEPSEEK_V31 = MarkedSyntax(
+    section=_DEEPSEEK_SECTION,
+    begin="<｜tool▁call▁begin｜>",
+    header_end="<｜tool▁sep｜>",
+    end="<｜tool▁call▁end｜>",
+)
+_KIMI = MarkedSyntax(
+    section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    begin="<|tool_call_begin|>",
+    header_end="<|tool_call_argument_begin|>",
+    end="<|tool_call_end|>",
+    name=kimi_name,
+    header=("functions.", ":0"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MistralSyntax:
+    """[TOOL_CALLS] and a JSON list; since version 11, [TOOL_CALLS]NAME[ARGS]{...} or [TOOL_CALLS]NAME{...} per call."""
+
+    begin: str = "[TOOL_CALLS]"
+    before_arguments: tuple[str, ...] = ("[CALL_ID]", "[ARGS]")  # special tokens that must be kept in the text
+
+    def parse(self, out: ToolParser) -> Steps:
+        """Read an answer."""
+        scan, mark = out.scanner, self.begin
+        listed = JsonSyntax(begins=(mark,))
+        while (yield from scan.read_until((mark,), out.add_text)) is not None:
+            scan.mark()
+            if (yield from scan.skip_whitespace()) and scan.buffer[0] in "[{":
+                yield from listed.calls(out, mark=mark)
+                continue
+            name = (yield from scan.read_word("[{")).strip()
+            while scan.buffer[:1] == "[":
+                yield from scan.read_word("]")
+                yield from scan.accept("]")
+                yield from scan.read_word("[{")
+            if not name or not scan.buffer:
+                out.add_text(mark + scan.since_mark)
+                continue
+            out.begin_call(name)
+            yield from scan.read_json(out.add_arguments)
+
+    def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
+        """An expression for one or more calls of these functions."""
+        return JsonSyntax(begins=(self.begin,), as_list=True).grammar(writer, schemas, parallel=parallel)
+
+
+_HERMES = JsonSyntax(begins=("<tool_call>",), end="</tool_call>")
+_JAMBA = JsonSyntax(begins=("<tool_calls>",), end="</tool_calls>", as_list=True)
+_INTERNLM = JsonSyntax(begins=("<|action_start|><|plugin|>",), end="<|action_end|>", arguments="parameters")
+_LLAMA3 = JsonSyntax(begins=("<|python_tag|>",), bare=True, separator=";", arguments="parameters")
+_XLAM = JsonSyntax(begins=("[TOOL_CALLS]", "<tool_call>", "```json"), end="```", bare=True)
+HARMONY = ToolFormat(
+    "openai",
+    HarmonySyntax(),
+    markers=(("<|channel|>", "<|message|>"),),
+    full_answer=True,
+    answer="<|channel|>final<|message|>",
+)
+
+# All formats. The first one with markers in a chat template is used for it.
+FORMATS: Mapping[str, ToolFormat] = {
+    known.name: known
+    for known in (
+        HARMONY,
+        ToolFormat("minimax_m2", _MINIMAX, (("<minimax:tool_call>",),)),
+        ToolFormat("seed_oss", _SEED, (("<seed:tool_call>",),)),
+        ToolFormat(
+            "gemma",
+            BraceSyntax(begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
+            (("<start_function_call>",),),
+        ),
+        ToolFormat("kimi_k2", _KIMI, (("<|tool_calls_section_begin|>",),)),
+        ToolFormat("deepseek_v3", _DEEPSEEK_V3, (("<｜tool▁calls▁begin｜>", "```json"),)),
+        ToolFormat("deepseek_v31", _DEEPSEEK_V31, (("<｜tool▁calls▁begin｜>",),)),
+        ToolFormat("internlm", _INTERNLM, (("<|action_start|>", "<|plugin|>"),)),
+        ToolFormat(
+            "llama4_pythonic",
+            PythonSyntax(begins=("<|python_start|>",), ends=("<|python_end|>",)),
+            (("<|python_start|>",),),
+        ),
+        ToolFormat("glm45", _GLM, (("<arg_key>",),)),
+        ToolFormat("qwen3_coder", _QWEN, (("<tool_call>", "<function="),)),
+        ToolFormat("granite", JsonSyntax(begins=("<|tool_call|>", "<tool_call>"), as_list=True), (("<|tool_call|>",),)),
+        ToolFormat("jamba", _JAMBA, (("<tool_calls>",),)),
+        ToolFormat("hermes", _HERMES, (("<tool_call>",),)),
+        ToolFormat("mistral", MistralSyntax(), (("[TOOL_CALLS]",),), short_id),
+        ToolFormat(
+            "phi4mini", JsonSyntax(begins=("functools",), as_list=True), (("functools",), ("<|tool|>", "<|/tool|>"))
+        ),
+        ToolFormat("llama3_json", _LLAMA3, (("<|python_tag|>",), ('"parameters": dictionary of argument name',))),
+        ToolFormat("pythonic", PythonSyntax()),
+        ToolFormat("qwen3_xml", _QWEN),
+        ToolFormat("hunyuan_a13b", _JAMBA),
+        ToolFormat("xlam", _XLAM),
+    )
+}
+
+
+def detect_format(template: str) -> ToolFormat | None:
+    """The format that a chat template describes; None if it is not known."""
+    return next((known for known in FORMATS.values() if known.is_in(template)), None)

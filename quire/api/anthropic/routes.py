@@ -1,0 +1,115 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.api.answers.answer import AnswerParser
+from quire.api.anthropic.translation import (
+    MessageStreamWriter,
+    as_chat,
+    content_blocks,
+    error_event,
+    messages_usage,
+    stop_fields,
+)
+from quire.api.chat.conversation import conversation_of, unused_template_fields
+from quire.api.chat.prepare import PreparedChat, prepare_chat
+from quire.api.http import fields
+from quire.api.http.identity import answer_id
+from quire.api.http.routing import CheckedRoute
+from quire.api.http.sse import EventStream, answer
+from quire.api.protocol.anthropic import (
+    AnsweredMessage,
+    AnthropicError,
+    Conversation,
+    MessagesRequest,
+    MessagesUsage,
+    TokenCount,
+)
+from quire.api.protocol.common import ERRORS, streamed
+from quire.api.serving.admission import admit
+from quire.api.serving.generation import collect, generate_all
+from quire.api.serving.models import ServerState
+
+_ENABLE_THINKING = "chat_template_kwargs.enable_thinking"  # set for every template, whether it reads it or not
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": AnthropicError, "description": about["description"]} for status, about in ERRORS.items()
+}
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(route_class=CheckedRoute)
+
+    @routes.post("/v1/messages", responses={**streamed(AnsweredMessage), **_ERRORS}, response_model=None)
+    async def create_message(body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        model = state.model(body.model)
+        admit(request, model, 1, "messages")
+        prepared = await prepare_chat(as_chat(body), model, state, answer_id("msg", request, None))
+        unused = [name for name in prepared.unused_fields if name != _ENABLE_THINKING]
+        if body.output_config is not None and body.output_config.effort is not None:
+            unused.append("output_config.effort")
+        fields.ignore(request, unused)
+        if body.stream:
+            return EventStream(_events(prepared), keepalive=state.sse_keepalive, error=error_event, done=b"")
+        return await answer(request, _message(prepared))
+
+    @routes.post("/v1/messages/count_tokens", responses=_ERRORS)
+    async def count_tokens(body: Conversation, request: Request) -> TokenCount:
+        """Count the tokens of a rendered conversation."""
+        chat = as_chat(body)
+        model = state.model(chat.model)
+        conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
+        unused = unused_template_fields(chat, conversation, model.renderer)
+        fields.ignore(request, [name for name in unused if name != _ENABLE_THINKING])
+        prompt = await model.renderer.chat(conversation)
+        return TokenCount(input_tokens=len(prompt.token_ids))
+
+    return routes
+
+
+async def _message(prepared: PreparedChat) -> AnsweredMessage:
+    usage, parser = prepared.usage_counter(), prepared.answer_format.parser()
+    (result,) = await collect(prepared.model.client, prepared.requests)
+    total = result.total
+    usage.add(0, total)
+    parsed = parser.push(result.text, last=True)
+    stop_reason, stop_sequence = stop_fields(_finish_reason(parser, total.finish_reason), total.stop_reason)
+    return AnsweredMessage(
+        id=prepared.head.id,
+        model=prepared.head.model,
+        content=content_blocks(parsed, thinking=prepared.body.include_reasoning),
+        stop_reason=stop_reason,
+        stop_sequence=stop_sequence,
+        usage=messages_usage(usage),
+    )
+
+
+async def _events(prepared: PreparedChat) -> AsyncGenerator[bytes, None]:
+    head, counter, parser = prepared.head, prepared.usage_counter(), prepared.answer_format.parser()
+    usage = MessagesUsage(input_tokens=len(prepared.prompt.token_ids), output_tokens=0)
+    message = AnsweredMessage(id=head.id, model=head.model, content=[], stop_reason=None, usage=usage)
+    writer = MessageStreamWriter(message, thinking=prepared.body.include_reasoning)
+    yield writer.begin()
+    async with aclosing(generate_all(prepared.model.client, prepared.requests)) as deltas:
+        async for _, delta in deltas:
+            counter.add(0, delta)
+            for event in writer.write(parser.push(delta.text, last=delta.finish_reason is not None)):
+                yield event
+            if delta.finish_reason is not None:
+                stop = stop_fields(_finish_reason(parser, delta.finish_reason), delta.stop_reason)
+                for event in writer.end(*stop, messages_usage(counter)):
+                    yield event
+
+
+def _finish_reason(parser: AnswerParser, reason: str | None) -> str | None:
+    """The finish reason; unlike in OpenAI's API, a call of a named tool is a tool call as well."""
+    reason = parser.finish_reason(reason)
+    return "tool_calls" if reason == "stop" and parser.called else reason

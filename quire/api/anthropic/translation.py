@@ -1,0 +1,255 @@
+"""Translates requests of Anthropic's Messages API into chat requests, and answers into messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import orjson
+
+from quire.api.answers.event_writer import EventWriter, TextKind
+from quire.api.answers.tools.calls import CallDelta, Parsed, Piece
+from quire.api.http.body import request_of
+from quire.api.http.errors import ApiError, InvalidRequest
+from quire.api.http.sse import typed_event
+from quire.api.protocol.anthropic import (
+    AnsweredMessage,
+    Conversation,
+    ImageBlock,
+    MessagesRequest,
+    MessagesUsage,
+    MessageTurn,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from quire.api.protocol.chat import ChatRequest
+from quire.api.serving.generation import UsageCounter
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def as_chat(body: Conversation) -> ChatRequest:
+    """The same request for chat completions."""
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "messages": list(_messages(body)),
+        "include_reasoning": body.thinking is not None and body.thinking.type != "disabled",
+        "chat_template_kwargs": _variables(body),
+        **_tools(body),
+    }
+    if isinstance(body, MessagesRequest):
+        fields |= {
+            "max_completion_tokens": body.max_tokens,
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "cache_salt": body.cache_salt,
+        }
+        config = body.output_config
+        if config is not None and config.format is not None:
+            schema = {"name": "answer", "schema": config.format.content}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None})
+
+
+def _variables(body: Conversation) -> dict[str, Any] | None:
+    variables = dict(body.chat_template_kwargs or {})
+    if body.thinking is not None:
+        variables.setdefault("enable_thinking", body.thinking.type != "disabled")
+    return variables or None
+
+
+def _tools(body: Conversation) -> dict[str, Any]:
+    choice = body.tool_choice
+    if choice is not None and choice.type == "tool" and choice.name is None:
+        raise InvalidRequest("`tool_choice` of type `tool` needs the `name` of the tool.", "tool_choice")
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "parameters": tool.input_schema,
+                **({} if tool.description is None else {"description": tool.description}),
+                **({} if tool.strict is None else {"strict": tool.strict}),
+            },
+        }
+        for tool in body.tools or ()
+    ]
+    fields: dict[str, Any] = {"tools": tools or None}
+    if choice is not None:
+        named = {"type": "function", "function": {"name": choice.name}}
+        fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
+        if choice.disable_parallel_tool_use:
+            fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _messages(body: Conversation) -> Iterator[dict[str, Any]]:
+    if body.system:
+        texts = [body.system] if isinstance(body.system, str) else [block.text for block in body.system]
+        yield {"role": "system", "content": "\n".join(texts)}
+    for turn in body.messages:
+        yield from _turn(turn)
+
+
+def _turn(turn: MessageTurn) -> Iterator[dict[str, Any]]:
+    """The chat messages of a turn. Tool results become messages of their own before the others."""
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+        return
+    parts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    reasoning: list[str] = []
+    results = 0
+    for block in turn.content:
+        match block:
+            case TextBlock(text=text):
+                parts.append({"type": "text", "text": text})
+            case ImageBlock():
+                parts.append(_image(block))
+            case ThinkingBlock(thinking=thinking):
+                reasoning.append(thinking)
+            case RedactedThinkingBlock():
+                pass
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                results += 1
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+    if parts or calls or reasoning or not results:
+        message: dict[str, Any] = {"role": turn.role, "content": parts or None}
+        if calls:
+            message["tool_calls"] = calls
+        if reasoning:
+            message["reasoning"] = "\n".join(reasoning)
+        yield message
+
+
+def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
+    if block.content is None or isinstance(block.content, str):
+        return block.content or ""
+    return [_image(one) if isinstance(one, ImageBlock) else {"type": "text", "text": one.text} for one in block.content]
+
+
+def _image(block: ImageBlock) -> dict[str, Any]:
+    source = block.source
+    url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def stop_fields(finish_reason: str | None, stop_reason: int | str | None) -> tuple[str | None, str | None]:
+    """`stop_reason` and `stop_sequence` of a message."""
+    if isinstance(stop_reason, str):
+        return "stop_sequence", stop_reason
+    return _REASONS.get(finish_reason or "", "end_turn"), None
+
+
+def messages_usage(counter: UsageCounter) -> MessagesUsage:
+    """Token counts in Anthropic's format."""
+    usage = counter.usage()
+    cached = usage.prompt_tokens_details.cached_tokens
+    return MessagesUsage(
+        input_tokens=usage.prompt_tokens - cached,
+        output_tokens=usage.completion_tokens,
+        cache_read_input_tokens=cached,
+    )
+
+
+def content_blocks(parsed: Parsed, *, thinking: bool) -> list[dict[str, Any]]:
+    """The content of a complete answer."""
+    shown = Parsed()
+    for piece in parsed.pieces:
+        if isinstance(piece, CallDelta):
+            shown.add_call(piece)
+        elif thinking or not piece.reasoning:
+            shown.add_text(piece.text, reasoning=piece.reasoning)
+    return [_block(piece) for piece in shown.pieces]
+
+
+def _block(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, CallDelta):
+        return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _input(piece.arguments)}
+    if piece.reasoning:
+        return {"type": "thinking", "thinking": piece.text, "signature": ""}
+    return {"type": "text", "text": piece.text}
+
+
+def _input(arguments: str) -> Any:
+    """Arguments as an object; an empty one if they were cut off by `max_tokens`."""
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def sse(kind: str, body: Mapping[str, Any]) -> bytes:
+    """An encoded event."""
+    return typed_event({"type": kind, **body})
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event of an error after the stream has begun."""
+    return sse("error", {"error": error.anthropic_body()["error"]})
+
+
+class MessageStreamWriter(EventWriter[bytes]):
+    """Writes the events of one streamed message: its content blocks one after the other."""
+
+    def __init__(self, message: AnsweredMessage, *, thinking: bool) -> None:
+        """Make a writer.
+
+        Args:
+            message: without content.
+            thinking: whether reasoning is shown.
+        """
+        super().__init__(reasoning=thinking)
+        self._message = message
+        self._index = -1  # of the last block
+
+    def begin(self) -> bytes:
+        """The first event."""
+        return sse("message_start", {"message": self._message.model_dump()})
+
+    def end(self, stop_reason: str | None, stop_sequence: str | None, usage: MessagesUsage) -> Iterator[bytes]:
+        """The last events."""
+        yield from self.close()
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        yield sse("message_delta", {"delta": delta, "usage": usage.model_dump()})
+        yield sse("message_stop", {})
+
+    def _text_opened(self, kind: TextKind) -> Iterator[bytes]:
+        if kind == "reasoning":
+            yield self._block_start({"type": "thinking", "thinking": "", "signature": ""})
+        else:
+            yield self._block_start({"type": "text", "text": ""})
+
+    def _text_extended(self, kind: TextKind, text: str) -> bytes:
+        if kind == "reasoning":
+            return self._delta({"type": "thinking_delta", "thinking": text})
+        return self._delta({"type": "text_delta", "text": text})
+
+    def _call_opened(self, call: CallDelta) -> Iterator[bytes]:
+        yield self._block_start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+
+    def _call_extended(self, arguments: str) -> bytes:
+        return self._delta({"type": "input_json_delta", "partial_json": arguments})
+
+    def _closed(self, kind: TextKind | Literal["call"], status: str) -> Iterator[bytes]:
+        if kind == "reasoning":
+            yield self._delta({"type": "signature_delta", "signature": ""})
+        yield sse("content_block_stop", {"index": self._index})
+
+    def _block_start(self, block: Mapping[str, Any]) -> bytes:
+        self._index += 1
+        return sse("content_block_start", {"index": self._index, "content_block": block})
+
+    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+        return sse("content_block_delta", {"index": self._index, "delta": delta})

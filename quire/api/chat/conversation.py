@@ -1,0 +1,63 @@
+"""From a request with messages to the input of its chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.api.answers.tools.custom import as_function, as_function_call
+from quire.api.http.errors import InvalidRequest
+from quire.api.protocol.chat import ChatRequest, Message
+from quire.api.protocol.models import TokenizeRequest
+from quire.multimodal.renderer import Conversation, Renderer
+
+
+def unused_template_fields(
+    body: ChatRequest | TokenizeRequest, conversation: Conversation, renderer: Renderer
+) -> list[str]:
+    """Names of fields that are passed to the chat template, but that it does not read.
+
+    Raises:
+        PromptError: the model has no chat template, or the request's own is not valid.
+    """
+    passed = [name for name in ("tools", "documents") if getattr(conversation, name)]
+    variables = sorted(body.chat_template_kwargs or ())
+    return [
+        *(name for name in passed if not renderer.reads(conversation, name)),
+        *(f"chat_template_kwargs.{name}" for name in variables if not renderer.reads(conversation, name)),
+    ]
+
+
+def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> Conversation:
+    """The input of the chat template. `trusted`: whether requests may bring their own template.
+
+    Raises:
+        InvalidRequest: the request brings a template without being trusted, or a tool call is malformed.
+    """
+    if body.chat_template is not None and not trusted:
+        raise InvalidRequest("`chat_template` needs a server with --trust-request-chat-template.", "chat_template")
+    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    documents = None
+    if isinstance(body, ChatRequest):
+        documents = body.documents
+        if body.reasoning_effort is not None:
+            variables["reasoning_effort"] = body.reasoning_effort
+    return Conversation(
+        messages=[_message(message, index) for index, message in enumerate(body.messages or ())],
+        tools=[as_function(tool) for tool in body.tools or ()] or None,
+        documents=documents,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        add_special_tokens=bool(body.add_special_tokens),
+        template=body.chat_template,
+        variables=variables,
+    )
+
+
+def _message(message: Message, index: int) -> dict[str, Any]:
+    fields = message.model_dump(exclude_unset=True)
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            as_function_call(call, f"messages[{index}].tool_calls[{number}]")
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return fields

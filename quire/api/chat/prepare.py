@@ -1,0 +1,108 @@
+"""From the fields of a chat request to sequences that the engine can run. All chat-like endpoints prepare with this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.api.answers.answer import AnswerFormat, ReasoningCounter
+from quire.api.answers.logprobs import LogprobFormatter
+from quire.api.answers.structured.constraint import checked_grammar
+from quire.api.answers.tools.choice import tool_plan
+from quire.api.chat.chunks import ChunkHead
+from quire.api.chat.conversation import conversation_of, unused_template_fields
+from quire.api.http.errors import InvalidRequest
+from quire.api.protocol.chat import ChatRequest
+from quire.api.serving.generation import UsageCounter
+from quire.api.serving.models import ServedModel, ServerState
+from quire.api.serving.params import generate_requests, output_token_limit, sampling_params, truncate_prompt
+from quire.engine.wire.stream import GenerateRequest
+from quire.multimodal.renderer import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A checked chat request: `n` sequences with one prompt.
+
+    Attributes:
+        head: fields that all chunks of the response share.
+        final_text: text of the last message, if it is echoed or continued.
+        unused_fields: names of fields that the chat template does not read.
+    """
+
+    head: ChunkHead
+    body: ChatRequest
+    model: ServedModel
+    prompt: Prompt
+    answer_format: AnswerFormat
+    final_text: str
+    requests: Sequence[GenerateRequest]
+    unused_fields: Sequence[str]
+
+    @property
+    def formatter(self) -> LogprobFormatter:
+        """Formats log-probabilities."""
+        return LogprobFormatter(self.model.renderer.tokenizer, as_ids=bool(self.body.return_tokens_as_token_ids))
+
+    @property
+    def role(self) -> str:
+        """Role of the answer: that of a continued message, otherwise `assistant`."""
+        return self.body.messages[-1].role if self.body.continue_final_message else "assistant"
+
+    @property
+    def echo(self) -> str:
+        """Text that precedes each answer, if the request asks for `echo`."""
+        echoed = self.body.echo and self.body.messages[-1].role == self.role
+        return self.final_text if echoed else ""
+
+    def reasoning_counter(self) -> ReasoningCounter:
+        """A counter of the reasoning tokens of one answer."""
+        return self.answer_format.counter(self.model.renderer.tokenizer.token_text)
+
+    def usage_counter(self) -> UsageCounter:
+        """A counter of all tokens of the request."""
+        return UsageCounter([len(self.prompt.token_ids)], len(self.requests))
+
+
+async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState, response_id: str) -> PreparedChat:
+    """Render the conversation and check everything that can be checked before the request runs.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        PromptError: the conversation cannot be rendered.
+    """
+    plan = tool_plan(body, model.tools)
+    conversation = conversation_of(body, trusted=state.trust_request_chat_template)
+    if body.reasoning_effort is not None and not model.renderer.reads(conversation, "reasoning_effort"):
+        raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
+    unused_fields = unused_template_fields(body, conversation, model.renderer)
+    room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
+    rendered = await model.renderer.chat(conversation, room=room)
+    prompt = truncate_prompt(rendered, body, model)
+    max_tokens = output_token_limit(prompt, model, body.max_completion_tokens or body.max_tokens)
+    final_text = model.renderer.final_text(conversation) if body.echo or body.continue_final_message else ""
+    continued = final_text if body.continue_final_message else ""
+    answer_format = AnswerFormat(
+        tags=model.reasoning, prompt=rendered.text, continued=continued, plan=plan, tools=model.tools
+    )
+    params = sampling_params(
+        body,
+        model,
+        state.limits,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=await checked_grammar(
+            body, model.grammars, model.reasoning, model.tools, answer_format.reasoning_prefix, plan
+        ),
+    )
+    return PreparedChat(
+        head=ChunkHead(response_id, int(time.time()), model.names[0]),
+        body=body,
+        model=model,
+        prompt=prompt,
+        answer_format=answer_format,
+        final_text=final_text,
+        requests=generate_requests(body, prompt, params, state.limits, model.parser_tokens),
+        unused_fields=unused_fields,
+    )

@@ -1,0 +1,135 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.api.answers.tools.calls import CallDelta, joined
+from quire.api.chat.chunks import ChatChunkWriter
+from quire.api.chat.prepare import PreparedChat, prepare_chat
+from quire.api.http import fields
+from quire.api.http.identity import answer_id, fingerprint
+from quire.api.http.routing import CheckedRoute
+from quire.api.http.sse import EventStream, answer, event
+from quire.api.protocol.chat import (
+    AnswerMessage,
+    CalledFunction,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatRequest,
+    ToolCall,
+)
+from quire.api.protocol.common import streamed
+from quire.api.protocol.custom import CalledCustom, CustomToolCall
+from quire.api.serving.admission import admit
+from quire.api.serving.generation import SequenceResult, UsageCounter, collect, generate_all
+from quire.api.serving.models import ServerState
+from quire.api.serving.params import sequences_per_prompt
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoint."""
+    routes = APIRouter(route_class=CheckedRoute)
+
+    @routes.post("/v1/chat/completions", responses=streamed(ChatCompletion), response_model=None)
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        model = state.model(body.model)
+        admit(request, model, sequences_per_prompt(body, state.limits), "n")
+        prepared = await prepare_chat(body, model, state, answer_id("chatcmpl", request, body.request_id))
+        fields.ignore(request, prepared.unused_fields)
+        if body.stream:
+            return EventStream(_chunks(prepared), keepalive=state.sse_keepalive)
+        return await answer(request, _complete(prepared))
+
+    return routes
+
+
+async def _complete(prepared: PreparedChat) -> ChatCompletion:
+    usage = prepared.usage_counter()
+    results = await collect(prepared.model.client, prepared.requests)
+    choices = []
+    for index, result in enumerate(results):
+        usage.add(index, result.total)
+        choices.append(_choice(prepared, index, result, usage))
+    prompt_logprobs = results[0].total.prompt_logprobs
+    return ChatCompletion(
+        id=prepared.head.id,
+        created=prepared.head.created,
+        model=prepared.head.model,
+        choices=choices,
+        system_fingerprint=fingerprint(),
+        usage=usage.usage(),
+        metrics=usage.metrics() if prepared.body.return_metrics else None,
+        prompt_logprobs=None if prompt_logprobs is None else prepared.formatter.prompt(prompt_logprobs),
+        prompt_token_ids=prepared.prompt.token_ids.tolist() if prepared.body.return_token_ids else None,
+    )
+
+
+def _choice(prepared: PreparedChat, index: int, result: SequenceResult, usage: UsageCounter) -> ChatChoice:
+    body, total, parser = prepared.body, result.total, prepared.answer_format.parser()
+    parsed = parser.push(result.text, last=True)
+    usage.reasoning += prepared.reasoning_counter().count(total.token_ids)
+    reasoning = parsed.reasoning if parsed.reasoning and body.include_reasoning else None
+    calls = [_tool_call(call) for call in joined(parsed.calls)]
+    content = prepared.echo + parsed.content
+    return ChatChoice(
+        index=index,
+        message=AnswerMessage(
+            role=prepared.role,
+            content=content if content or not calls else None,
+            reasoning=reasoning,
+            reasoning_content=reasoning,
+            tool_calls=calls or None,
+        ),
+        logprobs=ChatLogprobs(content=prepared.formatter.chat(total.logprobs)) if body.logprobs else None,
+        finish_reason=parser.finish_reason(total.finish_reason),
+        stop_reason=total.stop_reason,
+        token_ids=total.token_ids if body.return_token_ids else None,
+    )
+
+
+def _tool_call(call: CallDelta) -> ToolCall | CustomToolCall:
+    call_id, name = call.id or "", call.name or ""
+    if call.custom:
+        return CustomToolCall(id=call_id, custom=CalledCustom(name=name, input=call.arguments))
+    return ToolCall(id=call_id, function=CalledFunction(name=name, arguments=call.arguments))
+
+
+async def _chunks(prepared: PreparedChat) -> AsyncGenerator[bytes, None]:
+    """The stream: for each choice its role, its deltas and its end; then the usage if the request asks for it."""
+    body, counter = prepared.body, prepared.usage_counter()
+    usage, continuous = body.streams_usage, body.streams_usage_continuously
+    writers = [_writer(prepared, index) for index in range(len(prepared.requests))]
+    reasoning = [prepared.reasoning_counter() for _ in prepared.requests] if usage and prepared.model.reasoning else []
+    async with aclosing(generate_all(prepared.model.client, prepared.requests)) as deltas:
+        async for index, delta in deltas:
+            counter.add(index, delta)
+            if reasoning:
+                counter.reasoning += reasoning[index].count(delta.token_ids)
+            counted: Mapping[str, Any] | None = counter.usage().model_dump() if continuous else None
+            for chunk in writers[index].write(delta, counted):
+                yield chunk
+    if usage or body.return_metrics:
+        final = counter.final_fields(usage=usage, metrics=bool(body.return_metrics))
+        yield event({**prepared.head.fields(), "choices": [], **final})
+
+
+def _writer(prepared: PreparedChat, index: int) -> ChatChunkWriter:
+    body = prepared.body
+    return ChatChunkWriter(
+        prepared.head,
+        index,
+        role=prepared.role,
+        echo=prepared.echo,
+        parser=prepared.answer_format.parser(),
+        include_reasoning=body.include_reasoning,
+        formatter=prepared.formatter if body.logprobs else None,
+        prompt_token_ids=prepared.prompt.token_ids.tolist() if body.return_token_ids else None,
+    )

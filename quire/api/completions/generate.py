@@ -1,0 +1,170 @@
+"""POST /inference/v1/generate, and the render endpoints that make its input."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.api.answers.grammar_writer import as_lark
+from quire.api.chat.prepare import prepare_chat
+from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
+from quire.api.http import fields
+from quire.api.http.body import request_of
+from quire.api.http.errors import InvalidRequest
+from quire.api.http.identity import answer_id
+from quire.api.http.routing import CheckedRoute
+from quire.api.http.sse import EventStream, answer, event
+from quire.api.protocol.chat import ChatLogprobs, ChatRequest
+from quire.api.protocol.common import ERRORS, streamed
+from quire.api.protocol.completions import CompletionRequest
+from quire.api.protocol.generate import Rendered, TokensAnswer, TokensChoice, TokensRequest
+from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
+from quire.api.serving.admission import admit
+from quire.api.serving.generation import collect, generate_all
+from quire.api.serving.models import ServerState
+from quire.engine.wire.stream import Delta, GenerateRequest
+from quire.multimodal.renderer import Prompt
+
+_OUTER_FIELDS = (
+    "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
+    "return_tokens_as_token_ids",
+)  # fmt: skip
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(route_class=CheckedRoute)
+
+    @routes.post("/inference/v1/generate", responses=streamed(TokensAnswer), response_model=None)
+    async def generate(body: TokensRequest, request: Request) -> Response:
+        """Continue a prompt of tokens."""
+        parameters = body.sampling_params
+        fields.ignore(request, [*fields.check_unknown_fields(parameters), *_misplaced_fields(body)])
+        model = state.model(body.model)
+        completion = _as_completion(body)
+        admit(request, model, count_sequences(completion, state.limits), "sampling_params.n")
+        response_id = answer_id("generate-tokens", request, body.request_id)
+        prepared = await prepare_completion(completion, model, state, response_id)
+        if body.stream:
+            return EventStream(_chunks(prepared, body), keepalive=state.sse_keepalive)
+        return await answer(request, _complete(prepared, body))
+
+    @routes.post("/v1/chat/completions/render", responses=ERRORS)
+    async def render_chat(body: ChatRequest, request: Request) -> Rendered:
+        """Render and tokenise a conversation without generating anything."""
+        model = state.model(body.model)
+        prepared = await prepare_chat(body, model, state, answer_id("chatcmpl", request, body.request_id))
+        fields.ignore(request, prepared.unused_fields)
+        return _rendered(prepared.head.id, prepared.head.model, body, prepared.prompt, prepared.requests[0])
+
+    @routes.post("/v1/completions/render", responses=ERRORS)
+    async def render_completion(body: CompletionRequest, request: Request) -> list[Rendered]:
+        """Tokenise prompts without generating anything."""
+        model = state.model(body.model)
+        prepared = await prepare_completion(body, model, state, answer_id("cmpl", request, body.request_id))
+        return [
+            _rendered(f"{prepared.id}-{index}", model.names[0], body, prompt, prepared.requests[index * prepared.n])
+            for index, prompt in enumerate(prepared.prompts)
+        ]
+
+    return routes
+
+
+def _misplaced_fields(body: TokensRequest) -> list[str]:
+    """Names of fields in `sampling_params` that have an effect only outside of it."""
+    return [f"sampling_params.{name}" for name in _OUTER_FIELDS if name in body.sampling_params.model_fields_set]
+
+
+def _as_completion(body: TokensRequest) -> CompletionRequest:
+    left_out = {"detokenize", *_OUTER_FIELDS, *(body.sampling_params.model_extra or ())}
+    given = body.sampling_params.model_dump(by_alias=True, exclude=left_out, exclude_none=True)
+    if not body.sampling_params.detokenize and body.sampling_params.stop:
+        raise InvalidRequest("`stop` needs `detokenize`.", "sampling_params.stop")
+    own = {
+        "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
+        "priority": body.priority, "max_tokens": body.sampling_params.max_tokens,
+    }  # fmt: skip
+    return request_of(CompletionRequest, {**given, **own})
+
+
+async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> TokensAnswer:
+    usage = prepared.usage_counter()
+    results = await collect(prepared.model.client, prepared.requests)
+    for index, result in enumerate(results):
+        usage.add(index, result.total)
+    prompt_logprobs = results[0].total.prompt_logprobs
+    return TokensAnswer(
+        request_id=prepared.id,
+        output_mode=body.output_mode,
+        choices=[_choice(prepared, body, index, result.text, result.total) for index, result in enumerate(results)],
+        prompt_logprobs=None if prompt_logprobs is None else prepared.formatter.prompt(prompt_logprobs),
+        usage=usage.usage(),
+    )
+
+
+async def _chunks(prepared: PreparedCompletion, body: TokensRequest) -> AsyncGenerator[bytes, None]:
+    usage = prepared.usage_counter()
+    head = {"request_id": prepared.id, "output_mode": body.output_mode}
+    async with aclosing(generate_all(prepared.model.client, prepared.requests)) as deltas:
+        async for index, delta in deltas:
+            usage.add(index, delta)
+            yield event({**head, "choices": [_choice(prepared, body, index, delta.text, delta).model_dump()]})
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield event({**head, "choices": [], "usage": usage.usage().model_dump()})
+
+
+def _choice(prepared: PreparedCompletion, body: TokensRequest, index: int, text: str, delta: Delta) -> TokensChoice:
+    logprobs = None
+    if body.sampling_params.logprobs is not None:
+        logprobs = ChatLogprobs.model_validate({"content": prepared.formatter.chat(delta.logprobs)})
+    return TokensChoice(
+        index=index,
+        token_ids=delta.token_ids,
+        text=text if body.output_mode == "text" else None,
+        logprobs=logprobs,
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+    )
+
+
+def _rendered(
+    request_id: str, model: str, body: ChatRequest | CompletionRequest, prompt: Prompt, request: GenerateRequest
+) -> Rendered:
+    params = request.params
+    sampling: dict[str, Any] = {
+        "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "temperature": params.temperature,
+        "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p, "seed": params.seed,
+        "presence_penalty": params.presence_penalty, "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty, "stop": list(request.text.stop),
+        "stop_token_ids": list(params.stop_token_ids), "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs, "skip_special_tokens": request.text.skip_special_tokens,
+        "include_stop_str_in_output": request.text.include_stop, "ignore_eos": body.ignore_eos, "n": body.n,
+        "logit_bias": body.logit_bias, "allowed_token_ids": body.allowed_token_ids, "bad_words": body.bad_words,
+        "structured_outputs": _structure(params.grammar),
+    }  # fmt: skip
+    return Rendered(
+        request_id=request_id,
+        model=model,
+        token_ids=prompt.token_ids.tolist(),
+        prompt=prompt.text,
+        sampling_params={name: value for name, value in sampling.items() if value is not None},
+        stream=bool(body.stream),
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+    )
+
+
+def _structure(grammar: str) -> dict[str, str] | None:
+    """`structured_outputs` with one grammar for the whole answer, its reasoning and tool calls included."""
+    if not grammar:
+        return None
+    text = as_lark(grammar)
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        raise InvalidRequest(
+            f"The grammar of the answer has {len(text)} characters; a request may have at most {MAX_GRAMMAR_LENGTH}."
+        )
+    return {"grammar": text}

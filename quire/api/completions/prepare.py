@@ -1,0 +1,133 @@
+"""From the fields of a completion request to sequences that the engine can run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.api.answers.logprobs import LogprobFormatter
+from quire.api.answers.structured.constraint import checked_grammar
+from quire.api.http.errors import InvalidRequest
+from quire.api.protocol.completions import CompletionRequest
+from quire.api.serving.generation import UsageCounter
+from quire.api.serving.models import ServedModel, ServerState
+from quire.api.serving.params import (
+    generate_requests,
+    output_token_limit,
+    sampling_params,
+    sequences_per_prompt,
+    truncate_prompt,
+)
+from quire.config.options import LimitOptions
+from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.stream import GenerateRequest
+from quire.multimodal.renderer import Prompt
+
+PromptInput = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCompletion:
+    """A checked completion request: `n` sequences for each prompt, in the order of their choices' indices."""
+
+    id: str
+    created: int
+    body: CompletionRequest
+    model: ServedModel
+    prompts: Sequence[Prompt]
+    echoes: Sequence[str]
+    requests: Sequence[GenerateRequest]
+
+    @property
+    def n(self) -> int:
+        """Answers for each prompt."""
+        return self.body.n or 1
+
+    @property
+    def formatter(self) -> LogprobFormatter:
+        """Formats log-probabilities."""
+        return LogprobFormatter(self.model.renderer.tokenizer, as_ids=bool(self.body.return_tokens_as_token_ids))
+
+    @property
+    def drops_output(self) -> bool:
+        """Whether only the prompt is returned. One token is generated all the same, and dropped."""
+        return self.body.max_tokens == 0
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of a choice."""
+        return self.prompts[index // self.n]
+
+    def echo_of(self, index: int) -> str:
+        """Text that precedes that of a choice, if the request asks for `echo`."""
+        return self.echoes[index // self.n] if self.body.echo else ""
+
+    def usage_counter(self) -> UsageCounter:
+        """A counter of all tokens of the request."""
+        return UsageCounter([len(prompt.token_ids) for prompt in self.prompts], self.n)
+
+
+def count_sequences(body: CompletionRequest, limits: LimitOptions) -> int:
+    """The number of sequences of a request, from its fields alone.
+
+    Raises:
+        InvalidRequest: there are no prompts, too many of them, or too many answers to each.
+    """
+    return len(_inputs(body, limits)) * sequences_per_prompt(body, limits)
+
+
+async def prepare_completion(
+    body: CompletionRequest, model: ServedModel, state: ServerState, response_id: str
+) -> PreparedCompletion:
+    """Tokenise the prompts and check everything that can be checked before the request runs.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        PromptError: a prompt cannot be tokenised.
+    """
+    if body.suffix:
+        raise InvalidRequest("`suffix` is not supported: models here continue texts and cannot fill gaps.", "suffix")
+    prompts = [truncate_prompt(prompt, body, model) for prompt in await _prompts(body, model, state.limits)]
+    requests: list[GenerateRequest] = []
+    grammar = await checked_grammar(body, model.grammars, model.reasoning, model.tools)
+    for prompt in prompts:
+        requests += generate_requests(body, prompt, _params(body, model, state, prompt, grammar), state.limits)
+    echoes = [
+        prompt.text if prompt.text is not None else await model.renderer.decode(prompt.token_ids.tolist())
+        for prompt in (prompts if body.echo else ())
+    ]
+    return PreparedCompletion(response_id, int(time.time()), body, model, prompts, echoes, requests)
+
+
+def _params(
+    body: CompletionRequest, model: ServedModel, state: ServerState, prompt: Prompt, grammar: str
+) -> SamplingParams:
+    max_tokens = output_token_limit(prompt, model, 1 if body.max_tokens == 0 else body.max_tokens)
+    if body.echo and body.logprobs is not None:
+        count = body.logprobs if body.prompt_logprobs is None else max(body.logprobs, body.prompt_logprobs)
+        body = body.model_copy(update={"prompt_logprobs": count})
+    return sampling_params(body, model, state.limits, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
+
+
+def _inputs(body: CompletionRequest, limits: LimitOptions) -> Sequence[PromptInput]:
+    given = body.prompt
+    inputs: Any = given if isinstance(given, list) and not (given and isinstance(given[0], int)) else [given]
+    if not inputs:
+        raise InvalidRequest("You must pass at least one prompt.", "prompt")
+    if len(inputs) > limits.max_prompts:
+        raise InvalidRequest(f"A request may have at most {limits.max_prompts} prompts, not {len(inputs)}.", "prompt")
+    prompts: Sequence[PromptInput] = inputs
+    return prompts
+
+
+async def _prompts(body: CompletionRequest, model: ServedModel, limits: LimitOptions) -> list[Prompt]:
+    room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
+    return [
+        await model.renderer.text(one, add_special_tokens=body.add_special_tokens, room=room)
+        if isinstance(one, str)
+        else Prompt(np.array(one, np.int32))
+        for one in _inputs(body, limits)
+    ]

@@ -1,0 +1,167 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.api.answers.logprobs import TextPosition
+from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
+from quire.api.http.identity import answer_id, fingerprint
+from quire.api.http.routing import CheckedRoute
+from quire.api.http.sse import EventStream, answer, event
+from quire.api.protocol.common import streamed
+from quire.api.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from quire.api.serving.admission import admit
+from quire.api.serving.generation import SequenceResult, collect, generate_all
+from quire.api.serving.models import ServerState
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.stream import Delta
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoint."""
+    routes = APIRouter(route_class=CheckedRoute)
+
+    @routes.post("/v1/completions", responses=streamed(Completion), response_model=None)
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """Continue one or more prompts."""
+        model = state.model(body.model)
+        admit(request, model, count_sequences(body, state.limits), "prompt" if _has_several_prompts(body) else "n")
+        prepared = await prepare_completion(body, model, state, answer_id("cmpl", request, body.request_id))
+        if body.stream:
+            return EventStream(_chunks(prepared), keepalive=state.sse_keepalive)
+        return await answer(request, _complete(prepared))
+
+    return routes
+
+
+def _has_several_prompts(body: CompletionRequest) -> bool:
+    return isinstance(body.prompt, list) and len(body.prompt) > 1 and not isinstance(body.prompt[0], int)
+
+
+async def _complete(prepared: PreparedCompletion) -> Completion:
+    usage = prepared.usage_counter()
+    results = await collect(prepared.model.client, prepared.requests)
+    for index, result in enumerate(results):
+        if prepared.drops_output:
+            result.text, result.total.token_ids, result.total.logprobs = "", [], []
+            result.total.finish_reason, result.total.stop_reason = "length", None
+        usage.add(index, result.total)
+    return Completion(
+        id=prepared.id,
+        created=prepared.created,
+        model=prepared.model.names[0],
+        choices=[_choice(prepared, index, result) for index, result in enumerate(results)],
+        system_fingerprint=fingerprint(),
+        usage=usage.usage(),
+        metrics=usage.metrics() if prepared.body.return_metrics else None,
+    )
+
+
+def _choice(prepared: PreparedCompletion, index: int, result: SequenceResult) -> CompletionChoice:
+    body, formatter, total = prepared.body, prepared.formatter, result.total
+    prompt = prepared.prompt_of(index).token_ids.tolist()
+    logprobs = None
+    if body.logprobs is not None:
+        entries: list[TokenLogprobs | None] = [*total.logprobs]
+        tokens = total.token_ids
+        if body.echo:
+            entries, tokens = [*(total.prompt_logprobs or ()), *entries], [*prompt, *tokens]
+        logprobs = CompletionLogprobs(**formatter.completion(entries, tokens, TextPosition()))
+    prompt_logprobs = total.prompt_logprobs if body.prompt_logprobs is not None else None
+    return CompletionChoice(
+        index=index,
+        text=prepared.echo_of(index) + result.text,
+        logprobs=logprobs,
+        finish_reason=total.finish_reason,
+        stop_reason=total.stop_reason,
+        token_ids=total.token_ids if body.return_token_ids else None,
+        prompt_token_ids=prompt if body.return_token_ids else None,
+        prompt_logprobs=None if prompt_logprobs is None else formatter.prompt(prompt_logprobs),
+    )
+
+
+async def _chunks(prepared: PreparedCompletion) -> AsyncGenerator[bytes, None]:
+    """The stream: a chunk for each delta, then the usage if the request asks for it."""
+    body, counter = prepared.body, prepared.usage_counter()
+    usage, continuous = body.streams_usage, body.streams_usage_continuously
+    writers = [_ChunkWriter(prepared, index) for index in range(len(prepared.requests))]
+    async with aclosing(generate_all(prepared.model.client, prepared.requests)) as deltas:
+        async for index, delta in deltas:
+            if prepared.drops_output:
+                delta.text, delta.token_ids, delta.logprobs, delta.finish_reason = "", [], [], "length"
+            counter.add(index, delta)
+            yield writers[index].write(delta, counter.usage().model_dump() if continuous else None)
+    if usage or body.return_metrics:
+        final = counter.final_fields(usage=usage, metrics=bool(body.return_metrics))
+        yield event({**_head(prepared), "choices": [], **final})
+
+
+class _ChunkWriter:
+    """Writes the chunks of one choice. Most contain only text and are made from a prepared template."""
+
+    def __init__(self, prepared: PreparedCompletion, index: int) -> None:
+        self._prepared = prepared
+        self._index = index
+        self._first = True
+        self._position = TextPosition()
+        body = prepared.body
+        self._plain = body.logprobs is None and not body.return_token_ids
+        placeholder = "\ue000"
+        template = event({**_head(prepared), "choices": [self._fields(placeholder, None, None, None)], "usage": None})
+        self._before, self._after = template.split(f'"{placeholder}"'.encode())
+
+    def write(self, delta: Delta, usage: dict[str, Any] | None) -> bytes:
+        """One chunk."""
+        text = delta.text
+        if self._first:
+            text = self._prepared.echo_of(self._index) + text
+        if self._plain and usage is None and delta.finish_reason is None:
+            self._first = False
+            return self._before + orjson.dumps(text) + self._after
+        logprobs = self._logprobs(delta)
+        choice = self._fields(text, logprobs, delta.finish_reason, delta.stop_reason)
+        if self._prepared.body.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+            if self._first:
+                choice["prompt_token_ids"] = self._prepared.prompt_of(self._index).token_ids.tolist()
+        self._first = False
+        return event({**_head(self._prepared), "choices": [choice], "usage": usage})
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        body = self._prepared.body
+        if body.logprobs is None:
+            return None
+        entries: list[TokenLogprobs | None] = [*delta.logprobs]
+        tokens = delta.token_ids
+        if body.echo and self._first:
+            entries = [*(delta.prompt_logprobs or ()), *entries]
+            tokens = [*self._prepared.prompt_of(self._index).token_ids.tolist(), *tokens]
+        return self._prepared.formatter.completion(entries, tokens, self._position)
+
+    def _fields(self, text: str, logprobs: Any, finish_reason: Any, stop_reason: Any) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+            "prompt_token_ids": None,
+            "token_ids": None,
+        }
+
+
+def _head(prepared: PreparedCompletion) -> dict[str, Any]:
+    return {
+        "id": prepared.id,
+        "object": "text_completion",
+        "created": prepared.created,
+        "model": prepared.model.names[0],
+        "system_fingerprint": fingerprint(),
+    }

@@ -1,0 +1,66 @@
+"""Liveness, readiness, version and load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from quire import __version__
+from quire.api.http.errors import Unavailable
+from quire.api.protocol.common import ErrorBody
+from quire.api.serving.models import ServerState
+
+_UNHEALTHY: dict[int | str, dict[str, Any]] = {
+    503: {"model": ErrorBody, "description": "not healthy, or not ready; the message says why"}
+}
+
+
+class Version(BaseModel):
+    """The version of Quire."""
+
+    version: str
+
+
+class Load(BaseModel):
+    """The number of requests that are being answered, without this one."""
+
+    server_load: int
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter()
+
+    @routes.head("/health", include_in_schema=False)
+    @routes.head("/ping", include_in_schema=False)
+    @routes.get("/health", response_class=Response, responses=_UNHEALTHY)
+    @routes.get("/ping", response_class=Response, responses=_UNHEALTHY)
+    @routes.post("/ping", response_class=Response, responses=_UNHEALTHY)
+    async def health() -> Response:
+        """Whether all engines run and make progress."""
+        if (reason := state.unhealthy_reason()) is not None:
+            raise Unavailable(reason)
+        return Response()
+
+    @routes.head("/ready", include_in_schema=False)
+    @routes.get("/ready", response_class=Response, responses=_UNHEALTHY)
+    async def ready() -> Response:
+        """Whether the server should get new requests."""
+        if state.draining:
+            raise Unavailable("The server is shutting down and finishes its running requests.")
+        return await health()
+
+    @routes.get("/version")
+    async def version() -> Version:
+        """The version of Quire."""
+        return Version(version=__version__)
+
+    @routes.get("/load")
+    async def load() -> Load:
+        """The number of requests that are being answered."""
+        return Load(server_load=state.in_flight)
+
+    return routes

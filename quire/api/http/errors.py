@@ -1,0 +1,260 @@
+"""Errors that clients see, and the handlers that turn every error into a response.
+
+ApiError
+├── InvalidRequest    400
+├── Unauthorized      401
+├── NotFound          404
+├── TimedOut          408
+├── TooLarge          413
+├── FailedDependency  424
+├── Overloaded        503 with Retry-After
+├── Unavailable       503
+└── Internal          500
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, RequestFailed
+from quire.multimodal.errors import PromptError
+
+logger = logging.getLogger(__name__)
+_MAX_PROBLEMS = 10
+_SERVER_ERROR = 500
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+class ApiError(Exception):
+    """Base class: a response with OpenAI's error body.
+
+    Attributes:
+        status: HTTP status.
+        kind: `type` in the body.
+        param: the request field that caused the error, if one did.
+    """
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "InternalServerError"
+
+    def __init__(self, message: str, param: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def message(self) -> str:
+        """The text, without lone surrogates, which a chat template may have put into it."""
+        return str(self).encode(errors="replace").decode()
+
+    def body(self) -> dict[str, Any]:
+        """The body in OpenAI's format."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": int(self.status)}}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """The body in Anthropic's format."""
+        kind = _ANTHROPIC_KINDS.get(
+            self.status, "invalid_request_error" if self.status < _SERVER_ERROR else "api_error"
+        )
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str) -> Response:
+        """The response, in the format of the API that the path belongs to."""
+        body = self.anthropic_body() if path.startswith("/v1/messages") else self.body()
+        return Response(orjson.dumps(body), self.status, self.headers, media_type="application/json")
+
+
+class InvalidRequest(ApiError):
+    """The request is malformed, or asks for something that is not possible."""
+
+    status = HTTPStatus.BAD_REQUEST
+    kind = "BadRequestError"
+
+
+class Unauthorized(ApiError):
+    """The API key is missing or wrong."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    kind = "AuthenticationError"
+
+
+class NotFound(ApiError):
+    """The model, response or path does not exist."""
+
+    status = HTTPStatus.NOT_FOUND
+    kind = "NotFoundError"
+
+
+class TooLarge(ApiError):
+    """The body is larger than --max-body-size."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    kind = "RequestEntityTooLargeError"
+
+
+class FailedDependency(ApiError):
+    """A server that the response depends on has failed."""
+
+    status = HTTPStatus.FAILED_DEPENDENCY
+    kind = "FailedDependencyError"
+
+
+class Overloaded(ApiError):
+    """Batch and queue are full; the client may retry."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    kind = "ServiceUnavailableError"
+
+
+class Unavailable(ApiError):
+    """The engine, or the store of responses, cannot be used."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    kind = "ServiceUnavailableError"
+
+
+class TimedOut(ApiError):
+    """Generation took longer than its time limit."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    kind = "TimeoutError"
+
+
+class Internal(ApiError):
+    """An error of the server itself."""
+
+
+def as_api_error(error: EngineError | PromptError) -> ApiError:
+    """The error that a client sees for one of the engine or the renderer."""
+    match error:
+        case PromptError():
+            return InvalidRequest(str(error), error.param)
+        case EngineOverloaded():
+            return Overloaded(str(error), headers={"Retry-After": str(error.retry_after)})
+        case DeadlineExceeded():
+            return TimedOut(str(error))
+        case EngineDead():
+            return Unavailable(str(error))
+        case RequestFailed():
+            return InvalidRequest(str(error))
+        case _:
+            return Internal(str(error))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make the app respond to every error with an error body."""
+
+    async def api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response(request.url.path)
+
+    async def engine_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, EngineError | PromptError)
+        return as_api_error(error).response(request.url.path)
+
+    async def validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _validation_error(error).response(request.url.path)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _from_http(error).response(request.url.path)
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(EngineError, engine_error)
+    app.add_exception_handler(PromptError, engine_error)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_middleware(_UnhandledErrors)
+
+
+class _UnhandledErrors:
+    """Responds to all other exceptions. (Starlette's handler raises them again, which closes the connection.)"""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception:
+            if started or scope["type"] != "http":
+                raise  # a response that has started can only be cut off
+            logger.exception("%s %r failed", scope["method"], scope["path"])
+            await Internal("Internal server error").response(scope["path"])(scope, receive, send)
+
+
+def _validation_error(error: RequestValidationError) -> InvalidRequest:
+    """All validation problems, grouped by field: those of one field may be of different members of a union."""
+    found: dict[str | None, dict[str, None]] = {}
+    for problem in error.errors():
+        found.setdefault(_location(problem, error.body), {})[_message(problem)] = None
+    lines = [f"{where or 'body'}: {_joined(list(messages))}" for where, messages in list(found.items())[:_MAX_PROBLEMS]]
+    if len(found) > _MAX_PROBLEMS:
+        lines.append(f"and {len(found) - _MAX_PROBLEMS} more")
+    return InvalidRequest("; ".join(lines), next(iter(found), None))
+
+
+def _message(problem: Mapping[str, Any]) -> str:
+    if problem["type"] == "json_invalid":
+        return f"{problem['msg']}: {problem['ctx']['error']}"
+    return str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _joined(messages: Sequence[str]) -> str:
+    shared = "Input should be "
+    if all(message.startswith(shared) for message in messages):
+        return shared + " or ".join(message.removeprefix(shared) for message in messages)
+    return "; ".join(messages)
+
+
+def _location(problem: Mapping[str, Any], body: Any) -> str | None:
+    """Dotted path of the field in the body, without pydantic's names of union members."""
+    if problem["type"] == "json_invalid":
+        return None
+    if named := problem.get("ctx", {}).get("param"):
+        return str(named)
+    parts = [part for part in problem["loc"] if part != "body"]
+    path = []
+    for number, part in enumerate(parts, 1):
+        inside = isinstance(body, dict) and part in body
+        inside = inside or (isinstance(body, list) and isinstance(part, int) and part < len(body))
+        if inside:
+            body = body[part]
+        if inside or (problem["type"] == "missing" and number == len(parts)):
+            path.append(str(part))
+    return ".".join(path) or None
+
+
+def _from_http(error: HTTPException) -> ApiError:
+    status = HTTPStatus(error.status_code)
+    response = ApiError(str(error.detail), headers=error.headers)
+    response.status = status
+    response.kind = {
+        404: "NotFoundError",
+        405: "MethodNotAllowedError",
+        413: TooLarge.kind,
+    }.get(status, "BadRequestError")
+    return response

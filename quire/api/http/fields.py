@@ -1,0 +1,128 @@
+"""Request fields beyond those that are declared: nothing is silently ignored.
+
+A field of OpenAI's or vLLM's API that Quire does not support is refused by name, unless its value is the default.
+Harmless fields are accepted and have no effect. Unknown fields are accepted and named in a response header, or refused
+with --strict-fields.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.http.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
+HEADER = "x-quire-ignored-fields"
+_MAX_NAMES = 20  # in the header
+_IGNORED = "quire.ignored_fields"  # key in the ASGI scope
+
+# Accepted without effect, whatever their value: metadata, and hints for a provider's caches and billing.
+HARMLESS = frozenset(
+    {
+        "guided_decoding_backend",
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "spaces_between_special_tokens",
+        "store",
+        "stream_options.include_obfuscation",
+        "user",
+    }
+)
+
+# Not supported. Each name has the values that are accepted because they are the default; null and empty values always
+# are.
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "access_programs": (),
+    "best_of": (1,),
+    "context_management": (),
+    "conversation": (),
+    "ec_transfer_params": (),
+    "enable_response_messages": (False,),
+    "function_call": ("none",),
+    "functions": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1.0,),
+    "logits_processors": (),
+    "logprob_token_ids": (),
+    "media_io_kwargs": (),
+    "mm_payload": ("tensors",),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "previous_input_messages": (),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "stream_interval": (1,),
+    "thinking_token_budget": (-1,),
+    "truncation_side": ("left",),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": (),
+    "watermarking": (False,),
+    "web_search_options": (),
+}
+
+
+def check_unknown_fields(body: BaseModel) -> list[str]:
+    """Names of the undeclared fields of a request that have no effect.
+
+    Raises:
+        InvalidRequest: a field is not supported.
+    """
+    unknown = []
+    for name, value in _undeclared(body):
+        if name in HARMLESS or value is None:
+            continue
+        if name not in UNSUPPORTED:
+            unknown.append(name)
+        elif value not in UNSUPPORTED[name] and value not in ([], {}, ""):
+            raise InvalidRequest(f"`{name}` is not supported by this server.", name)
+    return unknown
+
+
+def ignore(request: Request, names: Sequence[str]) -> None:
+    """Note that fields of a request have no effect, to name them in a header of the response.
+
+    Raises:
+        InvalidRequest: there are such fields, and the server runs with --strict-fields.
+    """
+    if not names:
+        return
+    if request.app.state.strict_fields:
+        raise InvalidRequest(
+            f"Field `{names[0]}` would have no effect; the server runs with --strict-fields.", names[0]
+        )
+    request.scope.setdefault(_IGNORED, []).extend(names)
+
+
+def add_header(request: Request, response: Response) -> None:
+    """Name the ignored fields of a request in a header of its response."""
+    names = request.scope.get(_IGNORED)
+    if names:
+        response.headers[HEADER] = listed = ", ".join(quote(name[:100], safe="[]._- ") for name in names[:_MAX_NAMES])
+        logger.warning("ignored request fields: %s", listed)
+
+
+def _undeclared(body: BaseModel) -> Iterable[tuple[str, Any]]:
+    yield from (body.model_extra or {}).items()
+    options = getattr(body, "stream_options", None)
+    if options is not None:
+        yield from ((f"stream_options.{name}", value) for name, value in (options.model_extra or {}).items())

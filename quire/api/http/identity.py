@@ -1,0 +1,36 @@
+"""Ids of requests and responses, and the fingerprint of this server."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.requests import Request
+
+from quire import __version__
+
+REQUEST_ID = "x-request-id"
+_UNSAFE = re.compile(r"[^\w.:-]")
+_MAX_LENGTH = 128
+
+
+def new_request_id() -> str:
+    """32 hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+def clean_request_id(given: str) -> str:
+    """A client's own request id, with characters that are unsafe in headers and logs replaced."""
+    return _UNSAFE.sub("_", given[:_MAX_LENGTH])
+
+
+def answer_id(kind: str, request: Request, wanted: str | None) -> str:
+    """`kind-` and the id of the request: from its header, from its body, or generated."""
+    if request.headers.get(REQUEST_ID) is None and wanted:
+        return f"{kind}-{clean_request_id(wanted)}"
+    return f"{kind}-{request.scope['state']['request_id']}"
+
+
+def fingerprint() -> str:
+    """`system_fingerprint` of responses: identifies the version that generated them."""
+    return f"quire-{__version__}"

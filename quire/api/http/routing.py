@@ -1,0 +1,91 @@
+"""The route class of all endpoints: checks that each of them needs, and resources that a request holds."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.api.http import fields
+from quire.api.http.body import JsonRequest, check_media_type
+
+Endpoint = Callable[..., Coroutine[Any, Any, Any]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_RESOURCES = "quire.resources"  # key of a request's ExitStack in its ASGI scope
+
+
+class CheckedRoute(APIRoute):
+    """A route that reads its body strictly and checks undeclared fields before its endpoint runs.
+
+    Context managers that the endpoint enters with `hold` are exited once the response has been sent, and on every
+    other path: if the endpoint raises, and if the client disconnects before anything of the response is read.
+
+    An endpoint with a parameter `body` needs a parameter `request` as well.
+    """
+
+    def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
+        super().__init__(path, _with_field_check(endpoint), **options)
+
+    def get_route_handler(self) -> Handler:
+        """FastAPI's handler between the checks of the request and the headers of the response."""
+        handle = super().get_route_handler()
+        has_body = self.body_field is not None
+
+        async def handle_checked(request: Request) -> Response:
+            if has_body:
+                check_media_type(request)
+            request = JsonRequest(request.scope, request.receive)
+            response = await handle(request)
+            fields.add_header(request, response)
+            return response
+
+        return handle_checked
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, then release what it holds."""
+        with ExitStack() as resources:
+            scope[_RESOURCES] = resources
+            await super().handle(scope, receive, send)
+
+
+def hold(request: Request, context: AbstractContextManager[Any]) -> None:
+    """Enter a context manager that is exited when the request has been answered."""
+    _resources(request).enter_context(context)
+
+
+def release(request: Request) -> None:
+    """Exit all context managers of a request now."""
+    _resources(request).close()
+
+
+def take_over(request: Request) -> ExitStack:
+    """Hand the context managers of a request to the caller, who exits them."""
+    return _resources(request).pop_all()
+
+
+def _resources(request: Request) -> ExitStack:
+    resources: ExitStack = request.scope[_RESOURCES]
+    return resources
+
+
+def _with_field_check(endpoint: Endpoint) -> Endpoint:
+    parameters = inspect.signature(endpoint).parameters
+    if "body" not in parameters or getattr(endpoint, "checks_fields", False):
+        return endpoint
+    if "request" not in parameters:
+        raise TypeError(f"{endpoint.__name__} has a parameter `body` and needs `request` as well")
+
+    @functools.wraps(endpoint)
+    async def checked(**values: Any) -> Any:
+        fields.ignore(values["request"], fields.check_unknown_fields(values["body"]))
+        return await endpoint(**values)
+
+    checked.checks_fields = True  # type: ignore[attr-defined]  # FastAPI may make a second route of the endpoint
+    return checked

@@ -1,0 +1,147 @@
+"""Responses that end when their client disconnects: streams of server-sent events, and JSON bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.api.http.errors import ApiError, Internal, as_api_error
+from quire.api.http.routing import release
+from quire.engine.wire.errors import EngineError
+from quire.multimodal.errors import PromptError
+
+logger = logging.getLogger(__name__)
+_COMMENT = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+RAW_SEND = "quire.send"  # scope key of the server's own `send`: chunks of a stream bypass the middleware
+_CLIENT_CLOSED = 499  # status for logs and metrics; the client has disconnected
+
+
+def event(body: Any) -> bytes:
+    """An event with a JSON body."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def typed_event(body: Mapping[str, Any]) -> bytes:
+    """An event whose name is the `type` of its JSON body."""
+    kind: str = body["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+
+
+class EventStream(Response):
+    """A stream of server-sent events. When the client disconnects, the generator is closed at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        keepalive: float,
+        error: Callable[[ApiError], bytes] = lambda error: event(error.body()),
+        done: bytes = DONE,
+    ) -> None:
+        """Make a stream.
+
+        Args:
+            events: encoded events.
+            keepalive: seconds of silence after which a comment is sent, as proxies close silent connections; 0: never.
+            error: encodes an error that is raised after the stream has begun.
+            done: what follows the last event.
+        """
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._keepalive = keepalive
+        self._error = error
+        self._done = done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = asyncio.ensure_future(self._send_events(send, scope.get(RAW_SEND, send)))
+        await _run_until_disconnect(body, receive)
+
+    async def _send_events(self, send: Send, raw_send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        last_sent = clock()
+
+        async def send_comments() -> None:
+            while True:
+                await asyncio.sleep(last_sent + self._keepalive - clock())
+                if clock() >= last_sent + self._keepalive:
+                    await send_data(_COMMENT)
+
+        async def send_data(data: bytes) -> None:
+            nonlocal last_sent
+            last_sent = clock()
+            await raw_send({"type": "http.response.body", "body": data, "more_body": True})
+
+        comments = asyncio.ensure_future(send_comments()) if self._keepalive else None
+        try:
+            async with aclosing(self._with_errors()) as events:
+                async for data in events:
+                    await send_data(data)
+        finally:
+            if comments is not None:
+                comments.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _with_errors(self) -> AsyncGenerator[bytes, None]:
+        """The events; then an event for the error that ended them, if one did; then `done`."""
+        async with aclosing(self._events) as events:
+            try:
+                async for data in events:
+                    yield data
+            except ApiError as error:
+                yield self._error(error)
+            except (EngineError, PromptError) as error:
+                yield self._error(as_api_error(error))
+            except Exception:  # nothing above could still send an error response
+                logger.exception("a stream failed")
+                yield self._error(Internal("Internal server error"))
+            if self._done:
+                yield self._done
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:
+    """A JSON response with the result of `work`, which is cancelled when the client disconnects.
+
+    What the request holds is released as soon as `work` has ended, however slowly the client reads.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await _run_until_disconnect(task, request.receive)
+    finally:
+        release(request)
+    if task.cancelled():
+        return Response(status_code=_CLIENT_CLOSED)
+    return Response(task.result().model_dump_json(), media_type="application/json")
+
+
+async def _run_until_disconnect(work: asyncio.Future[Any], receive: Receive) -> None:
+    """Wait for `work`, and cancel it if the client disconnects. It has cleaned up when this returns."""
+    disconnect = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (work, disconnect):
+            if not task.done():
+                task.cancel()
+        await asyncio.wait((work, disconnect))
+    if not work.cancelled() and (error := work.exception()) is not None:
+        raise error
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

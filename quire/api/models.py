@@ -1,0 +1,83 @@
+"""GET /v1/models, POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from quire.api.chat.conversation import conversation_of, unused_template_fields
+from quire.api.http import fields
+from quire.api.http.errors import InvalidRequest, NotFound
+from quire.api.http.routing import CheckedRoute
+from quire.api.protocol.common import ERRORS
+from quire.api.protocol.models import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from quire.api.serving.models import ServedModel, ServerState
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(route_class=CheckedRoute, responses=ERRORS)
+
+    @routes.get("/v1/models")
+    async def list_models() -> ModelList:
+        """The names of all served models."""
+        return ModelList(data=[_card(model, name) for model in state.models for name in model.names])
+
+    @routes.get("/v1/models/{name:path}")
+    async def retrieve_model(name: str) -> ModelCard:
+        """One of the names."""
+        if not name:
+            raise NotFound("The model `` does not exist.", "model")
+        return _card(state.model(name), name)
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+        """Tokenise a text or a conversation."""
+        model = state.model(body.model)
+        if body.prompt is not None:
+            fields.ignore(request, _unused_with_prompt(body))
+            prompt = await model.renderer.text(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        else:
+            conversation = conversation_of(body, trusted=state.trust_request_chat_template)
+            fields.ignore(request, unused_template_fields(body, conversation, model.renderer))
+            prompt = await model.renderer.chat(conversation)
+        tokens = prompt.token_ids.tolist()
+        return TokenizeResponse(
+            count=len(tokens),
+            max_model_len=model.info.max_model_len,
+            tokens=tokens,
+            token_strs=_texts(tokens, model) if body.return_token_strs else None,
+        )
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+        """Turn tokens back into text."""
+        model = state.model(body.model)
+        size = model.info.vocab_size
+        if any(token >= size for token in body.tokens):
+            raise InvalidRequest(f"`tokens` contains an id outside of the vocabulary of {size} tokens.", "tokens")
+        return DetokenizeResponse(prompt=await model.renderer.decode(body.tokens))
+
+    return routes
+
+
+def _unused_with_prompt(body: TokenizeRequest) -> list[str]:
+    """Names of fields that apply to messages only, in a request with a `prompt`."""
+    defaults = {"add_generation_prompt": True, "continue_final_message": False}
+    names = ("tools", "chat_template", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
+    return [name for name in names if getattr(body, name) not in (defaults.get(name), None, [], {})]
+
+
+def _texts(tokens: list[int], model: ServedModel) -> list[str]:
+    texts = {token: model.renderer.tokenizer.token_text(token) for token in set(tokens)}
+    return [texts[token] for token in tokens]
+
+
+def _card(model: ServedModel, name: str) -> ModelCard:
+    return ModelCard(id=name, created=model.created, root=model.root, max_model_len=model.info.max_model_len)

@@ -1,0 +1,117 @@
+"""/v1/responses: OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from quire.api.http import fields
+from quire.api.http.errors import ApiError, InvalidRequest
+from quire.api.http.routing import CheckedRoute, take_over
+from quire.api.http.sse import EventStream, answer, typed_event
+from quire.api.protocol.common import ERRORS, ErrorBody, streamed
+from quire.api.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
+from quire.api.responses.service import ResponseService
+from quire.api.responses.writer import Event
+from quire.api.serving.admission import admit
+from quire.api.serving.models import ServerState
+
+_SequenceNumber = Annotated[int | None, Query(ge=0, lt=1 << 31)]
+
+
+def router(state: ServerState, service: ResponseService) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(route_class=CheckedRoute)
+    responses = streamed(ResponseObject)
+    created = {**responses, 424: {"model": ErrorBody, "description": "an MCP server did not list its tools"}}
+
+    def stream(events: AsyncGenerator[Event, None]) -> EventStream:
+        return EventStream(_encoded(events), keepalive=state.sse_keepalive, error=_error, done=b"")
+
+    @routes.post("/v1/responses", responses=created, response_model=None)
+    async def create_response(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation, now or in the background."""
+        if body.background and not body.is_stored:
+            raise InvalidRequest("background can only be used when `store` is true", "background")
+        model = state.model(body.model)
+        admit(request, model, 1, "input")
+        run = await service.prepare(body, model)
+        fields.ignore(request, run.unused_fields)
+        if body.background:
+            log = await service.start(run, take_over(request))
+            return stream(log.read(-1)) if body.stream else _object(run.to_json())
+        if body.stream:
+            return stream(service.events(run))
+        return await answer(request, service.complete(run))
+
+    @routes.get("/v1/responses/{response_id}", responses=responses, response_model=None)
+    async def get_response(
+        response_id: str,
+        stream_again: Annotated[bool, Query(alias="stream")] = False,
+        starting_after: _SequenceNumber = None,
+    ) -> Response:
+        """A stored response, or its events again."""
+        if starting_after is not None and not stream_again:
+            raise InvalidRequest("`starting_after` needs `stream=true`.", "starting_after")
+        if not stream_again:
+            return _object((await service.stored(response_id)).response)
+        return stream(await service.replay(response_id, -1 if starting_after is None else starting_after))
+
+    @routes.delete("/v1/responses/{response_id}", responses={200: {"model": DeletedResponse}, **ERRORS})
+    async def delete_response(response_id: str) -> DeletedResponse:
+        """Delete a stored response."""
+        await service.delete(response_id)
+        return DeletedResponse(id=response_id)
+
+    @routes.post("/v1/responses/{response_id}/cancel", responses=responses, response_model=None)
+    async def cancel_response(response_id: str) -> Response:
+        """Cancel a response in the background."""
+        return _object(await service.cancel(response_id))
+
+    @routes.get("/v1/responses/{response_id}/input_items", responses={200: {"model": InputItems}, **ERRORS})
+    async def list_input_items(
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> InputItems:
+        """The input of a response, with that of the responses before it."""
+        return _page(await service.input_items(response_id), limit, order, after)
+
+    return routes
+
+
+def _page(items: list[dict[str, Any]], limit: int, order: str, after: str | None) -> InputItems:
+    """One page of items, which are given oldest first."""
+    if order == "desc":
+        items = items[::-1]
+    if after is not None:
+        indices = [index for index, item in enumerate(items) if item["id"] == after]
+        if not indices:
+            raise InvalidRequest(f"There is no item '{after}'.", "after")
+        items = items[indices[0] + 1 :]
+    page = items[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > limit)
+
+
+async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for event in events:
+            yield typed_event(event)
+
+
+def _error(error: ApiError) -> bytes:
+    """The event of an error after the stream has begun."""
+    detail = error.body()["error"]
+    fields = {"code": str(detail["code"]), "message": detail["message"], "param": detail["param"]}
+    return typed_event({"type": "error", **fields})
+
+
+def _object(response: dict[str, object]) -> Response:
+    return Response(orjson.dumps(response), media_type="application/json")

@@ -1,0 +1,32 @@
+"""Admission: a request reserves slots in the engine before anything is rendered, tokenised or compiled."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from quire.api.http.errors import InvalidRequest
+from quire.api.http.routing import hold
+from quire.api.serving.models import ServedModel
+
+
+def admit(request: Request, model: ServedModel, sequences: int, param: str) -> None:
+    """Reserve slots until the request has been answered.
+
+    Args:
+        request: its route releases the slots, however the request ends.
+        model: whose engine generates.
+        sequences: number of slots, known from fields that are cheap to read.
+        param: the request field that makes them so many.
+
+    Raises:
+        EngineOverloaded: the queue is full; the response has a Retry-After header.
+        InvalidRequest: the engine never has so many slots.
+        EngineDead: the engine has ended.
+    """
+    client = model.client
+    if sequences > client.capacity:
+        raise InvalidRequest(
+            f"The request asks for {sequences} sequences; the server accepts at most {client.capacity} at once.",
+            param,
+        )
+    hold(request, client.slots(sequences))

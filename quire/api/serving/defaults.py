@@ -1,0 +1,82 @@
+"""Sampling defaults and end-of-sequence tokens from a model's own files."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quire.api.protocol.common import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from quire.multimodal.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class _GenerationConfig(BaseModel):
+    """The fields of generation_config.json that are used, with the same bounds as in requests."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Values of fields that a request leaves out."""
+
+    eos_token_ids: tuple[int, ...]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+
+
+def read_defaults(folder: Path, tokenizer: Tokenizer, mode: Literal["auto", "none"]) -> GenerationDefaults:
+    """Read generation_config.json; in mode `none` only its end-of-sequence tokens are used."""
+    generation = _read(folder / "generation_config.json")
+    config = _read(folder / "config.json")
+    eos_ids = generation.get("eos_token_id")
+    if eos_ids is None:
+        eos_ids = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+    ids = [*_as_list(eos_ids), tokenizer.token_id(tokenizer.special.get("eos_token", ""))]
+    eos = tuple(dict.fromkeys(token for token in ids if token is not None))
+    if mode == "none":
+        return GenerationDefaults(eos_token_ids=eos)
+    values = _within_bounds(generation)
+    if generation.get("do_sample") is False:  # explicitly
+        values["temperature"] = 0.0
+    return GenerationDefaults(eos_token_ids=eos, max_tokens=values.pop("max_new_tokens", None), **values)
+
+
+def _within_bounds(given: dict[str, Any]) -> dict[str, Any]:
+    """The valid sampling defaults. A value that would be refused in a request is left out with a warning."""
+    known = {name: given[name] for name in _GenerationConfig.model_fields if given.get(name) is not None}
+    while True:
+        try:
+            return _GenerationConfig.model_validate(known).model_dump(exclude_none=True)
+        except ValidationError as error:
+            for name in {str(problem["loc"][0]) for problem in error.errors()}:
+                logger.warning("generation_config.json: left out %s=%r, which is out of bounds", name, known.pop(name))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}
+
+
+def _as_list(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [entry for entry in values if type(entry) is int and entry >= 0]

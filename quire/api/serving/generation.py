@@ -1,0 +1,147 @@
+"""Runs the sequences of one HTTP request concurrently, and counts their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.records import RequestTimes
+from quire.engine.wire.stream import Delta, GenerateRequest
+
+IndexedDelta = tuple[int, Delta]  # with the index of its sequence
+
+
+async def generate_all(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[IndexedDelta, None]:
+    """Deltas of all sequences as they arrive, each with its index. Closing the generator early aborts all sequences.
+
+    Raises:
+        EngineError: a sequence failed; the others are aborted.
+    """
+    if len(requests) == 1:
+        async with aclosing(client.generate(requests[0])) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+        return
+    async with aclosing(_merged(client, requests)) as merged:
+        async for item in merged:
+            yield item
+
+
+async def _merged(client: EngineClient, requests: Sequence[GenerateRequest]) -> AsyncGenerator[IndexedDelta, None]:
+    arrived: asyncio.Queue[IndexedDelta | BaseException | None] = asyncio.Queue()
+
+    async def pump(index: int, request: GenerateRequest) -> None:
+        try:
+            async with aclosing(client.generate(request)) as deltas:
+                async for delta in deltas:
+                    arrived.put_nowait((index, delta))
+        except Exception as error:  # noqa: BLE001 raised again below
+            arrived.put_nowait(error)
+        else:
+            arrived.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(index, request)) for index, request in enumerate(requests)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await arrived.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class SequenceResult:
+    """The whole output of one sequence.
+
+    Attributes:
+        total: all deltas as one; its text is in `text`.
+    """
+
+    text: str = ""
+    total: Delta = field(default_factory=Delta)
+
+    def add(self, delta: Delta) -> None:
+        """Append a delta."""
+        total = self.total
+        self.text += delta.text
+        total.token_ids += delta.token_ids
+        total.logprobs += delta.logprobs
+        total.prompt_logprobs = delta.prompt_logprobs or total.prompt_logprobs
+        total.cached_tokens = total.cached_tokens or delta.cached_tokens
+        total.finish_reason, total.stop_reason = delta.finish_reason, delta.stop_reason
+        total.times = delta.times
+
+
+async def collect(client: EngineClient, requests: Sequence[GenerateRequest]) -> list[SequenceResult]:
+    """Run all sequences until they end.
+
+    Raises:
+        EngineError: a sequence failed; the others are aborted.
+    """
+    results = [SequenceResult() for _ in requests]
+    async with aclosing(generate_all(client, requests)) as deltas:
+        async for index, delta in deltas:
+            results[index].add(delta)
+    return results
+
+
+class UsageCounter:
+    """Counts the tokens of a request. Each of its prompts has `n` sequences."""
+
+    def __init__(self, prompt_lengths: Sequence[int], n: int) -> None:
+        self._prompt = sum(prompt_lengths)
+        self._n = n
+        self._cached: dict[int, int] = {}
+        self._times: list[RequestTimes] = []
+        self.completion = 0
+        self.reasoning = 0
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Count a delta of the sequence with this index."""
+        self.completion += len(delta.token_ids)
+        if delta.cached_tokens and index % self._n == 0:  # once for each prompt
+            self._cached[index] = delta.cached_tokens
+        if delta.times is not None:
+            self._times.append(delta.times)
+
+    def metrics(self) -> RequestMetrics:
+        """Timings of the request, once all of its sequences have ended."""
+        times = self._times
+        arrived, scheduled = (min(getattr(one, name) for one in times) for name in ("arrived", "scheduled"))
+        first, last = min(one.first_token for one in times), max(one.last_token for one in times)
+        gaps = self.completion - len(times)
+        return RequestMetrics(
+            queue_time_ms=(scheduled - arrived) * 1e3,
+            time_to_first_token_ms=(first - arrived) * 1e3,
+            generation_time_ms=(last - first) * 1e3,
+            mean_itl_ms=sum(one.last_token - one.first_token for one in times) / gaps * 1e3 if gaps > 0 else None,
+            tokens_per_second=self.completion / max(last - scheduled, 1e-9),
+        )
+
+    def final_fields(self, *, usage: bool, metrics: bool) -> dict[str, Any]:
+        """Fields of the last chunk of a stream: `usage` and `metrics`, as far as the request asks for them."""
+        fields: dict[str, Any] = {"usage": self.usage().model_dump() if usage else None}
+        return {**fields, "metrics": self.metrics().model_dump()} if metrics else fields
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(
+            prompt_tokens=self._prompt,
+            completion_tokens=self.completion,
+            total_tokens=self._prompt + self.completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning),
+        )

@@ -1,0 +1,94 @@
+"""The served models, and the state that all endpoints share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.api.answers.reasoning import ReasoningTags
+from quire.api.answers.structured.checker import GrammarChecker
+from quire.api.answers.tools.registry import ToolFormat
+from quire.api.http.errors import NotFound
+from quire.api.serving.defaults import GenerationDefaults
+from quire.config.options import LimitOptions
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.protocol import ModelInfo
+from quire.multimodal.renderer import Renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model, its engine and its names.
+
+    Attributes:
+        names: the first one is in responses.
+        root: the model as it was given on the command line.
+        reasoning: the tags around its reasoning; None if it does not reason.
+        tools: the format of its tool calls; None if it is not known.
+        parser_tokens: special tokens that are kept in the text of answers because parsers look for them.
+        grammars: None if the model cannot be constrained by grammars.
+        priority_scheduling: the engine runs with the priority policy.
+    """
+
+    names: tuple[str, ...]
+    root: str
+    client: EngineClient
+    renderer: Renderer
+    info: ModelInfo
+    defaults: GenerationDefaults
+    reasoning: ReasoningTags | None = None
+    tools: ToolFormat | None = None
+    parser_tokens: tuple[int, ...] = ()
+    grammars: GrammarChecker | None = None
+    priority_scheduling: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """End-of-sequence tokens, without those that the model's files name but its vocabulary lacks."""
+        return tuple(token for token in self.defaults.eos_token_ids if token < self.info.vocab_size)
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What all endpoints share.
+
+    Attributes:
+        stall_timeout: seconds without progress of an engine after which the server is unhealthy.
+        sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
+        in_flight: number of HTTP requests that are being answered.
+        draining: the server is shutting down and should get no new requests.
+    """
+
+    models: Sequence[ServedModel]
+    limits: LimitOptions
+    strict_fields: bool = False
+    trust_request_chat_template: bool = False
+    stall_timeout: float = 120.0
+    sse_keepalive: float = 15.0
+    in_flight: int = 0
+    draining: bool = False
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model of this name; the first model if the name is None or empty.
+
+        Raises:
+            NotFound: no model has this name.
+        """
+        if name is None or name == "":
+            return self.models[0]
+        for model in self.models:
+            if name in model.names:
+                return model
+        raise NotFound(f"The model `{name}` does not exist.", "model")
+
+    def unhealthy_reason(self) -> str | None:
+        """Why the server is unhealthy: an engine has ended or does not respond. None if it is healthy."""
+        for model in self.models:
+            if model.client.dead is not None:
+                return str(model.client.dead)
+            stalled = model.client.unresponsive_seconds()
+            if stalled > self.stall_timeout:
+                return f"The engine of {model.names[0]} has made no progress for {stalled:.0f} s."
+        return None

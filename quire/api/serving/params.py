@@ -1,0 +1,255 @@
+"""SamplingParams from a request. Only here are limits checked and defaults filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.api.http.errors import InvalidRequest
+from quire.api.protocol.common import GenerationFields
+from quire.api.serving.models import ServedModel
+from quire.config.options import LimitOptions
+from quire.engine.wire.detokenizer import TextParams
+from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.stream import GenerateRequest
+from quire.multimodal.renderer import Prompt
+
+_GREEDY_THRESHOLD = 1e-5  # lower temperatures mean greedy sampling
+_MIN_TEMPERATURE = 0.01  # lower ones could overflow logits
+_MIN_TOP_P = 1e-6  # lower ones may round to 0 in float32
+_SEEDS = 1 << 64
+
+
+def sampling_params(
+    body: GenerationFields,
+    model: ServedModel,
+    limits: LimitOptions,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: str = "",
+) -> SamplingParams:
+    """Sampling parameters of one sequence of a request.
+
+    Raises:
+        InvalidRequest: a field is out of bounds.
+    """
+    defaults = model.defaults
+    _check_limits(body, limits, max_tokens, logprobs)
+    if body.priority and not model.priority_scheduling:
+        raise InvalidRequest("`priority` needs a server with --scheduling-policy priority.", "priority")
+    if grammar and body.ignore_eos:
+        raise InvalidRequest(
+            "`ignore_eos` cannot be combined with structured outputs, which end with an end-of-sequence token.",
+            "ignore_eos",
+        )
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        temperature=_temperature(defaults.temperature if body.temperature is None else body.temperature),
+        top_p=max(_MIN_TOP_P, defaults.top_p if body.top_p is None else body.top_p),
+        top_k=max(0, defaults.top_k if body.top_k is None else body.top_k),
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or defaults.repetition_penalty,
+        seed=body.seed,
+        eos_token_ids=() if body.ignore_eos else model.eos_token_ids,
+        stop_token_ids=_in_vocabulary(body.stop_token_ids or (), model, "stop_token_ids"),
+        logit_bias=_logit_bias(body.logit_bias or {}, model),
+        allowed_token_ids=_allowed(body.allowed_token_ids, model),
+        bad_words=_bad_words(body.bad_words or (), model),
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        grammar=grammar,
+    )
+    _check_choice(params, model.info.vocab_size)
+    return params
+
+
+def sequences_per_prompt(body: GenerationFields, limits: LimitOptions) -> int:
+    """The number of answers to each prompt.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    n = body.n or 1
+    if n > limits.max_n:
+        raise InvalidRequest(f"`n` may be at most {limits.max_n}, not {n}.", "n")
+    return n
+
+
+def generate_requests(
+    body: GenerationFields,
+    prompt: Prompt,
+    params: SamplingParams,
+    limits: LimitOptions,
+    visible_tokens: tuple[int, ...] = (),
+) -> list[GenerateRequest]:
+    """The `n` sequences of a request with one prompt; each has a seed of its own.
+
+    Args:
+        body: the request.
+        prompt: what all of them continue.
+        params: the first one's parameters.
+        limits: of this server.
+        visible_tokens: special tokens that are kept in the text.
+
+    Raises:
+        InvalidRequest: there are too many stop strings, or an empty one.
+    """
+    text = _text_params(body, limits, visible_tokens)
+    timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
+    return [
+        GenerateRequest(
+            prompt=prompt.token_ids,
+            params=msgspec.structs.replace(params, seed=_seed(params.seed, index)),
+            text=text,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            timeout=min(timeouts, default=None),
+        )
+        for index in range(sequences_per_prompt(body, limits))
+    ]
+
+
+def truncate_prompt(prompt: Prompt, body: GenerationFields, model: ServedModel) -> Prompt:
+    """The last `truncate_prompt_tokens` tokens of the prompt; all of them if the field is not set.
+
+    Raises:
+        InvalidRequest: the field exceeds the context length.
+    """
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    limit = model.info.max_model_len
+    if keep > limit:
+        raise InvalidRequest(
+            f"`truncate_prompt_tokens` is {keep}, but the context holds {limit} tokens. "
+            "Please request a smaller truncation size.",
+            "truncate_prompt_tokens",
+        )
+    keep = limit - 1 if keep == -1 else keep
+    return Prompt(
+        prompt.token_ids[len(prompt.token_ids) - keep :] if keep < len(prompt.token_ids) else prompt.token_ids
+    )
+
+
+def output_token_limit(prompt: Prompt, model: ServedModel, max_tokens: int | None) -> int:
+    """The number of tokens that may be generated: `max_tokens`, or all that fit into the context if it is None.
+
+    Raises:
+        InvalidRequest: the prompt is empty, has tokens outside of the vocabulary, or is too long.
+    """
+    length, limit = len(prompt.token_ids), model.info.max_model_len
+    if not length:
+        raise InvalidRequest("The prompt is empty; it needs at least one token.", "prompt")
+    if int(prompt.token_ids.max()) >= model.info.vocab_size or int(prompt.token_ids.min()) < 0:
+        raise InvalidRequest(
+            f"The prompt contains a token id outside of the vocabulary of {model.info.vocab_size} tokens.", "prompt"
+        )
+    if length + (max_tokens or 1) > limit:
+        raise InvalidRequest(
+            f"This model's maximum context length is {limit} tokens. However, your request has {length} input tokens"
+            + (f" and asks for {max_tokens} output tokens" if max_tokens else "")
+            + ". Please reduce the length of the input.",
+            "input_tokens" if length >= limit or not max_tokens else "max_tokens",
+        )
+    if max_tokens is not None:
+        return max_tokens
+    return min(limit - length, model.defaults.max_tokens or limit)
+
+
+def _check_limits(body: GenerationFields, limits: LimitOptions, max_tokens: int, logprobs: int | None) -> None:
+    if body.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"`min_tokens` must be at most max_tokens={max_tokens}, not {body.min_tokens}.", "min_tokens"
+        )
+    for name, kind, value in (("logprobs", "sample", logprobs), ("prompt_logprobs", "prompt", body.prompt_logprobs)):
+        if value is not None and value > limits.max_logprobs:
+            raise InvalidRequest(
+                f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs}", name
+            )
+    if len(body.bad_words or ()) > limits.max_bad_words:
+        raise InvalidRequest(
+            f"`bad_words` may have at most {limits.max_bad_words} words, not {len(body.bad_words or ())}.", "bad_words"
+        )
+
+
+def _text_params(body: GenerationFields, limits: LimitOptions, visible_tokens: tuple[int, ...]) -> TextParams:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stop) > limits.max_stop:
+        raise InvalidRequest(f"`stop` may have at most {limits.max_stop} strings, not {len(stop)}.", "stop")
+    if "" in stop:
+        raise InvalidRequest("`stop` cannot contain an empty string.", "stop")
+    return TextParams(
+        stop=stop,
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        shown=visible_tokens,
+        min_tokens=body.min_tokens,
+    )
+
+
+def _seed(seed: int | None, index: int) -> int | None:
+    """The seed of the answer with this index. It wraps around at 64 bits."""
+    return None if seed is None else (seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+
+
+def _temperature(value: float) -> float:
+    return 0.0 if value < _GREEDY_THRESHOLD else max(value, _MIN_TEMPERATURE)
+
+
+def _in_vocabulary(tokens: Sequence[int], model: ServedModel, field: str) -> tuple[int, ...]:
+    size = model.info.vocab_size
+    for token in tokens:
+        if token >= size:
+            raise InvalidRequest(f"Token id {token} in `{field}` is outside of the vocabulary of {size} tokens.", field)
+    return tuple(tokens)
+
+
+def _allowed(tokens: Sequence[int] | None, model: ServedModel) -> tuple[int, ...]:
+    if tokens is not None and not tokens:
+        raise InvalidRequest("`allowed_token_ids` must not be empty.", "allowed_token_ids")
+    return _in_vocabulary(tokens or (), model, "allowed_token_ids")
+
+
+def _logit_bias(bias: dict[str, float], model: ServedModel) -> dict[int, float]:
+    try:
+        parsed = {int(token): max(-100.0, min(100.0, value)) for token, value in bias.items()}
+    except ValueError as error:
+        raise InvalidRequest(f"The keys of `logit_bias` must be token ids: {error}", "logit_bias") from error
+    if any(token < 0 for token in parsed):
+        raise InvalidRequest("The keys of `logit_bias` must be token ids.", "logit_bias")
+    _in_vocabulary(tuple(parsed), model, "logit_bias")
+    return parsed
+
+
+def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+    """Tokens of each word, both at the start of a text and after a space."""
+    if any(not word.strip() for word in words):
+        raise InvalidRequest("`bad_words` cannot contain an empty word.", "bad_words")
+    tokenizer, size = model.renderer.tokenizer, model.info.vocab_size
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if not tokens or max(tokens) >= size:
+                raise InvalidRequest(
+                    f"`bad_words`: {word!r} cannot be written with this model's vocabulary.", "bad_words"
+                )
+            found[tokens] = None
+    return tuple(found)
+
+
+def _check_choice(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse requests that forbid every possible first token."""
+    if params.leaves_choice(vocab_size):
+        return
+    if params.allowed_token_ids:
+        raise InvalidRequest(
+            "`bad_words` or `min_tokens` forbid all of the `allowed_token_ids`; at least one token must remain.",
+            "allowed_token_ids",
+        )
+    raise InvalidRequest("`bad_words` or `min_tokens` forbid every token; at least one must remain.", "bad_words")

@@ -1,1 +1,0 @@
-"""Holding answers to JSON schemas, regular expressions, choices, grammars and structural tags."""

@@ -1,0 +1,130 @@
+"""Reasoning and content do not depend on how the text was cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.api.answers.answer import AnswerFormat
+from quire.api.answers.reasoning import PARSERS, ReasoningSplitter, ReasoningTags, detect_tags, tags_named
+
+TAGS = ReasoningTags()
+PIECES = st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", "a", "b c", "\n", " ", "<", ">"])
+
+
+def split(pieces: list[str], prompt: str | None = None, continued: str = "") -> tuple[str, str]:
+    splitter = ReasoningSplitter(TAGS, prompt, continued)
+    parts = [splitter.push(piece) for piece in pieces] + [splitter.push("", last=True)]
+    return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
+
+
+@given(pieces=st.lists(PIECES, max_size=15), opened=st.booleans())
+def test_pieces_and_the_whole_give_the_same(pieces: list[str], opened: bool) -> None:
+    prompt = "x<think>\n" if opened else "x"
+    whole = ReasoningSplitter(TAGS, prompt).push("".join(pieces), last=True)
+    assert split(pieces, prompt) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "expected"),
+    [
+        ("plain", None, ("", "plain")),
+        ("  plain", None, ("", "  plain")),
+        ("<think>a</think>b", None, ("a", "b")),
+        ("\n<think>\n a \n</think>\n\nb\n", None, ("a", "b\n")),
+        ("<think></think>b", None, ("", "b")),
+        ("<think>a", None, ("a", "")),
+        ("a</think>b", "user<think>\n", ("a", "b")),
+        ("a</think>b", "user", ("", "a</think>b")),
+        ("b<think>a</think>", None, ("", "b<think>a</think>")),
+        ("<thinker>", None, ("", "<thinker>")),
+        ("<think>a</think>b</think>c", None, ("a", "b</think>c")),
+        ("<thi", None, ("", "<thi")),
+        ("", None, ("", "")),
+    ],
+)
+def test_what_is_reasoning_and_what_is_not(text: str, prompt: str | None, expected: tuple[str, str]) -> None:
+    assert split([text], prompt) == expected
+    assert split(list(text), prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("continued", "text", "expected"),
+    [
+        ("<think>\n27", " + 1</think>\n28", (" + 1", "28")),
+        ("<think>\n", " 27</think>28", ("27", "28")),
+        ("<think>a</think>b", " c", ("", " c")),
+        ("<think>a</think>", "\n\nb", ("", "b")),
+        ("I say ", "<think>", ("", "<think>")),
+        (" ", "<think>a</think>b", ("a", "b")),
+    ],
+)
+def test_a_continued_message_may_have_begun_to_reason(continued: str, text: str, expected: tuple[str, str]) -> None:
+    assert split([text], "x" + continued, continued) == expected
+    assert split(list(text), "x" + continued, continued) == expected
+
+
+def test_tokens_of_the_reasoning_are_counted() -> None:
+    texts = ["<think>", "a", "b", "</think>", "c"]
+    for size in (1, 2, 5):
+        counter = AnswerFormat(tags=TAGS, prompt=None).counter(texts.__getitem__)
+        tokens = list(range(5))
+        assert sum(counter.count(tokens[i : i + size]) for i in range(0, 5, size)) == 4
+
+
+RECORDED = [
+    ("deepseek_r1", "I think.</think>\n\nYes.", ("I think.", "Yes.")),
+    ("deepseek_r1", "<think>\nI think.\n</think>\nYes.", ("I think.", "Yes.")),
+    ("deepseek_r1", "never ends", ("never ends", "")),
+    ("deepseek_v3", "<think>I think.</think>Yes.", ("I think.", "Yes.")),
+    ("qwen3", "Yes.", ("", "Yes.")),
+    ("glm45", "<think>a</think>b", ("a", "b")),
+    ("glm4_moe", "<think>a</think>b", ("a", "b")),
+    ("granite", "Here's my thought process: a. Here is my response: b.", ("a.", "b.")),
+    ("granite", "Here is my thought process: a", ("a", "")),
+    ("granite", "Here is my answer", ("", "Here is my answer")),
+    ("mistral", "[THINK]a[/THINK]b", ("a", "b")),
+    ("hunyuan_a13b", "<think>\na\n</think>\n<answer>\nb\n</answer>", ("a", "b")),
+    ("hunyuan_a13b", "<answer>b", ("", "b")),
+    ("hunyuan_a13b", "b < c", ("", "b < c")),
+    ("minimax_m2", "a</think>b", ("a", "b")),
+    ("step3", "a</think>b", ("a", "b")),
+    ("kimi_k2", "<think>a<|tool_calls_section_begin|>x", ("a", "<|tool_calls_section_begin|>x")),
+    ("seed_oss", "<seed:think>a</seed:think>b", ("a", "b")),
+    ("ernie45", "a\n</think>\n\n<response>\nb\n\nc\n</response>\n", ("a", "b\n\nc")),
+    ("olmo3", "a</think>b", ("a", "b")),
+    ("nemotron_v3", "<think></think>b", ("", "b")),
+    ("openai_gptoss", "<|channel|>analysis<|message|>a<|end|><|start|>assistantb", ("a", "b")),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), RECORDED)
+def test_each_parser_by_name(name: str, text: str, expected: tuple[str, str]) -> None:
+    whole = ReasoningSplitter(tags_named(name), None).push(text, last=True)
+    splitter = ReasoningSplitter(tags_named(name), None)
+    parts = [*(splitter.push(char) for char in text), splitter.push("", last=True)]
+    assert whole == ("".join(part[0] for part in parts), "".join(part[1] for part in parts)) == expected
+
+
+def test_every_parser_has_a_recording() -> None:
+    assert {name for name, *_ in RECORDED} == set(PARSERS)
+
+
+@given(name=st.sampled_from(sorted(PARSERS)), text=st.text("<>/thinkrespoaw[]THINK: \n", max_size=50))
+def test_no_text_is_read_otherwise_in_pieces(name: str, text: str) -> None:
+    whole = ReasoningSplitter(tags_named(name), None).push(text, last=True)
+    splitter = ReasoningSplitter(tags_named(name), None)
+    parts = [*(splitter.push(char) for char in text), splitter.push("", last=True)]
+    assert ("".join(part[0] for part in parts), "".join(part[1] for part in parts)) == whole
+
+
+def test_a_template_that_closes_the_block_leaves_content() -> None:
+    splitter = ReasoningSplitter(tags_named("deepseek_r1"), "assistant\n<think>\n\n</think>\n\n")
+    assert splitter.push("Yes.", last=True) == ("", "Yes.")
+
+
+def test_tags_of_ones_own_and_of_a_template() -> None:
+    assert ReasoningSplitter(tags_named("<a>...</a>"), None).push("<a>x</a>y", last=True) == ("x", "y")
+    assert detect_tags("... [THINK] ...") is PARSERS["mistral"].tags
+    assert detect_tags("no such thing") is None

@@ -1,0 +1,207 @@
+"""Calls in recorded answers: what is found in them, however they are cut, and that nothing makes a parser fail."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.api.answers.tools.calls import joined
+from quire.api.answers.tools.registry import FORMATS
+
+SCHEMAS: dict[str, Any] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}},
+        "required": ["city"],
+    },
+    "now": {"type": "object", "properties": {}},
+}
+WEATHER = ("get_weather", {"city": 'Rio "de" Janeiro', "days": 3})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
+
+# format, answer, content, calls
+RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+    (
+        "hermes",
+        'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rio \\"de\\" Janeiro", "days": 3}}\n'
+        '</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        "Let me see.",
+        [WEATHER, NOW],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"days": 3}, "name": "get_weather"}</tool_call> ok', "ok",
+     [("get_weather", {"days": 3})]),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("now", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null, "id": 5}</tool_call>', "", [NOW]),
+    ("hermes", "a < b, <tool_box>, <tool_call>no</tool_call>", "a < b, <tool_box>, <tool_call>no</tool_call>", []),
+    ("hermes", " plain text \n", " plain text \n", []),
+    ("llama3_json", '{"name": "now", "parameters": {}}; {"name": "get_weather", "parameters": {"days": 3}}', "",
+     [NOW, ("get_weather", {"days": 3})]),
+    ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', "", [NOW]),
+    ("llama3_json", '{"name": "Bob", "parameters": "x"} is JSON', '{"name": "Bob", "parameters": "x"} is JSON', []),
+    ("llama3_json", '{"answer": 5}', '{"answer": 5}', []),
+    ("pythonic", '[get_weather(city="Rio \\"de\\" Janeiro", days=3), now()]', "", [WEATHER, NOW]),
+    ("pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
+    ("pythonic", "[get_weather(tags=['a', (1, true)], city=')')]", "",
+     [("get_weather", {"tags": ["a", [1, True]], "city": ")"})]),
+    ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", "", [NOW]),
+    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {"days": 3}}]', "",
+     [NOW, ("get_weather", {"days": 3})]),
+    ("mistral", 'Hm. [TOOL_CALLS]now{}[TOOL_CALLS]get_weather[ARGS]{"days": 3}', "Hm.",
+     [NOW, ("get_weather", {"days": 3})]),
+    ("mistral", '[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{"a": [1]}', "", [("now", {"a": [1]})]),
+    (
+        "qwen3_coder",
+        "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRio \"de\" Janeiro\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "I look.",
+        [WEATHER, NOW],
+    ),
+    ("qwen3_xml", "<function=get_weather>\n<parameter=city>\na\n\nb\n</parameter>\n</function>", "",
+     [("get_weather", {"city": "a\n\nb"})]),
+    ("qwen3_xml",
+     "<function=get_weather><parameter=unknown>[1, 2]</parameter><parameter=other>x</parameter></function>", "",
+     [("get_weather", {"unknown": [1, 2], "other": "x"})]),
+    (
+        "glm45",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rio \"de\" Janeiro</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call><tool_call>now\n</tool_call>",
+        "",
+        [WEATHER, NOW],
+    ),
+    (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="days">3</parameter>\n</invoke>\n'
+        '<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        "",
+        [("get_weather", {"days": 3}), NOW],
+    ),
+    ("seed_oss",
+     "<seed:tool_call>\n<function=get_weather>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>", "",
+     [("get_weather", {"days": 3})]),
+    (
+        "deepseek_v3",
+        "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"days\": 3}\n```"
+        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        "Sure.",
+        [("get_weather", {"days": 3}), NOW],
+    ),
+    ("deepseek_v31",
+     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "",
+     [NOW]),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"days": 3}'
+        "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "",
+        [("get_weather", {"days": 3}), NOW],
+    ),
+    (
+        "openai",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"days": 3}<|call|>'
+        "<|start|>assistant to=functions.now<|channel|>commentary<|message|>{}",
+        "One moment.",
+        [("get_weather", {"days": 3}), NOW],
+    ),
+    ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', "", [NOW]),
+    ("internlm", 'Ok<|action_start|><|plugin|>{"name": "get_weather", "parameters": {"days": 3}}<|action_end|>', "Ok",
+     [("get_weather", {"days": 3})]),
+    ("jamba", '<tool_calls>[\n{"name": "now", "arguments": {}},\n{"name": "now", "arguments": {}}\n]</tool_calls>', "",
+     [NOW, NOW]),
+    ("hunyuan_a13b", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [NOW]),
+    ("xlam", '[{"name": "get_weather", "arguments": {"days": 3}}]', "", [("get_weather", {"days": 3})]),
+    ("xlam", 'So:\n```json\n[{"name": "now", "arguments": {}}]\n```', "So:", [NOW]),
+    ("phi4mini", 'functools[{"name": "get_weather", "arguments": {"days": 3}}]', "", [("get_weather", {"days": 3})]),
+    ("gemma",
+     '<start_function_call>call:get_weather{city:<escape>Rio "de" Janeiro<escape>,days:3}<end_function_call>', "",
+     [WEATHER]),
+]  # fmt: skip
+
+
+def read(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    parser = FORMATS[name].parser(SCHEMAS)
+    parts = [parser.push(piece) for piece in pieces] + [parser.push("", last=True)]
+    calls = joined(call for part in parts for call in part.calls)
+    return "".join(part.content for part in parts), [(call.name or "", call.arguments) for call in calls]
+
+
+def cut(text: str, rng: Random) -> list[str]:
+    at = sorted(rng.randint(0, len(text)) for _ in range(rng.randint(0, 12)))
+    return [text[begin:end] for begin, end in zip([0, *at], [*at, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), RECORDED)
+def test_what_is_found(name: str, text: str, content: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    said, found = read(name, [text])
+    assert said == content
+    assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+
+
+def test_every_format_has_a_recording() -> None:
+    assert {name for name, *_ in RECORDED} == set(FORMATS)
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), RECORDED)
+def test_pieces_and_the_whole_give_the_same(name: str, text: str, content: str, calls: Any) -> None:
+    whole = read(name, [text])
+    assert read(name, list(text)) == whole
+    rng = Random(1)
+    for _ in range(30):
+        assert read(name, cut(text, rng)) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_broken_answers_are_read_all_the_same(data: st.DataObject) -> None:
+    name, text, *_ = data.draw(st.sampled_from(RECORDED))
+    begin, end = sorted(data.draw(st.tuples(st.integers(0, len(text)), st.integers(0, len(text)))))
+    other = data.draw(st.sampled_from(RECORDED))[1]
+    broken = data.draw(st.sampled_from([text[:end], text[begin:], text[:begin] + text[end:], text[:begin] + other]))
+    whole = read(name, [broken])
+    assert read(name, list(broken)) == whole
+    assert all(function for function, _ in whole[1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(FORMATS)), st.text("<>{}[]()\"'\\:,=| \nabfnowtool_cal/;`0", max_size=60))
+def test_any_text_at_all(name: str, text: str) -> None:
+    assert read(name, list(text)) == read(name, [text])
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_arguments_come_before_they_are_complete(name: str) -> None:
+    """Long texts are not held back till the end: whoever reads a file being written sees it grow."""
+    text = next(text for one, text, _, calls in RECORDED if one == name and calls)
+    parser = FORMATS[name].parser(SCHEMAS)
+    seen = [parser.push(char) for char in text]
+    assert any(part.calls and part.calls[0].name for part in seen)
+
+
+def test_harmony_holds_reasoning_and_answer() -> None:
+    text = "<|channel|>analysis<|message|>hm, 5<|end|><|start|>assistant<|channel|>final<|message|>Five."
+    for pieces in ([text], list(text)):
+        parser = FORMATS["openai"].parser({})
+        parts = [*(parser.push(piece) for piece in pieces), parser.push("", last=True)]
+        assert "".join(part.reasoning for part in parts) == "hm, 5"
+        assert "".join(part.content for part in parts) == "Five."
+    assert FORMATS["openai"].parser({}).push("no channels", last=True).content == "no channels"
+
+
+def test_each_call_has_an_id_of_its_own() -> None:
+    parser = FORMATS["mistral"].parser(SCHEMAS)
+    calls = joined(parser.push("[TOOL_CALLS]now{}[TOOL_CALLS]now{}", last=True).calls)
+    assert len({call.id for call in calls}) == 2
+    assert all(len(call.id or "") == 9 for call in calls)
+    kimi = FORMATS["kimi_k2"].parser(SCHEMAS)
+    text = "<|tool_call_begin|>functions.now:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    assert kimi.push(text, last=True).calls[0].id == "functions.now:7"

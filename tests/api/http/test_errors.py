@@ -1,0 +1,117 @@
+"""Error responses name the field and say what was wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.multimodal.renderer import Renderer
+from tests.support.server import running_server
+
+COMPLETIONS = "/v1/completions"
+
+
+async def test_pages_that_do_not_exist(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.http.get("/nowhere")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")
+        answer = await server.http.get(COMPLETIONS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (405, 405)
+        answer = await server.http.post(COMPLETIONS, content=b"{}", headers={"content-type": "text/plain"})
+        assert answer.status_code == 400
+
+
+CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        (COMPLETIONS, {"prompt": 5}, "prompt", "prompt: Input should be a valid string or a valid list"),
+        (COMPLETIONS, {}, "prompt", "prompt: Field required"),
+        (COMPLETIONS, {"prompt": "x", "stop": [1]}, "stop", "stop: Input should be a valid string; stop.0: Input "),
+        (CHAT, {"messages": [{**USER, "content": 5}]}, "messages.0.content", "messages.0.content: Input should be a "),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role: Field required"),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens: `max_tokens` must be at least 1"),
+        (COMPLETIONS, {"prompt": "x", "stream_options": {}}, "stream_options", "stream_options: Stream options can"),
+        (COMPLETIONS, {"prompt": "x", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "prompt_logprobs: "),
+        (CHAT, {"messages": [USER], "top_logprobs": 2}, "top_logprobs", "top_logprobs: when using"),
+        (
+            CHAT,
+            {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+            "add_generation_prompt: Cannot set both",
+        ),
+        ("/tokenize", {}, "prompt", "prompt: Exactly one of"),
+        (COMPLETIONS, [], None, "body: Input should be"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(1000)), "a")},
+            "logit_bias.0",
+            "logit_bias.0: Input should be a valid number",
+        ),
+    ],
+)
+async def test_the_field_at_fault_is_named(
+    tmp_path: Path, path: str, body: Any, param: str | None, message: str
+) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.post(path, body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param)
+        assert error["message"].startswith(message)
+        assert "Value error" not in error["message"]
+        assert error["message"].count(";") <= 10
+
+
+async def test_broken_json_blames_no_field(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        headers = {"content-type": "application/json"}
+        answer = await server.http.post(COMPLETIONS, content=b'{"prompt": "x", "max_tokens":}', headers=headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, None)
+        assert error["message"].startswith("body: JSON decode error: ")
+
+
+async def test_what_is_too_much_for_the_whole_server_is_named(tmp_path: Path) -> None:
+    async with running_server(tmp_path, capacity=3) as server:
+        for body, param in (({"prompt": ["x"] * 4}, "prompt"), ({"prompt": "x", "n": 4}, "n")):
+            answer = await server.post(COMPLETIONS, body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        answer = await server.post(CHAT, {"messages": [USER], "n": 4})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+
+
+async def test_our_own_mistakes_do_not_end_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("our mistake")
+
+    async with running_server(tmp_path) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        monkeypatch.setattr(Renderer, "text", broken)
+        with caplog.at_level(logging.ERROR):
+            status, body = await raw_post(reader, writer)
+        assert (status, json.loads(body)["error"]["code"]) == (500, 500)
+        assert "our mistake" in caplog.text
+        assert "our mistake" not in body
+        monkeypatch.undo()
+        assert (await raw_post(reader, writer))[0] == 200
+        writer.close()
+
+
+async def raw_post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, str]:
+    """Status and body of a completion over a connection that is kept."""
+    body = b'{"prompt": "x"}'
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+    (length,) = [int(line.partition(":")[2]) for line in lines if line.startswith("content-length")]
+    return int(lines[0].split()[1]), (await reader.readexactly(length)).decode()

@@ -1,0 +1,89 @@
+"""Responses requests as chat requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.api.responses.translation import sealed
+from tests.support.fake_core import FakeCore
+from tests.support.responses import PATH, TOOLS, ask, calling, prompts, stream, thinking
+from tests.support.server import running_server
+
+
+async def test_nothing_can_be_left_out_of_no_input(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.post(PATH, {"input": [], "instructions": "x" * 5000, "truncation": "auto"})
+    assert answer.status_code == 400
+
+
+async def test_reasoning_that_the_client_keeps(tmp_path: Path) -> None:
+    template = "{% for m in messages %}[{{ m.role }}:{{ m.reasoning or '' }}:{{ m.content or '' }}]{% endfor %}"
+    core = calling("<think>\nRome, then.\n</think>\n\nYes")
+    async with thinking(tmp_path, core, chat_template=template) as server:
+        body = await ask(server, store=False, include=["reasoning.encrypted_content"])
+        sealed = {**body["output"][0], "content": []}
+        await ask(
+            server, [{"role": "user", "content": "hi"}, sealed, body["output"][1], {"role": "user", "content": "so"}]
+        )
+        foreign = {**sealed, "encrypted_content": "gAAAAA"}
+        refused = await server.post(PATH, {"input": [foreign]})
+    assert "[assistant:Rome, then.:Yes]" in prompts(core)[1]
+    assert refused.status_code == 400
+
+
+async def test_old_turns_are_dropped_to_fit(tmp_path: Path) -> None:
+    turns: list[Any] = [{"role": "developer", "content": "Rules."}]
+    turns += [{"role": "user", "content": f"<{number}>" + "x" * 60} for number in range(12)]
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        refused = await server.post(PATH, {"input": turns, "max_output_tokens": 20})
+        assert refused.status_code == 400
+        await ask(server, turns, max_output_tokens=20, truncation="auto")
+    assert "Rules." in prompts(core)[0]
+    assert "<11>" in prompts(core)[0]
+    assert "<0>" not in prompts(core)[0]
+
+
+async def test_the_result_of_a_call_keeps_its_call(tmp_path: Path) -> None:
+    items = [
+        {"role": "user", "content": "x" * 400},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "warm" + "y" * 60},
+    ]
+    core = FakeCore()
+    async with thinking(tmp_path, core) as server:
+        await ask(server, items, tools=TOOLS, truncation="auto", max_output_tokens=20)
+        hopeless = {"input": items, "truncation": "auto", "max_output_tokens": 1 << 30}
+        assert (await server.post(PATH, hopeless)).status_code == 400
+    assert "warm" in prompts(core)[0]
+    assert "xxx" not in prompts(core)[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tool_calls": "1000000000000000000000"},
+        {"tools": [{"type": "function", "name": "f", "parameters": "DEEP"}]},
+        {"input": [{"role": "user", "content": "hi", "more": "DEEP"}]},
+        {"input": [{"type": "reasoning", "encrypted_content": "BOMB"}]},
+    ],
+)
+async def test_monsters_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    text = json.dumps({"input": "hi", **fields})
+    bomb = sealed("\0" * (1 << 23))
+    text = text.replace('"DEEP"', '{"a":' * 300 + "{}" + "}" * 300).replace("BOMB", bomb)
+    async with running_server(tmp_path, tool_call_parser="hermes") as server:
+        answer = await server.http.post(PATH, content=text, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        assert (await ask(server))["status"] == "completed"
+
+
+async def test_half_characters_in_arguments_are_replaced(tmp_path: Path) -> None:
+    core = calling('<tool_call>\n{"name": "weather", "arguments": {"city": "\\ud800"}}\n</tool_call>')
+    async with thinking(tmp_path, core) as server:
+        assert (await ask(server, tools=TOOLS))["output"][0]["type"] == "function_call"
+        assert (await stream(server, tools=TOOLS))[-1]["type"] == "response.completed"

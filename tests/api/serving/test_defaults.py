@@ -1,0 +1,36 @@
+"""Sampling defaults and end-of-sequence tokens from model files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quire.api.serving.defaults import read_defaults
+from quire.engine.wire.protocol import AddRequest
+from quire.multimodal.tokenizer import Tokenizer
+from tests.support.fake_core import FakeCore
+from tests.support.server import running_server
+from tests.support.tokenizer import EOS, VOCAB_SIZE, write_tokenizer
+
+PATH = "/v1/completions"
+
+
+def test_defaults_beyond_the_bounds_of_requests_are_left_out(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    given = {"temperature": -1, "top_p": 0.9, "top_k": "many", "repetition_penalty": 1e39, "max_new_tokens": 0}
+    given |= {"eos_token_id": [1, -1, "x", None]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    defaults = read_defaults(tmp_path, tokenizer, "auto")
+    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (1.0, 0.9, 0)
+    assert (defaults.repetition_penalty, defaults.max_tokens) == (1.0, None)
+    assert defaults.eos_token_ids == (1, EOS)
+
+
+async def test_ends_that_the_model_does_not_have_are_dropped(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, VOCAB_SIZE]}))
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        await server.post(PATH, {"prompt": "hi"})
+    (message,) = [message for message in core.received if isinstance(message, AddRequest)]
+    assert message.params.eos_token_ids == (5, EOS)

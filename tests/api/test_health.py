@@ -1,0 +1,81 @@
+"""/health, /ready, /version and /load."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from quire.engine.wire import client as client_module
+from tests.support.fake_core import FakeCore, says
+from tests.support.server import chunks_of, running_server, until
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+LONG = {"prompt": "x", "max_tokens": 400}
+
+
+async def test_health_is_green_then_red_when_the_engine_dies(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 400), die_at_step=20)
+    async with running_server(tmp_path, core) as server:
+        for path in ("/health", "/ping", "/ready"):
+            answer = await server.http.get(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert (await server.http.head(path)).status_code == 200
+        assert (await server.http.post("/ping")).status_code == 200
+        core.hold.set()
+        chat = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        bodies = ((COMPLETIONS, {**LONG, "stream": True}), (CHAT, chat), (COMPLETIONS, LONG))
+        tasks = [asyncio.create_task(server.post(path, body)) for path, body in bodies]
+        await until(lambda: len(core.active) == 3)
+        core.hold.clear()
+        answers = [await task for task in tasks]
+        for answer in answers[:2]:
+            assert answer.status_code == 200
+            last = chunks_of(answer.text)[-1]
+            assert "told to die" in last["error"]["message"]
+            assert last["error"]["code"] == 503
+        assert answers[2].status_code == 503
+        for path in ("/health", "/ping", "/ready"):
+            answer = await server.http.get(path)
+            assert answer.status_code == 503
+            assert "told to die" in answer.json()["error"]["message"]
+        assert (await server.post(COMPLETIONS, LONG)).status_code == 503
+
+
+async def test_a_stuck_engine_is_unhealthy_until_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PING_EVERY", 0.01)
+    core = FakeCore()
+    async with running_server(tmp_path, core, stall_timeout=0.3) as server:
+        assert (await server.http.get("/health")).status_code == 200
+        core.deaf.set()
+        async with asyncio.timeout(10):
+            while (answer := await server.http.get("/health")).status_code == 200:
+                await asyncio.sleep(0.02)
+        assert "no progress" in answer.json()["error"]["message"]
+        core.deaf.clear()
+        async with asyncio.timeout(10):
+            while (await server.http.get("/health")).status_code != 200:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_draining_server_is_not_ready_but_healthy(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        server.state.draining = True
+        assert (await server.http.get("/ready")).status_code == 503
+        assert (await server.http.get("/health")).status_code == 200
+
+
+async def test_version_and_load(tmp_path: Path) -> None:
+    core = FakeCore()
+    core.hold.set()
+    async with running_server(tmp_path, core) as server:
+        assert set((await server.http.get("/version")).json()) == {"version"}
+        assert (await server.http.get("/load")).json() == {"server_load": 0}
+        task = asyncio.create_task(server.post(COMPLETIONS, {"prompt": "x"}))
+        await until(lambda: core.active)
+        assert (await server.http.get("/load")).json() == {"server_load": 1}
+        core.hold.clear()
+        await task
+        assert (await server.http.get("/load")).json() == {"server_load": 0}

@@ -1,0 +1,45 @@
+"""`quire chat` against a real server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.process import ServerProcess, serving, tiny_model
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with serving(str(tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=4096))) as running:
+        yield running
+
+
+def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:
+    """Output of a command."""
+    out = subprocess.run(
+        [sys.executable, "-m", "quire", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert out.returncode == status, out.stdout + out.stderr
+    return out.stdout + (out.stderr if status else "")
+
+
+def test_chat_streams_answers_and_remembers(server: ServerProcess) -> None:
+    one = quire("chat", "--url", f"{server.url}/v1", "--message", "hi", "--max-tokens", "5", "--temperature", "0")
+    assert one.strip()
+    talk = quire(
+        *("chat", "--url", f"{server.url}/v1", "--max-tokens", "5", "--temperature", "0", "--system", "be brief"),
+        stdin="/help\nhi\nagain\n/clear\nhi\n/exit\n",
+    )
+    assert talk.startswith("Chatting with tiny.")
+    _, *answers = [line.replace("> ", "") for line in talk.split("\n") if line.startswith("> ")]
+    first, second, after_clearing, end = answers
+    assert first == after_clearing != second
+    assert end == ""

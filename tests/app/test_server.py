@@ -1,0 +1,138 @@
+"""How a server ends: running requests finish, or are told why they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quire.api.responses.store import ResponseStore
+from tests.support.process import ServerProcess, eventually, serving, tiny_model
+
+PROMPT = {"prompt": "abc", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
+LONG = {**PROMPT, "n": 40}  # for one sequence at a time
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(params=["thread", "process"])
+def where(request: pytest.FixtureRequest) -> list[str]:
+    return ["--engine-process"] if request.param == "process" else []
+
+
+@contextmanager
+def streaming(server: ServerProcess, body: dict[str, object]) -> Iterator[Iterator[str]]:
+    """Lines of a stream that has begun."""
+    with server.http as client, client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        next(lines)
+        yield lines
+
+
+def in_flight(server: ServerProcess) -> int:
+    return int(httpx.get(f"{server.url}/load").json()["server_load"])
+
+
+def assert_it_ended_well(server: ServerProcess) -> None:
+    """Status 0, and nothing left behind that the log would tell of."""
+    assert server.process.wait(30) == 0, server.log
+    for word in ("Traceback", "leaked", "Cancel"):
+        assert word not in server.log
+
+
+def test_sigterm_drains_then_stops(folder: Path, where: list[str]) -> None:
+    with serving(str(folder), *where) as server:
+        with streaming(server, PROMPT) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-1] == "[DONE]"
+        assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
+        assert_it_ended_well(server)
+
+
+def test_a_drain_that_takes_too_long_ends_requests_with_an_error(folder: Path, where: list[str]) -> None:
+    with (
+        serving(str(folder), "--drain-timeout", "0.5", "--max-num-seqs", "1", *where) as server,
+        ThreadPoolExecutor(1) as other,
+    ):
+        with streaming(server, LONG) as lines:
+            plain = other.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=60)
+            eventually(lambda: in_flight(server) == 2)
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-1] == "[DONE]"
+        assert "shutting down" in json.loads(rest[-2])["error"]["message"]
+        assert plain.result().status_code == 503
+        assert "shutting down" in plain.result().json()["error"]["message"]
+        assert_it_ended_well(server)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_drain_at_once(folder: Path, second: signal.Signals) -> None:
+    with serving(str(folder), "--drain-timeout", "1000", "--max-num-seqs", "1") as server:
+        with streaming(server, LONG) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: "shutting down" in server.log)
+            server.process.send_signal(second)
+            rest = list(lines)
+        assert rest[-1] == "[DONE]"
+        assert "shutting down" in json.loads(rest[-2])["error"]["message"]
+        assert_it_ended_well(server)
+
+
+def test_a_client_that_never_sends_its_body_does_not_hold_the_server(folder: Path) -> None:
+    with serving(str(folder), "--drain-timeout", "0.1") as server:
+        url = httpx.URL(server.url)
+        with socket.create_connection((url.host, url.port or 0)) as client:
+            head = "POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", "Content-Length: 9"
+            client.sendall("\r\n".join([*head, "", ""]).encode())
+            eventually(lambda: in_flight(server) == 1)
+            server.process.send_signal(signal.SIGTERM)
+            assert_it_ended_well(server)
+
+
+def store_of(folder: Path) -> str:
+    return f"sqlite:///{folder.parent / 'responses.db'}"
+
+
+def begin(server: ServerProcess, count: int) -> list[str]:
+    """Ids of responses in the background, which are made one after the other."""
+    body = {"input": "abc", "temperature": 0, "ignore_eos": True, "max_output_tokens": 200, "background": True}
+    with server.http as client:
+        return [str(client.post("/v1/responses", json=body).json()["id"]) for _ in range(count)]
+
+
+def test_responses_in_the_background_are_drained(folder: Path, where: list[str]) -> None:
+    with serving(str(folder), "--max-num-seqs", "1", "--response-store", store_of(folder), *where) as server:
+        ids = begin(server, 4)
+        server.process.send_signal(signal.SIGTERM)
+        assert_it_ended_well(server)
+    for response_id in ids:
+        stored = asyncio.run(ResponseStore(store_of(folder), 0).load(response_id))
+        assert stored is not None
+        assert stored.response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_responses_that_would_take_too_long_are_kept_as_failed(folder: Path) -> None:
+    arguments = [str(folder), "--max-num-seqs", "1", "--response-store", store_of(folder)]
+    with serving(*arguments, "--drain-timeout", "1000") as server:
+        last = begin(server, 40)[-1]
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "shutting down" in server.log)
+        server.process.send_signal(signal.SIGTERM)
+        assert_it_ended_well(server)
+    with serving(*arguments) as server:
+        response = httpx.get(f"{server.url}/v1/responses/{last}").json()
+    assert response["status"] == "failed"
+    assert "shutting down" in response["error"]["message"]

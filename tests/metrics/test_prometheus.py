@@ -1,0 +1,69 @@
+"""Prometheus metrics over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.fake_core import FakeCore, says
+from tests.support.server import Server, running_server, until
+
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "x", "max_tokens": 400}
+
+
+async def metrics_of(server: Server) -> dict[str, float]:
+    """Samples of the metrics page by name and labels."""
+    lines = (await server.http.get("/metrics")).text.splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+async def test_metrics_count_what_happened(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 10))
+    async with running_server(tmp_path, core) as server:
+        for _ in range(3):
+            await server.post(COMPLETIONS, {"prompt": "abcd", "max_tokens": 5})
+        labels = '{engine="0",model_name="fake"}'
+        for prefix in ("quire:", "vllm:"):
+            found = await metrics_of(server)
+            expected = {
+                "prompt_tokens_total": 12,
+                "generation_tokens_total": 15,
+                "time_to_first_token_seconds_count": 3,
+                "inter_token_latency_seconds_count": 12,
+                "e2e_request_latency_seconds_count": 3,
+                "request_queue_time_seconds_count": 3,
+                "request_prefill_time_seconds_count": 3,
+                "request_decode_time_seconds_count": 3,
+                "request_inference_time_seconds_count": 3,
+                "request_time_per_output_token_seconds_count": 3,
+                "request_prompt_tokens_sum": 12,
+                "request_generation_tokens_sum": 15,
+                "request_params_max_tokens_sum": 15,
+            }
+            for name, value in expected.items():
+                assert found[f"{prefix}{name}{labels}"] == value, name
+            ended = f'{prefix}request_success_total{{engine="0",finished_reason="length",model_name="fake"}}'
+            assert found[ended] == 3
+        handled = 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}'
+        assert found[handled] == 3
+
+
+async def test_metrics_return_to_nothing_after_clients_left(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 400))
+    core.hold.set()
+    core.allow(1)
+    async with running_server(tmp_path, core) as server:
+        async with server.http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
+            await anext(answer.aiter_bytes())
+        await until(lambda: not core.active)
+        found = await metrics_of(server)
+        assert found['quire:request_success_total{engine="0",finished_reason="abort",model_name="fake"}'] == 1
+
+
+async def test_metrics_under_quires_names_only(tmp_path: Path) -> None:
+    async with running_server(tmp_path, vllm_metric_names=False) as server:
+        answer = await server.http.get("/metrics")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        page = answer.text
+        assert "quire:" in page
+        assert "vllm:" not in page
