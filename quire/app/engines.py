@@ -63,6 +63,7 @@ class RunningEngine:
             memory_share=memory_share,
         )
         self._handle.start(partial(serve_core, config), self.client.fail)
+        self._model: ServedModel | None = None
 
     async def loaded(self) -> ServedModel:
         """The model, once it has been loaded.
@@ -88,9 +89,12 @@ class RunningEngine:
             parser_tokens=parser_tokens(reasoning, tools, self._tokenizer.special_tokens),
             priority_scheduling=settings.scheduling_policy == "priority",
         )
-        return replace(model, grammars=GrammarChecker(folder, info.vocab_size, model.eos_token_ids))
+        self._model = replace(model, grammars=GrammarChecker(folder, info.vocab_size, model.eos_token_ids))
+        return self._model
 
     async def stop(self) -> None:
-        """Stop the core and wait until it has ended."""
+        """Stop the core, loaded or not, and wait until it has ended."""
+        if self._model is not None:
+            self._model.close()
         await self.client.close()
         await self._handle.join(_STOP_TIMEOUT)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import signal
 import ssl
+import sys
 
 from quire.app.files import check_readable
 from quire.app.models import resolve_models
@@ -20,6 +22,7 @@ def run(settings: Serve) -> int:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("httpx", "httpx2", "mcp", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, _exit)  # until the models are loaded; without it Python ends without cleaning up
     _check(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
@@ -27,6 +30,10 @@ def run(settings: Serve) -> int:
         from quire.app.serving import serve  # noqa: PLC0415 imports torch while the configs are read
 
         return serve(settings, sources, model_configs, sockets)
+
+
+def _exit(*_: object) -> None:
+    sys.exit(0)
 
 
 def _check(settings: Serve) -> None:

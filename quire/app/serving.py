@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import uvloop
 
@@ -33,6 +34,10 @@ from quire.multimodal.tokenizer import TokenizerMissing
 logger = logging.getLogger("quire")
 
 
+class LoadingInterrupted(Exception):
+    """A signal asked the server to stop before its models were loaded."""
+
+
 def serve(
     settings: Serve,
     sources: Sequence[ModelSource],
@@ -50,6 +55,9 @@ def serve(
     try:
         status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))
         return status
+    except LoadingInterrupted:
+        logger.info("stopped while loading")
+        return 0
     except (EngineDead, ModelError, TokenizerMissing, PromptError, StoreFailed) as error:
         logger.error("cannot serve: %s", error)
         return 1
@@ -61,28 +69,34 @@ async def _serve(
     model_configs: Sequence[Future[ModelConfig]],
     sockets: list[socket.socket],
 ) -> int:
-    store = ResponseStore(settings.response_store, settings.response_ttl)
-    if settings.response_store is not None:
-        await store.open()
-    async with _engines(settings, sources, model_configs) as models:
-        state = ServerState(
-            models=models,
-            limits=LimitOptions.of(settings),
-            strict_fields=settings.strict_fields,
-            trust_request_chat_template=settings.trust_request_chat_template,
-            stall_timeout=settings.stall_timeout,
-            sse_keepalive=settings.sse_keepalive,
-        )
-        metrics = Metrics(
-            max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
-        )
-        for index, model in enumerate(models):
-            model.client.observer = ModelMetrics(metrics, model.names[0], index)
-        options = ServerOptions.of(settings)
-        responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
-        server = Server(create_app(state, metrics, responses, options), state, responses, options)
-        await server.serve(sockets)
-        return 0 if server.started else 1
+    async with aclosing(ResponseStore(settings.response_store, settings.response_ttl)) as store:
+        if settings.response_store is not None:
+            await store.open()
+        async with _engines(settings, sources, model_configs) as models:
+            return await _serve_models(settings, models, store, sockets)
+
+
+async def _serve_models(
+    settings: Serve, models: Sequence[ServedModel], store: ResponseStore, sockets: list[socket.socket]
+) -> int:
+    state = ServerState(
+        models=models,
+        limits=LimitOptions.of(settings),
+        strict_fields=settings.strict_fields,
+        trust_request_chat_template=settings.trust_request_chat_template,
+        stall_timeout=settings.stall_timeout,
+        sse_keepalive=settings.sse_keepalive,
+    )
+    metrics = Metrics(
+        max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
+    )
+    for index, model in enumerate(models):
+        model.client.observer = ModelMetrics(metrics, model.names[0], index)
+    options = ServerOptions.of(settings)
+    responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
+    server = Server(create_app(state, metrics, responses, options), state, responses, options)
+    await server.serve(sockets)
+    return 0 if server.started else 1
 
 
 @asynccontextmanager
@@ -97,6 +111,26 @@ async def _engines(
             RunningEngine(source, model_config_of(reading), settings, share)
             for source, reading in zip(sources, model_configs, strict=True)
         )
-        yield [await engine.loaded() for engine in engines]
+        yield await _loaded(engines)
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))
+
+
+async def _loaded(engines: Sequence[RunningEngine]) -> list[ServedModel]:
+    """Wait until all models are loaded.
+
+    Raises:
+        LoadingInterrupted: SIGTERM or SIGINT arrived first.
+    """
+    loop = asyncio.get_running_loop()
+    loading = asyncio.gather(*(engine.loaded() for engine in engines))
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:  # later the server handles them itself
+        loop.add_signal_handler(number, loading.cancel)
+    try:
+        return await loading
+    except asyncio.CancelledError:
+        raise LoadingInterrupted from None
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

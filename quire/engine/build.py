@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -29,7 +30,7 @@ from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready
+from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,10 @@ class CoreConfig:
     memory_share: int | None = None
 
 
+class LoadingStopped(Exception):
+    """The front end asked the core to stop before the model was loaded."""
+
+
 def serve_core(config: CoreConfig, address: str) -> None:
     """Body of a core's thread or process: load the model, serve, and report if either fails."""
     with CoreChannel(address) as channel:
@@ -56,6 +61,8 @@ def serve_core(config: CoreConfig, address: str) -> None:
                 core.run()
             finally:
                 core.close()
+        except LoadingStopped:
+            logger.info("loading was stopped")
         except (ModelError, OutOfCacheMemory) as error:
             channel.send(CoreDied(str(error)))
         except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
@@ -69,6 +76,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     Raises:
         ModelError: the model cannot be loaded.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
+        LoadingStopped: the front end asked to stop.
     """
     options = config.engine
     if options.num_threads is not None:
@@ -76,7 +84,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     device = find_device(config.model.device)
     logger.info("%s", device.description)
     with device.activate():
-        loaded = load_model(config.folder, config.model_config, config.model, device, _progress_bar)
+        loaded = load_model(config.folder, config.model_config, config.model, device, partial(_progress_bar, channel))
         core, num_blocks, cache_bytes = _around(loaded, config, device, channel)
     keep_freed_memory()  # not before: what loading frees is not needed again
     info = ModelInfo(
@@ -158,11 +166,14 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -
 
 
 @contextmanager
-def _progress_bar(total: int) -> Iterator[Progress]:
+def _progress_bar(channel: CoreChannel, total: int) -> Iterator[Progress]:
+    """Shows the bytes loaded, and stops between two tensors if the front end asks for it."""
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False) as bar:
 
         def advance(count: int) -> None:
             bar.update(count)
+            if isinstance(channel.receive(0.0), Shutdown):  # nothing else is sent before `Ready`
+                raise LoadingStopped
 
         yield advance
     logger.debug("resident after loading: %.2f GiB", psutil.Process().memory_info().rss / 2**30)

@@ -170,9 +170,23 @@ class ModelMetrics:
     def on_finish(self, record: RequestRecord) -> None:
         """Record the end of a sequence."""
         self._ends[record.finish_reason].inc()
+        if record.task == "pool":
+            self._observe_pooled(record)
+        elif record.times.first_token:
+            self._observe_generated(record)
+
+    def _observe_pooled(self, record: RequestRecord) -> None:
         times, histograms = record.times, self._histograms
-        if not times.first_token:
+        if record.finish_reason != "stop":
             return
+        self._counters["prompt_tokens"].inc(record.prompt_tokens)
+        histograms["request_prompt"].observe(record.prompt_tokens)
+        histograms["e2e"].observe(record.finished - times.arrived)
+        histograms["queue"].observe(max(0.0, times.scheduled - times.arrived))
+        histograms["inference"].observe(record.finished - times.scheduled)
+
+    def _observe_generated(self, record: RequestRecord) -> None:
+        times, histograms = record.times, self._histograms
         self._counters["prompt_tokens"].inc(record.prompt_tokens)
         decode = times.last_token - times.first_token
         for name, value in (

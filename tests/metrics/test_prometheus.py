@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.fake_core import FakeCore, says
+from quire.engine.wire.protocol import PoolingParams
+from quire.engine.wire.stream import PoolRequest
+from tests.support.fake_core import FakeCore, prompt_of, says
 from tests.support.server import Server, running_server, until
 
 COMPLETIONS = "/v1/completions"
@@ -67,3 +69,17 @@ async def test_metrics_under_quires_names_only(tmp_path: Path) -> None:
         page = answer.text
         assert "quire:" in page
         assert "vllm:" not in page
+
+
+async def test_pooled_requests_are_counted_without_token_times(tmp_path: Path) -> None:
+    async with running_server(tmp_path, FakeCore()) as server:
+        request = PoolRequest(prompt=prompt_of("abcd"), params=PoolingParams(kind="last"))
+        await server.state.models[0].client.pool(request)
+        found = await metrics_of(server)
+    labels = '{engine="0",model_name="fake"}'
+    assert found['quire:request_success_total{engine="0",finished_reason="stop",model_name="fake"}'] == 1
+    assert found[f"quire:prompt_tokens_total{labels}"] == 4
+    for name in ("e2e_request_latency", "request_queue_time", "request_inference_time"):
+        assert found[f"quire:{name}_seconds_count{labels}"] == 1
+    for name in ("time_to_first_token", "request_prefill_time", "request_decode_time"):
+        assert found[f"quire:{name}_seconds_count{labels}"] == 0

@@ -20,7 +20,10 @@ from quire.engine.wire.protocol import (
     ModelInfo,
     Ping,
     Pong,
+    PooledOutput,
+    PoolingParams,
     Ready,
+    RequestOutput,
     Shutdown,
     StepOutput,
     StepStats,
@@ -123,8 +126,12 @@ class FakeCore:
         return True
 
     def _step(self) -> StepOutput:
-        outputs = []
+        outputs: list[RequestOutput] = []
         for request_id, (message, answer, given) in list(self.active.items()):
+            if isinstance(message.task, PoolingParams):
+                outputs.append(PooledOutput(request_id, message.prompt.astype(np.float32)))
+                del self.active[request_id]
+                continue
             token, made, params = answer[given], given + 1, message.params
             ends = token in params.eos_token_ids
             reason = "stop" if ends else "length" if made >= params.max_tokens or made == len(answer) else None

@@ -52,6 +52,10 @@ class Database:
                 sa.event.listen(self._engine, "connect", _write_ahead)
             _metadata.create_all(self._engine)
 
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
     def put(self, row: Mapping[str, Any], now: float) -> None:
         """Insert or replace a row, and delete rows that have expired."""
         with _failing("did not accept the response"), self._serialised, self._engine.begin() as connection:

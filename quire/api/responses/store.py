@@ -110,6 +110,11 @@ class ResponseStore:
         """
         await self._run(lambda _: None)
 
+    async def aclose(self) -> None:
+        """Close the database, if it was opened."""
+        if self._database is not None:
+            await asyncio.to_thread(self._database.close)
+
     async def _run(self, work: Callable[[Database], T]) -> T:
         return await asyncio.to_thread(lambda: work(self._opened()))
 

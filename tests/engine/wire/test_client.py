@@ -6,16 +6,25 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.engine.wire import client as client_module
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.errors import EngineDead, EngineOverloaded, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.launch import ThreadCore
-from quire.engine.wire.protocol import Abort, AddRequest, SamplingParams, StepStats, TokenLogprobs, TokensOutput
+from quire.engine.wire.protocol import (
+    Abort,
+    AddRequest,
+    PoolingParams,
+    SamplingParams,
+    StepStats,
+    TokenLogprobs,
+    TokensOutput,
+)
 from quire.engine.wire.records import NullObserver, RequestRecord
-from quire.engine.wire.stream import Delta, GenerateRequest, SequenceStream
+from quire.engine.wire.stream import Delta, GenerateRequest, PooledStream, PoolRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
 from tests.support.tokenizer import EOS, byte_tokenizer
 
@@ -256,3 +265,59 @@ async def test_ids_of_requests_never_repeat() -> None:
         await asyncio.gather(*(collect(client, request()) for _ in range(20)))
     ids = [message.request_id for message in core.received if isinstance(message, AddRequest)]
     assert len(set(ids)) == 20
+
+
+def pooling(text: str = "hello", **fields: Any) -> PoolRequest:
+    return PoolRequest(prompt=prompt_of(text), params=PoolingParams(kind="last"), **fields)
+
+
+async def test_pooled_arrays_arrive_beside_generated_text() -> None:
+    finished: list[RequestRecord] = []
+
+    class Records(NullObserver):
+        def on_finish(self, record: RequestRecord) -> None:
+            finished.append(record)
+
+    async with running_client(FakeCore()) as client:
+        client.observer = Records()
+        pooled, (text, _) = await asyncio.gather(client.pool(pooling("abc")), collect(client, request()))
+        assert pooled.data.dtype == np.float32
+        assert pooled.data.tolist() == prompt_of("abc").tolist()
+        assert text == "HELLO"
+        assert client.open_streams == 0
+    assert sorted((record.task, record.finish_reason, record.prompt_tokens) for record in finished) == [
+        ("generate", "stop", 5),
+        ("pool", "stop", 3),
+    ]
+
+
+async def test_cancelled_pooling_is_aborted() -> None:
+    core = FakeCore()
+    core.hold.set()
+    async with running_client(core) as client:
+        task = asyncio.create_task(client.pool(pooling()))
+        await until(lambda: len(core.active) == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: any(isinstance(message, Abort) for message in core.received))
+        assert not core.active
+
+
+async def test_pooling_fails_with_its_engine_and_after_its_timeout() -> None:
+    core = FakeCore(die_at_step=1)
+    async with running_client(core) as client:
+        with pytest.raises(EngineDead, match="told to die"):
+            await client.pool(pooling())
+    slow = FakeCore()
+    slow.hold.set()
+    async with running_client(slow) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.pool(pooling(timeout=0.01))
+
+
+async def test_an_output_of_another_task_fails_the_request() -> None:
+    stream = PooledStream(pooling())
+    stream.put(TokensOutput("id", [1]))
+    with pytest.raises(RequestFailed, match="does not fit"):
+        await stream.result()

@@ -51,6 +51,10 @@ class GrammarChecker:
             raise InvalidRequest(f"The grammar of the structured output is not supported: {problem}", param)
         return grammar
 
+    def close(self) -> None:
+        """End the threads; grammars that they have not begun to check are dropped."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
     def _write_and_check(self, write: Callable[[Mapping[str, int]], str]) -> tuple[str, str | None]:
         tokens = self._tokens = self._tokens or GrammarTokens(*self._tokens_arguments)
         grammar = write(tokens.special)
