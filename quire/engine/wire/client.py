@@ -1,4 +1,4 @@
-"""The front end's view of one engine: requests in, streams of deltas out."""
+"""Client side of one engine: sends requests and returns streams of deltas."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _PING_EVERY = 1.0  # seconds
 
 
 class EngineClient:
-    """Sends requests to a core and hands its outputs to their streams. Lives on one event loop."""
+    """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop."""
 
     def __init__(self, channel: FrontChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
-        """Capacity: how many sequences may run and wait at once."""
+        """`capacity`: maximum number of running and waiting sequences."""
         self._channel = channel
         self._tokenizer = tokenizer
         self.observer: Observer = NullObserver()
@@ -65,7 +65,7 @@ class EngineClient:
         self._pinging = asyncio.create_task(self._ping())
         channel.listen(self._receive)
         self.capacity = capacity
-        self.held = 0  # places of admitted requests, which may not have begun
+        self.held = 0  # sequences of admitted requests, including requests that have not started
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded.
@@ -77,39 +77,39 @@ class EngineClient:
 
     @property
     def stats(self) -> StepStats:
-        """State after the engine's last step."""
+        """Statistics after the engine's last step."""
         return self._stats
 
     @property
     def in_flight(self) -> int:
-        """Sequences that run or wait."""
+        """Number of running and waiting sequences."""
         return len(self._streams)
 
     @property
     def dead(self) -> EngineDead | None:
-        """Why the engine ended, if it has."""
+        """The error that ended the engine; None while it runs."""
         return self._dead
 
     async def died(self) -> None:
-        """Wait for the engine's end.
+        """Wait until the engine has ended.
 
         Raises:
-            EngineDead: it has come.
+            EngineDead: always, with the reason.
         """
         await self._ended.wait()
         assert self._dead is not None
         raise self._dead
 
     def stalled_for(self) -> float:
-        """Seconds for which the core has owed a sign of life; 0 if it owes none."""
+        """Seconds without a message from the core since an unanswered ping; 0 if every ping was answered."""
         return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
 
     def admit(self, sequences: int) -> Callable[[], None]:
-        """Take places for so many more sequences; gives what frees them at the request's end.
+        """Reserve capacity for a request with `sequences` sequences; returns a function that frees it again.
 
         Raises:
             EngineDead: the engine has ended.
-            EngineOverloaded: there is no room.
+            EngineOverloaded: the capacity is used up.
         """
         if self._dead is not None:
             raise self._dead
@@ -129,12 +129,12 @@ class EngineClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Generate one sequence; closing the generator early frees the request within an engine step.
 
-        Whether there is room is asked before, with `admit`: a stream that has begun should not fail for want of it.
+        Capacity is reserved before with `admit`, so that a stream does not fail for lack of it after it has started.
 
         Raises:
-            RequestFailed: the engine gave the request up.
+            RequestFailed: the engine failed the request.
             EngineDead: the engine has ended.
-            DeadlineExceeded: it took longer than it may.
+            DeadlineExceeded: the request's timeout has passed.
         """
         detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
         stream = SequenceStream(request, detokenizer)
@@ -149,7 +149,7 @@ class EngineClient:
         """Pool the hidden states of one prompt; cancelling frees the request within an engine step.
 
         Raises:
-            RequestFailed: the engine gave the request up.
+            RequestFailed: the engine failed the request.
             EngineDead: the engine has ended.
             DeadlineExceeded: the request's timeout has passed.
         """
@@ -159,7 +159,7 @@ class EngineClient:
 
     @contextmanager
     def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
-        """Send a request to the core and register its stream; at the end abort it if the core has not finished it."""
+        """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
         if self._dead is not None:
             raise self._dead
         request_id = uuid.uuid4().hex
@@ -185,7 +185,7 @@ class EngineClient:
         return asyncio.get_running_loop().call_later(timeout, stream.fail, error)
 
     async def close(self) -> None:
-        """Tell the core to end and stop listening to it; open streams fail."""
+        """Shut the core down and stop listening to it; open streams fail."""
         with suppress(EngineDead):
             self._channel.send(Shutdown())
         self._end("the server is shutting down")
@@ -195,7 +195,7 @@ class EngineClient:
         self._channel.close()
 
     def fail(self, reason: str) -> None:
-        """Mark the engine dead and let every open stream know."""
+        """Mark the engine as dead and fail every open stream."""
         if self._dead is None:
             if self._ready.done():
                 logger.error("the engine has ended: %s", reason)
@@ -206,7 +206,7 @@ class EngineClient:
         self._ended.set()
         if not self._ready.done():
             self._ready.set_exception(self._dead)
-            self._ready.exception()  # seen: whoever awaits `ready` still gets it
+            self._ready.exception()  # marks it as retrieved; awaiting `ready` still raises it
         for stream in self._streams.values():
             stream.fail(self._dead)
 
@@ -214,7 +214,7 @@ class EngineClient:
         self._last_seen = time.monotonic()
         try:
             self._handle(message)
-        except Exception:  # the event loop's edge: streams wait for the messages behind this one
+        except Exception:  # later messages must still be handled
             logger.exception("a message from the engine could not be handled")
 
     def _handle(self, message: CoreMessage) -> None:
@@ -237,7 +237,7 @@ class EngineClient:
             return  # the reader left, or a stop string finished it; the abort is on its way
         try:
             self._put(stream, output)
-        except Exception as error:  # the stream's edge: the others go on
+        except Exception as error:  # fails this stream only
             logger.exception("an output of request %s could not be handled", output.request_id)
             stream.fail(RequestFailed(f"The output could not be handled: {type(error).__name__}: {error}"))
 
