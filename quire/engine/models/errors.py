@@ -1,30 +1,30 @@
-"""Why a model cannot be loaded.
+"""Errors in loading a model.
 
 ModelError
-├── BrokenFolder          files are missing or cannot be read
-├── UnknownArchitecture   nothing here runs such a model
-├── UnsupportedModel      the architecture is known, but not this variant (quantisation, option)
-└── WeightMismatch        a weight is missing, extra or of the wrong shape
+├── BrokenFolder          files are missing or unreadable
+├── UnknownArchitecture   no implementation supports this kind of model
+├── UnsupportedModel      the architecture is supported, but not this variant (quantization, option)
+└── WeightMismatch        a weight is missing, unexpected or of the wrong shape
 """
 
 from __future__ import annotations
 
 
 class ModelError(Exception):
-    """Base of the errors in loading a model."""
+    """Base class of the errors in loading a model."""
 
 
 class BrokenFolder(ModelError):
-    """The folder does not hold a readable model."""
+    """The folder does not contain a readable model."""
 
 
 class UnknownArchitecture(ModelError):
-    """No decoder spec and no fallback for this kind of model."""
+    """Neither Quire's decoder nor the transformers fallback supports this kind of model."""
 
 
 class UnsupportedModel(ModelError):
-    """A variant of a known architecture that cannot be run."""
+    """This variant of a supported architecture is not supported."""
 
 
 class WeightMismatch(ModelError):
-    """The checkpoint's weights do not fit the model."""
+    """The checkpoint's weights do not match the model's parameters."""

@@ -1,7 +1,7 @@
-"""What a model folder's config says.
+"""ModelConfig: the architecture of a model, read from its folder's config.json.
 
-Read without torch: transformers' config classes drag in much more of torch where it is there (two seconds), so a
-server reads them in a process beside it while it imports torch itself.
+Read without torch: where torch is installed, transformers' config classes import much of it, which takes two seconds.
+A server reads configs in a child process while it imports torch itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ModelImplementation = Literal["auto", "quire", "transformers"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model as its config describes it.
+    """Architecture of a model.
 
     Attributes:
-        spec: the decoder; none: transformers' own implementation runs it.
-        extra_layers: layers in the checkpoint behind the decoder's (multi-token prediction); they are not loaded.
+        spec: the decoder; None if transformers' own implementation runs the model.
+        extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
     """
 
     model_type: str
@@ -39,37 +39,37 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path, implementation: ModelImplementation = "auto") -> ModelConfig:
-    """Read a folder's config.
+    """Read the config of a model folder.
 
     Raises:
-        BrokenFolder: there is no readable one.
-        UnknownArchitecture: transformers does not know its model type, it is no causal LM, or `implementation` cannot
-            run it.
-        UnsupportedModel: a variant that nobody here runs.
+        BrokenFolder: there is no readable config.
+        UnknownArchitecture: transformers does not know the model type, it is not a causal language model, or
+            `implementation` does not support it.
+        UnsupportedModel: the checkpoint's quantization or an option of its architecture is not supported.
     """
     config = read_config(folder)
     known = config.model_type in ARCHITECTURES
     if implementation == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
-    _check_quantisation(config)
+    _check_quantization(config)
     ours = known and implementation != "transformers"
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0)
     return ModelConfig(config.model_type, ARCHITECTURES[config.model_type](config) if ours else None, extra)
 
 
 def read_config(folder: Path) -> Any:
-    """The folder's Hugging Face config.
+    """Read the Hugging Face config of a model folder.
 
     Raises:
-        BrokenFolder: there is no readable one.
-        UnknownArchitecture: transformers does not know its model type, or it is no causal LM.
+        BrokenFolder: there is no readable config.
+        UnknownArchitecture: transformers does not know the model type, or it is not a causal language model.
     """
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BrokenFolder(f"{path} cannot be read: {error}") from error
-    from transformers import AutoConfig  # noqa: PLC0415 most of a second
+    from transformers import AutoConfig  # noqa: PLC0415 takes most of a second
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -81,19 +81,19 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def _check_quantisation(config: Any) -> None:
-    """Refuse checkpoints packed in a way that nobody here can unpack."""
+def _check_quantization(config: Any) -> None:
+    """Raise UnsupportedModel for a checkpoint whose quantization cannot be unpacked."""
     section = getattr(config, "quantization_config", None)
     if section is None:
         return
     method = section.get("quant_method") if isinstance(section, Mapping) else section.quant_method
     name = str(getattr(method, "value", method))
     if name not in ("mxfp4", "fp8"):
-        raise UnsupportedModel(f"checkpoints quantized with {name!r} are not supported; mxfp4 and block-wise fp8 are")
+        raise UnsupportedModel(f"quantization method {name!r} is not supported; supported are mxfp4 and block-wise fp8")
 
 
 def start_reading_configs(folders: Sequence[Path], implementation: ModelImplementation) -> list[Future[ModelConfig]]:
-    """Read the configs of folders in a process beside this one, which ends when it is done; see `model_config_of`."""
+    """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_hide_torch)
     reading = [pool.submit(read_model_config, folder, implementation) for folder in folders]
     pool.shutdown(wait=False)
@@ -101,7 +101,7 @@ def start_reading_configs(folders: Sequence[Path], implementation: ModelImplemen
 
 
 def model_config_of(reading: Future[ModelConfig]) -> ModelConfig:
-    """What came of a reading.
+    """Wait for a config from `start_reading_configs`.
 
     Raises:
         ModelError: as `read_model_config` does.
@@ -109,9 +109,9 @@ def model_config_of(reading: Future[ModelConfig]) -> ModelConfig:
     try:
         return reading.result()
     except BrokenProcessPool as error:
-        raise BrokenFolder(f"the process that reads configs has died: {error}") from error
+        raise BrokenFolder(f"the process that reads model configs ended unexpectedly: {error}") from error
 
 
 def _hide_torch() -> None:
-    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own way to make an import fail
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would say that torch is missing
+    sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # hides the warning that torch is missing

@@ -1,4 +1,4 @@
-"""Packed weights, unpacked as they are read: MXFP4 experts (gpt-oss) and block-scaled FP8 (DeepSeek)."""
+"""Unpacks packed weights while a checkpoint is loaded: MXFP4 experts (gpt-oss) and block-scaled FP8 (DeepSeek)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Unpack = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
 def packing_of(name: str) -> tuple[str, str, Unpack]:
-    """For a tensor that may be packed: the plain weight's name, its scales' name and what unpacks the two."""
+    """Return the unpacked weight's name, its scales' name and the unpack function for a tensor that may be packed."""
     if name.endswith("_blocks"):
         plain = name.removesuffix("_blocks")
         return plain, f"{plain}_scales", unpack_mxfp4
@@ -23,12 +23,12 @@ def packing_of(name: str) -> tuple[str, str, Unpack]:
 
 
 def is_scale(name: str) -> bool:
-    """Whether a tensor only serves another one."""
+    """Whether a tensor holds the scales of another tensor."""
     return name.endswith(("_scales", "_scale_inv"))
 
 
 def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Two codes a byte, low one first, and one power of two for 32 of them.
+    """Unpack MXFP4: two codes per byte, the low one first, and a power-of-two scale for each 32 codes.
 
     Args:
         blocks: (experts, rows, groups, 16) uint8.
@@ -36,7 +36,7 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: of the result.
 
     Returns:
-        (experts, groups * 32, rows), the layout in which Hugging Face keeps unpacked experts.
+        (experts, groups * 32, rows), the layout of unpacked experts in Hugging Face's models.
     """
     table = torch.tensor(_FP4, dtype=dtype)
     codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
@@ -45,10 +45,10 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unpack_fp8(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """One scale for each block of rows and columns; the block's size follows from the two shapes' powers of two."""
+    """Unpack FP8 with a scale per block of rows and columns. Block sizes are powers of two, derived from the shapes."""
     rows, columns = (_block(size, count) for size, count in zip(weight.shape, scales.shape, strict=True))
-    spread = scales.float().repeat_interleave(rows, 0)[: weight.shape[0]].repeat_interleave(columns, 1)
-    return (weight.float() * spread[:, : weight.shape[1]]).to(dtype)
+    expanded = scales.float().repeat_interleave(rows, 0)[: weight.shape[0]].repeat_interleave(columns, 1)
+    return (weight.float() * expanded[:, : weight.shape[1]]).to(dtype)
 
 
 def _block(size: int, count: int) -> int:

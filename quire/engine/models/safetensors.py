@@ -1,7 +1,7 @@
-"""Reads safetensors files through a memory map whose pages are given back as soon as a tensor has been used.
+"""Reads safetensors files through a memory map, and releases the pages of a tensor once it has been used.
 
-The safetensors library maps files too, but keeps what was read resident until the whole file is closed; for one large
-file that doubles the memory which loading takes.
+The safetensors library maps files too, but the pages it has read stay resident until the file is closed. For a single
+large file that doubles the peak memory of loading.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class SafetensorsFile:
     """One open file. The format: header length (8 bytes, little-endian), JSON header, data."""
 
     def __init__(self, path: Path) -> None:
-        """Open and read the header.
+        """Open the file and read its header.
 
         Raises:
-            BrokenFolder: not a whole safetensors file.
+            BrokenFolder: the file is not a complete safetensors file.
         """
         self.path = path
         try:
@@ -63,29 +63,31 @@ class SafetensorsFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Tensors may still look into the map; it closes with the last of them.
+        # Tensors may still be views of the map; it is closed with the last of them.
         del self._map
 
     def names(self) -> list[str]:
-        """Names of the tensors, in the order in which they lie in the file."""
+        """Return the names of the tensors in file order."""
         return sorted(self._entries, key=lambda name: int(self._entries[name]["data_offsets"][0]))
 
     def dtype(self, name: str) -> torch.dtype:
-        """Number format of a tensor."""
+        """Return the dtype of a tensor."""
         return _DTYPES[self._entries[name]["dtype"]]
 
     def size(self, name: str) -> int:
-        """Bytes of a tensor."""
+        """Return the size of a tensor in bytes."""
         begin, end = self._entries[name]["data_offsets"]
         return int(end - begin)
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the file's data; copy what is to be kept, then call `release`."""
+        """Return a view of the file's data; copy it to keep it, then call `release`."""
         entry = self._entries[name]
         begin, end = entry["data_offsets"]
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            raise BrokenFolder(f"{self.path.name}: {name} has the unknown number format {entry['dtype']}")
+            raise BrokenFolder(
+                f"{self.path.name}: tensor {name} has dtype {entry['dtype']}; supported are {', '.join(_DTYPES)}"
+            )
         if begin == end:
             return torch.empty(entry["shape"], dtype=dtype)
         with warnings.catch_warnings():
@@ -94,7 +96,7 @@ class SafetensorsFile:
         return _aligned(data, dtype).view(entry["shape"])
 
     def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor from this process's memory."""
+        """Allow the operating system to drop the pages of a tensor from memory."""
         begin, end = self._entries[name]["data_offsets"]
         first = -(-(self._start + begin) // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (self._start + end) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -105,10 +107,10 @@ class SafetensorsFile:
         end = max((entry["data_offsets"][1] for entry in self._entries.values()), default=0)
         if self._start + end > len(self._map):
             raise BrokenFolder(
-                f"{self.path.name} is cut off: {self._start + end} bytes expected, {len(self._map)} there"
+                f"{self.path.name} is truncated: expected {self._start + end} bytes, found {len(self._map)}"
             )
 
 
 def _aligned(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Reinterpret bytes; data that starts at an odd address is copied first."""
+    """Reinterpret bytes as `dtype`; unaligned data is copied first."""
     return (data if data.data_ptr() % dtype.itemsize == 0 else data.clone()).view(dtype)

@@ -1,4 +1,7 @@
-"""DecoderSpec: what the math of a decoder is. A field names math, never a model; new control flow is a new type."""
+"""DecoderSpec: the architecture of a decoder.
+
+Fields describe operations, never model names. New control flow gets a new type.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from enum import Enum
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNtk:
-    """Rope whose base grows with the position once it is past the trained length ("dynamic NTK")."""
+    """RoPE whose base grows with the position beyond the trained length ("dynamic NTK")."""
 
     theta: float
     factor: float
@@ -17,7 +20,7 @@ class DynamicNtk:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
-    """Other frequencies for context lengths beyond the trained one."""
+    """RoPE with other frequencies for context lengths beyond the trained one."""
 
     inv_freq: tuple[float, ...]
     trained_len: int
@@ -25,13 +28,13 @@ class LongRope:
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary position embedding of the first `dim` numbers of a head.
+    """Rotary position embedding of the first `dim` elements of a head.
 
     Attributes:
-        inv_freq: dim / 2 inverse frequencies, already scaled as the checkpoint asks.
-        factor: multiplies cosine and sine (yarn, longrope).
-        interleaved: neighbours are pairs, instead of the two halves.
-        extension: what replaces `inv_freq` beyond the trained length.
+        inv_freq: dim / 2 inverse frequencies, with the config's scaling applied.
+        factor: multiplies cosine and sine (YaRN, LongRoPE).
+        interleaved: rotates pairs of adjacent elements instead of pairs across the two halves.
+        extension: replaces `inv_freq` beyond the trained length.
     """
 
     dim: int
@@ -42,7 +45,7 @@ class Rope:
 
 
 class QKNorm(Enum):
-    """Over what queries and keys are normalised."""
+    """Elements over which queries and keys are normalized."""
 
     HEAD = "each head"
     ALL = "all heads together"
@@ -50,27 +53,27 @@ class QKNorm(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedAttention:
-    """Softmax attention in which `heads` queries share `kv_heads` keys and values."""
+    """Grouped-query attention: `heads` query heads share `kv_heads` key and value heads."""
 
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
-    rope: Rope | None  # none: no positions at all
+    rope: Rope | None  # None: no position embedding
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNorm | None = None
-    window: int | None = None  # a query sees so many positions, its own included
+    window: int | None = None  # number of positions that a query attends to, including its own
     softcap: float | None = None
-    sinks: bool = False  # a learnt logit per head joins the softmax and takes its share away
+    sinks: bool = False  # a learned logit per head is added to the softmax's denominator
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values come from one cached vector of kv_rank + rope.dim numbers."""
+    """Multi-head latent attention (MLA): one cached vector of kv_rank + rope.dim elements for keys and values."""
 
     heads: int
-    q_rank: int | None  # none: queries are projected at once
+    q_rank: int | None  # None: queries are projected in one step
     kv_rank: int
     nope_dim: int
     value_dim: int
@@ -90,15 +93,15 @@ class GatedMLP:
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxRouter:
-    """The top_k experts by softmax of the router's logits."""
+    """Selects the top_k experts by the softmax of the router's logits."""
 
-    renormalise: bool = True  # the chosen weights sum to 1
+    renormalise: bool = True  # the weights of the selected experts sum to 1
     bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedSigmoidRouter:
-    """Sigmoid scores; the best groups by the sum of their two best experts, then the best experts in these."""
+    """Selects groups by the sum of their two highest sigmoid scores, then the top_k experts in these groups."""
 
     groups: int
     top_groups: int
@@ -108,7 +111,7 @@ class GroupedSigmoidRouter:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedExperts:
-    """Experts that are gated MLPs without bias."""
+    """Experts that are gated MLPs without biases."""
 
     act: str = "silu"
 
@@ -123,7 +126,7 @@ class ClampedSwigluExperts:
 
 @dataclass(frozen=True, kw_only=True)
 class MoE:
-    """Mixture of experts, each of width `size`, and one that always runs of width `shared`."""
+    """Mixture of experts of width `size`, and a shared expert of width `shared`; 0 for no shared expert."""
 
     size: int
     experts: int
@@ -139,7 +142,7 @@ FeedForward = GatedMLP | MoE
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """x + scale * post(attn(pre(x))), and the same with ffn; pre and post are norms where they exist."""
+    """x + scale * post(attn(pre(x))), and the same with ffn; pre and post are norms, if enabled."""
 
     attn: Attention
     ffn: FeedForward
@@ -154,8 +157,8 @@ class DecoderSpec:
 
     Attributes:
         norm_offset: added to every norm's weight (gemma stores w - 1).
-        tied: the output head is the embedding.
-        logit_softcap: cap * tanh(logits / cap).
+        tied: the output projection shares the embedding's weight.
+        logit_softcap: logits become cap * tanh(logits / cap).
     """
 
     hidden: int

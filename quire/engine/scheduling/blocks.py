@@ -1,4 +1,4 @@
-"""BlockPool: who holds which KV block, and which content the free ones still have."""
+"""BlockPool: allocation and reference counts of KV cache blocks, and the prefix cache over them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from quire.engine.scheduling.request import BlockHash, Hasher
 
 
 class OutOfBlocks(Exception):
-    """Fewer blocks are free than were asked for."""
+    """More blocks were requested than are free."""
 
 
 def hasher_named(name: Literal["sha256", "xxhash"]) -> Hasher:
-    """The hash function for block contents."""
+    """Return the hash function that an option names."""
     return _sha256 if name == "sha256" else _xxh3
 
 
@@ -30,10 +30,10 @@ def _xxh3(data: bytes) -> BlockHash:
 
 
 class BlockPool:
-    """Reference counts of all blocks, content hashes of some, and the free ones in order of last use.
+    """Reference counts of all blocks, content hashes of the cached ones, and an LRU list of the free ones.
 
-    A free block keeps its content until it is handed out again, least recently used first, so a later request
-    with the same beginning can take it back.
+    A free block keeps its content until it is allocated again, least recently used first. Until then a request with
+    the same prefix can reuse it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -46,20 +46,20 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks without a reference, including those with cached content."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks with at least one reference."""
         return self.num_blocks - len(self._free)
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks so many tokens fill."""
+        """Number of blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
     def match(self, hashes: Iterable[BlockHash]) -> list[int]:
-        """Blocks that hold the longest known beginning. They are not held yet."""
+        """Return the cached blocks of the longest known prefix; takes no references."""
         found = []
         for key in hashes:
             block = self._by_hash.get(key)
@@ -69,53 +69,53 @@ class BlockPool:
         return found
 
     def can_take(self, matched: Sequence[int], fresh: int) -> bool:
-        """Whether `hold(matched)` and then `allocate(fresh)` would work."""
-        revived = sum(1 for block in matched if self._refs[block] == 0)
-        return fresh + revived <= len(self._free)
+        """Whether `hold(matched)` followed by `allocate(fresh)` would succeed."""
+        free_matches = sum(1 for block in matched if self._refs[block] == 0)
+        return fresh + free_matches <= len(self._free)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Take a share in blocks that have content."""
+        """Add a reference to each block; the blocks are in use or have cached content."""
         for block in blocks:
             if self._refs[block] == 0:
                 del self._free[block]
             self._refs[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out `count` blocks; what they held is forgotten.
+        """Allocate `count` free blocks and evict their cached content.
 
         Raises:
-            OutOfBlocks: fewer are free; none was taken.
+            OutOfBlocks: fewer blocks are free; none is allocated.
         """
         if count > len(self._free):
-            raise OutOfBlocks(f"{count} blocks asked for, {len(self._free)} free")
+            raise OutOfBlocks(f"{count} blocks requested, {len(self._free)} free")
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
-            self._forget(block)
+            self._evict(block)
             self._refs[block] = 1
         return blocks
 
     def publish(self, block: int, key: BlockHash) -> None:
-        """Let others find a held block by its content. Of two equal blocks the first stays known."""
+        """Register an allocated block in the prefix cache. Of two equal blocks the first stays registered."""
         if self._hash_of[block] is None and key not in self._by_hash:
             self._hash_of[block] = key
             self._by_hash[key] = block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give up a share. A sequence's last blocks are forgotten before its first."""
+        """Drop a reference to each block. The last blocks of a sequence are evicted before its first."""
         for block in reversed(blocks):
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 self._free[block] = None
-                if self._hash_of[block] is None:  # nothing worth keeping: use it first
+                if self._hash_of[block] is None:  # no cached content: allocate it first
                     self._free.move_to_end(block, last=False)
 
     def forget_all(self) -> None:
-        """Forget what every block holds."""
+        """Evict the cached content of every block."""
         for block in range(self.num_blocks):
-            self._forget(block)
+            self._evict(block)
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Assert that the books balance with the block tables of all holders."""
+        """Assert that the pool is consistent with the block tables of all holders."""
         held = [0] * self.num_blocks
         for table in holders:
             for block in table:
@@ -125,7 +125,7 @@ class BlockPool:
         known = {block: key for block, key in enumerate(self._hash_of) if key is not None}
         assert known == {block: key for key, block in self._by_hash.items()}, "hash tables differ"
 
-    def _forget(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         key = self._hash_of[block]
         if key is not None:
             del self._by_hash[key]

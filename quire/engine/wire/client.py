@@ -1,4 +1,4 @@
-"""The front end's view of one engine: requests in, streams of deltas out."""
+"""Client side of one engine: sends requests and returns streams of deltas."""
 
 from __future__ import annotations
 
@@ -47,10 +47,14 @@ _PING_EVERY = 1.0  # seconds
 
 
 class EngineClient:
-    """Sends requests to a core and hands its outputs to their streams. Lives on one event loop."""
+    """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop."""
 
     def __init__(self, channel: FrontChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
+<<<<<<< HEAD
         """`capacity`: number of sequences that may run or wait at the same time."""
+=======
+        """`capacity`: maximum number of running and waiting sequences."""
+>>>>>>> words2
         self._channel = channel
         self._tokenizer = tokenizer
         self.observer: Observer = NullObserver()
@@ -65,7 +69,11 @@ class EngineClient:
         self._pinging = asyncio.create_task(self._ping())
         channel.listen(self._receive)
         self.capacity = capacity
+<<<<<<< HEAD
         self.slots_in_use = 0  # sequences that run, wait, or are being prepared
+=======
+        self.held = 0  # sequences of admitted requests, including requests that have not started
+>>>>>>> words2
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded.
@@ -77,29 +85,43 @@ class EngineClient:
 
     @property
     def stats(self) -> StepStats:
-        """State after the engine's last step."""
+        """Statistics after the engine's last step."""
         return self._stats
 
     @property
+<<<<<<< HEAD
     def open_streams(self) -> int:
         """Sequences whose output is being read."""
+=======
+    def in_flight(self) -> int:
+        """Number of running and waiting sequences."""
+>>>>>>> words2
         return len(self._streams)
 
     @property
     def dead(self) -> EngineDead | None:
-        """Why the engine ended, if it has."""
+        """The error that ended the engine; None while it runs."""
         return self._dead
 
+<<<<<<< HEAD
     async def wait_until_dead(self) -> None:
         """Wait until the engine has ended.
 
         Raises:
             EngineDead: it has.
+=======
+    async def died(self) -> None:
+        """Wait until the engine has ended.
+
+        Raises:
+            EngineDead: always, with the reason.
+>>>>>>> words2
         """
         await self._ended.wait()
         assert self._dead is not None
         raise self._dead
 
+<<<<<<< HEAD
     def unresponsive_seconds(self) -> float:
         """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
         return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
@@ -111,6 +133,18 @@ class EngineClient:
         Raises:
             EngineDead: the engine has ended.
             EngineOverloaded: batch and queue have no room for so many more.
+=======
+    def stalled_for(self) -> float:
+        """Seconds without a message from the core since an unanswered ping; 0 if every ping was answered."""
+        return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
+
+    def admit(self, sequences: int) -> Callable[[], None]:
+        """Reserve capacity for a request with `sequences` sequences; returns a function that frees it again.
+
+        Raises:
+            EngineDead: the engine has ended.
+            EngineOverloaded: the capacity is used up.
+>>>>>>> words2
         """
         if self._dead is not None:
             raise self._dead
@@ -128,12 +162,16 @@ class EngineClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Generate one sequence; closing the generator early frees the request within an engine step.
 
+<<<<<<< HEAD
         The caller has reserved a place with `slots`: a stream that has begun must not fail because the queue is full.
+=======
+        Capacity is reserved before with `admit`, so that a stream does not fail for lack of it after it has started.
+>>>>>>> words2
 
         Raises:
-            RequestFailed: the engine gave the request up.
+            RequestFailed: the engine failed the request.
             EngineDead: the engine has ended.
-            DeadlineExceeded: it took longer than it may.
+            DeadlineExceeded: the request's timeout has passed.
         """
         detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
         stream = SequenceStream(request, detokenizer)
@@ -148,7 +186,7 @@ class EngineClient:
         """Pool the hidden states of one prompt; cancelling frees the request within an engine step.
 
         Raises:
-            RequestFailed: the engine gave the request up.
+            RequestFailed: the engine failed the request.
             EngineDead: the engine has ended.
             DeadlineExceeded: the request's timeout has passed.
         """
@@ -158,7 +196,7 @@ class EngineClient:
 
     @contextmanager
     def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
-        """Send a request to the core and register its stream; at the end abort it if the core has not finished it."""
+        """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
         if self._dead is not None:
             raise self._dead
         request_id = uuid.uuid4().hex
@@ -184,7 +222,7 @@ class EngineClient:
         return asyncio.get_running_loop().call_later(timeout, stream.fail, error)
 
     async def close(self) -> None:
-        """Tell the core to end and stop listening to it; open streams fail."""
+        """Shut the core down and stop listening to it; open streams fail."""
         with suppress(EngineDead):
             self._channel.send(Shutdown())
         self._end("the server is shutting down")
@@ -194,7 +232,7 @@ class EngineClient:
         self._channel.close()
 
     def fail(self, reason: str) -> None:
-        """Mark the engine dead and let every open stream know."""
+        """Mark the engine as dead and fail every open stream."""
         if self._dead is None:
             if self._ready.done():
                 logger.error("the engine has ended: %s", reason)
@@ -205,7 +243,7 @@ class EngineClient:
         self._ended.set()
         if not self._ready.done():
             self._ready.set_exception(self._dead)
-            self._ready.exception()  # seen: whoever awaits `ready` still gets it
+            self._ready.exception()  # marks it as retrieved; awaiting `ready` still raises it
         for stream in self._streams.values():
             stream.fail(self._dead)
 
@@ -213,7 +251,7 @@ class EngineClient:
         self._last_seen = time.monotonic()
         try:
             self._handle(message)
-        except Exception:  # the event loop's edge: streams wait for the messages behind this one
+        except Exception:  # later messages must still be handled
             logger.exception("a message from the engine could not be handled")
 
     def _handle(self, message: CoreMessage) -> None:
@@ -236,7 +274,7 @@ class EngineClient:
             return  # the reader left, or a stop string finished it; the abort is on its way
         try:
             self._put(stream, output)
-        except Exception as error:  # the stream's edge: the others go on
+        except Exception as error:  # fails this stream only
             logger.exception("an output of request %s could not be handled", output.request_id)
             stream.fail(RequestFailed(f"The output could not be handled: {type(error).__name__}: {error}"))
 

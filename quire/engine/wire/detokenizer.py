@@ -1,4 +1,4 @@
-"""Tokens to text as they come: incremental decoding and stop strings."""
+"""Incremental detokenization and stop strings."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from tokenizers import Tokenizer
 
 from quire.engine.wire.partial import partial_suffix
 
-_CONTEXT_TOKENS = 6  # enough of the prompt for a decoder that glues pieces to see what came before
-_BROKEN = "\ufffd"  # decoders put it for bytes that are no character, or not yet one
-_MOST_HELD = 24  # tokens that wait for a character to become complete; more are broken for good
+_CONTEXT_TOKENS = 6  # of the prompt; the text of a token may depend on the tokens before it
+_REPLACEMENT = "\ufffd"  # replacement character: decoders emit it for invalid and for incomplete UTF-8
+_MAX_HELD_TOKENS = 24  # tokens held until a character is complete; after these it counts as invalid
 
 
 class TextParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens become text, and where the text ends."""
+    """Options of detokenization, and the stop strings."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
-    shown: tuple[int, ...] = ()  # special tokens which are not skipped
-    min_tokens: int = 0  # stop strings are looked for behind these
+    shown: tuple[int, ...] = ()  # special tokens that are not skipped
+    min_tokens: int = 0  # stop strings are ignored within the first `min_tokens` tokens
 
 
-class _Decoder:
-    """Text of tokens one by one. A token is decoded behind those before it, as some decoders glue pieces by them."""
+class _IncrementalDecoder:
+    """Decodes one token at a time, together with the tokens before it, on which its text may depend."""
 
     def __init__(self, tokenizer: Tokenizer, context: list[int], params: TextParams) -> None:
         self._tokenizer = tokenizer
@@ -36,37 +36,37 @@ class _Decoder:
         if params.skip_special_tokens and params.shown:
             self._hidden = _special_ids(tokenizer) - set(params.shown)
         self._ids = context
-        self._known = len(context)  # of `_ids`, those whose text was given out
-        self._before = self._text(context)  # the text of these
+        self._num_returned = len(context)  # number of tokens in `_ids` whose text has been returned
+        self._returned_text = self._text(context)  # text of these tokens
 
     def push(self, token: int) -> str:
-        """The text that the token brings; nothing if it ends within a character."""
+        """Return the text that the token adds; empty if it ends within a character."""
         self._ids.append(token)
         text = self._text(self._ids)
-        if text.endswith(_BROKEN) and len(self._ids) - self._known < _MOST_HELD:
+        if text.endswith(_REPLACEMENT) and len(self._ids) - self._num_returned < _MAX_HELD_TOKENS:
             return ""
-        if text == self._before:  # a token without text, as special tokens are
+        if text == self._returned_text:  # a token without text, such as a special token
             self._ids.pop()
             return ""
-        return self._give(text)
+        return self._take_new_text(text)
 
     def flush(self) -> str:
-        """What is held of a character that will never be complete."""
-        return self._give(self._text(self._ids)) if len(self._ids) > self._known else ""
+        """Return the held text of an incomplete character; no token follows."""
+        return self._take_new_text(self._text(self._ids)) if len(self._ids) > self._num_returned else ""
 
-    def _give(self, text: str) -> str:
-        new = text[len(self._before) :] if text.startswith(self._before) else self._rewritten(text)
-        self._ids = self._ids[self._known :]
-        self._known = len(self._ids)
-        self._before = self._text(self._ids)
+    def _take_new_text(self, text: str) -> str:
+        new = text[len(self._returned_text) :] if text.startswith(self._returned_text) else self._changed_text(text)
+        self._ids = self._ids[self._num_returned :]
+        self._num_returned = len(self._ids)
+        self._returned_text = self._text(self._ids)
         return new
 
-    def _rewritten(self, text: str) -> str:
-        """New text where the text before has changed: the prompt's last character is complete now, or pieces merged."""
-        if self._before.endswith(_BROKEN):
-            kept = takewhile(lambda pair: pair[0] == pair[1], zip(text, self._before, strict=False))
+    def _changed_text(self, text: str) -> str:
+        """New text if the earlier text changed: the prompt's last character was completed, or pieces were merged."""
+        if self._returned_text.endswith(_REPLACEMENT):
+            kept = takewhile(lambda pair: pair[0] == pair[1], zip(text, self._returned_text, strict=False))
             return text[sum(1 for _ in kept) :]
-        return self._text(self._ids[self._known :])
+        return self._text(self._ids[self._num_returned :])
 
     def _text(self, ids: list[int]) -> str:
         if self._hidden:
@@ -81,34 +81,34 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 class Detokenizer:
-    """Text of one sequence. Text that may be the start of a stop string is held back until that is decided."""
+    """Detokenizes one sequence. Text that may be the start of a stop string is held until that is decided."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: TextParams) -> None:
         self._params = params
         context = [int(token) for token in prompt[-_CONTEXT_TOKENS:]]
-        self._decoder = _Decoder(tokenizer, context, params)
-        self._held = ""  # decoded, not yet given out
+        self._decoder = _IncrementalDecoder(tokenizer, context, params)
+        self._held = ""  # decoded, not yet returned
         self._longest_stop = max((len(stop) for stop in params.stop), default=0)
-        self._count = 0
+        self._num_tokens = 0
         self.matched: str | None = None
 
     def push(self, token_ids: Sequence[int], *, last: bool = False, stopped: bool = False) -> str:
-        """New text that is certain. After the stop string `matched`, further tokens give nothing.
+        """Return the new text that is final. Tokens after the stop string `matched` are ignored.
 
         Args:
-            token_ids: what came.
-            last: nothing follows, so all text is given out.
-            stopped: the last of the tokens ended the sequence, so it has text only where stops are included.
+            token_ids: the new tokens.
+            last: no tokens follow, so all held text is returned.
+            stopped: the last token is a stop token; it has text only with `include_stop`.
         """
         out = []
         for index, token in enumerate(token_ids):
             if self.matched is not None:
                 break
-            self._count += 1
+            self._num_tokens += 1
             if not (stopped and index == len(token_ids) - 1) or self._params.include_stop:
-                out.append(self._take(self._decoder.push(token)))
+                out.append(self._apply_stops(self._decoder.push(token)))
         if last and self.matched is None:
-            out.append(self._take(self._decoder.flush()))
+            out.append(self._apply_stops(self._decoder.flush()))
         if last and self.matched is None:
             out.append(self._held)
             self._held = ""
@@ -116,23 +116,23 @@ class Detokenizer:
 
     @property
     def tokens_used(self) -> int:
-        """Tokens that were decoded, up to and with the one that completed a stop string."""
-        return self._count
+        """Number of decoded tokens, including the one that completed a stop string."""
+        return self._num_tokens
 
-    def _take(self, text: str) -> str:
+    def _apply_stops(self, text: str) -> str:
         if not self._params.stop:
             return text
         seen = len(self._held)
         self._held += text
-        if self._count > self._params.min_tokens and text and (cut := self._find_stop(seen)) is not None:
-            given, self._held = self._held[:cut], ""
-            return given
+        if self._num_tokens > self._params.min_tokens and text and (cut := self._find_stop(seen)) is not None:
+            final, self._held = self._held[:cut], ""
+            return final
         cut = len(self._held) - partial_suffix(self._held, self._params.stop, self._longest_stop)
-        given, self._held = self._held[:cut], self._held[cut:]
-        return given
+        final, self._held = self._held[:cut], self._held[cut:]
+        return final
 
     def _find_stop(self, seen: int) -> int | None:
-        """Where the text ends, if a stop string ends in what is new; the earliest match wins."""
+        """End of the text if its new part completes a stop string; sets `matched`. The earliest match wins."""
         found = [
             (at, stop) for stop in self._params.stop if (at := self._held.find(stop, max(0, seen - len(stop) + 1))) >= 0
         ]

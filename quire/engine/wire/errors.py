@@ -1,28 +1,29 @@
-"""What can go wrong at the engine's door.
+"""Errors of the client side of the engine.
 
 EngineError
-├── EngineDead        the core ended; every open and later request fails
-├── EngineOverloaded  more sequences than batch and queue take
-├── RequestFailed     the core could not go on with this one request
-└── MalformedMessage  frames that are no message
+├── EngineDead        the core has ended; every open and later request fails
+├── EngineOverloaded  the queue is full
+├── RequestFailed     this request failed; others continue
+├── DeadlineExceeded  this request reached its timeout
+└── MalformedMessage  received frames are not a message
 """
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of the errors an engine raises towards its users."""
+    """Base class of the errors that the client side of an engine raises."""
 
 
 class EngineDead(EngineError):
-    """The engine core has ended; the text says why."""
+    """The engine core has ended; the message gives the reason."""
 
 
 class EngineOverloaded(EngineError):
     """The queue is full.
 
     Attributes:
-        retry_after: seconds after which a place is likely to be free.
+        retry_after: seconds after which capacity is likely to be free.
     """
 
     def __init__(self, message: str, retry_after: int) -> None:
@@ -31,11 +32,11 @@ class EngineOverloaded(EngineError):
 
 
 class RequestFailed(EngineError):
-    """The engine gave up one request; others go on."""
+    """The engine failed this request; other requests continue."""
 
 
 class DeadlineExceeded(EngineError):
-    """A request took longer than it may; it was ended."""
+    """The request reached its timeout and was aborted."""
 
 
 class MalformedMessage(EngineError):

@@ -1,6 +1,6 @@
-"""Grammars that an output is held to, as llguidance reads them: a JSON text of named Lark grammars and JSON schemas.
+"""Grammars that constrain an output, in llguidance's format: a JSON text of named Lark grammars and JSON schemas.
 
-The front end checks a grammar before a request begins; the core compiles it again and walks along it.
+The front end validates a grammar before a request starts. The core compiles it again and matches tokens against it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# A third of a second of building and ten milliseconds a token at worst, whatever a client sends.
+# Bounds for any grammar that a client sends: a third of a second to compile, ten milliseconds per token.
 LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     initial_lexer_fuel=5_000_000,
@@ -23,49 +23,49 @@ LIMITS = LLParserLimits(
 
 
 class GrammarError(Exception):
-    """The grammar is none, is unsatisfiable, needs what llguidance lacks, or is too large."""
+    """The grammar is invalid, unsatisfiable, too large, or uses features that llguidance does not support."""
 
 
 class GrammarTokens:
-    """A model's vocabulary as grammars see it."""
+    """A model's vocabulary in the form that llguidance needs."""
 
-    def __init__(self, folder: Path, vocab_size: int, ends: Sequence[int]) -> None:
-        """Read the folder's tokenizer, which takes half a second for a large vocabulary.
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """Load the folder's tokenizer; takes half a second for a large vocabulary.
 
         Args:
-            folder: of the model.
-            vocab_size: rows of its logits.
-            ends: tokens that may come where the grammar is satisfied; at least one.
+            folder: the model's folder.
+            vocab_size: size of the model's logits.
+            eos_token_ids: tokens that are allowed where the grammar is complete; at least one.
 
         Raises:
-            GrammarError: there is no tokenizer.json, or it is of a kind that cannot be used.
+            GrammarError: there is no tokenizer.json, or llguidance does not support it.
         """
         path = folder / "tokenizer.json"
         if not path.exists():
             raise GrammarError("structured outputs need a model with a tokenizer.json")
-        if not ends:
+        if not eos_token_ids:
             raise GrammarError("structured outputs need a model with an end-of-sequence token")
         content = path.read_text("utf-8")
         try:
-            self.backend = LLTokenizer(content, n_vocab=vocab_size, eos_token=list(ends))
+            self.backend = LLTokenizer(content, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except ValueError as error:
             raise GrammarError(f"the model's tokenizer cannot be used for structured outputs: {error}") from error
         added = {entry["content"]: entry["id"] for entry in json.loads(content).get("added_tokens", ())}
-        # Ids of the tokens that no text makes up, by what they are called.
-        self.special = {text: token for text, token in added.items() if self._is_sign(token)}
+        # Special tokens, which no plain text encodes to: name -> id.
+        self.special = {text: token for text, token in added.items() if self._is_special(token)}
 
-    def _is_sign(self, token: int) -> bool:
+    def _is_special(self, token: int) -> bool:
         return token < self.backend.vocab_size and self.backend.is_special_token(token)
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """A walk along the grammar, at its start.
+        """Return a matcher at the start of the grammar.
 
         Raises:
-            GrammarError: it cannot be compiled.
+            GrammarError: the grammar cannot be compiled.
         """
         matcher = LLMatcher(self.backend, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # what it costs at its start is part of what it costs
+            matcher.compute_bitmask()  # the first mask may exceed the limits too
         if matcher.is_error():
-            raise GrammarError(matcher.get_error().partition("\n   1 | ")[0])  # without the grammar's own text
+            raise GrammarError(matcher.get_error().partition("\n   1 | ")[0])  # without the excerpt of the grammar
         return matcher

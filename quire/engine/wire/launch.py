@@ -1,4 +1,4 @@
-"""Starts a core in a thread (the default) or in a process of its own, and notices its death."""
+"""Starts a core in a thread (the default) or in its own process, and detects its death."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-CoreEntry = Callable[[str], None]  # runs a core on an address until it is told to end
+CoreEntry = Callable[[str], None]  # runs a core on an address until it is shut down
 
 
 class CoreHandle(Protocol):
@@ -24,14 +24,14 @@ class CoreHandle(Protocol):
     address: str
 
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
-        """Run `entry`; call `on_death` on this event loop should it end without a word."""
+        """Run `entry`; call `on_death` on this event loop if it ends without reporting an error."""
 
     async def join(self, seconds: float) -> None:
-        """Wait for its end, and force it after so many seconds where that is possible."""
+        """Wait until the core has ended; end it by force after `seconds` where that is possible."""
 
 
 class ThreadCore:
-    """A core in a thread. It reports its own death, as its `entry` sees every exception."""
+    """A core in a thread. Its `entry` catches and reports every exception, so `on_death` is not needed."""
 
     def __init__(self) -> None:
         self.address = f"inproc://quire-{uuid.uuid4().hex}"
@@ -43,13 +43,13 @@ class ThreadCore:
         self._thread.start()
 
     async def join(self, seconds: float) -> None:
-        """Wait for its end; a thread that is stuck dies with the process."""
+        """Wait until the thread has ended; a stuck thread ends with the process."""
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, seconds)
 
 
 class ProcessCore:
-    """A core in a process of its own, over a socket file in a private folder."""
+    """A core in its own process, connected through a socket file in a private folder."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
@@ -57,13 +57,13 @@ class ProcessCore:
         self._process: multiprocessing.process.BaseProcess | None = None
 
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
-        """Run `entry` in a fresh interpreter and watch over it."""
+        """Run `entry` in a new interpreter and watch the process."""
         process = multiprocessing.get_context("spawn").Process(
-            target=_run_beside_parent, args=(entry, self.address), name="quire-engine", daemon=True
+            target=_run_in_process, args=(entry, self.address), name="quire-engine", daemon=True
         )
         process.start()
         self._process = process
-        # Before multiprocessing's own handler, which would wait for ever for a process that ignores SIGTERM.
+        # Runs before multiprocessing's own handler, which would wait forever for a process that ignores SIGTERM.
         atexit.register(process.kill)
         loop = asyncio.get_running_loop()
 
@@ -75,11 +75,11 @@ class ProcessCore:
 
     @property
     def pid(self) -> int | None:
-        """The process's id."""
+        """Process id; None before `start`."""
         return self._process.pid if self._process else None
 
     async def join(self, seconds: float) -> None:
-        """Wait for its end, and kill it after so many seconds."""
+        """Wait until the process has ended; kill it after `seconds`."""
         process = self._process
         if process is not None:
             asyncio.get_running_loop().remove_reader(process.sentinel)
@@ -91,15 +91,16 @@ class ProcessCore:
         self._folder.cleanup()
 
 
-def _run_beside_parent(entry: CoreEntry, address: str) -> None:
-    """Body of a core's process: the server ends it, by message, and it must not outlive even one that is killed."""
-    for sent_to_all in (signal.SIGINT, signal.SIGTERM):  # by a terminal or a supervisor; open answers are drained first
-        signal.signal(sent_to_all, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="quire-watch", daemon=True).start()
+def _run_in_process(entry: CoreEntry, address: str) -> None:
+    """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
+    # A terminal or supervisor sends these to all processes; the server finishes open requests first.
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, name="quire-watch", daemon=True).start()
     entry(address)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

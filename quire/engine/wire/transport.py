@@ -1,6 +1,7 @@
-"""ZMQ pair between the front end and a core: a msgpack head and one raw frame for each array in it.
+"""Transport between the front end and a core: a ZMQ pair of sockets with multipart messages.
 
-`inproc://`, `ipc://` and `tcp://` addresses are one code path. The front end binds, the core connects.
+A message is a msgpack head, followed by one raw frame for each array in it. `inproc://`, `ipc://` and `tcp://`
+addresses share one code path. The front end binds, the core connects.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ Received = TypeVar("Received")
 
 
 class Encoder:
-    """Turns a message into frames."""
+    """Encodes a message as frames."""
 
     def encode(self, message: object) -> list[Frame]:
-        """Frames of a message: its head, then its arrays in order."""
+        """Return the frames of a message: its head, then its arrays in order."""
         arrays: list[Frame] = []
 
-        def set_aside(value: Any) -> msgspec.msgpack.Ext:
+        def encode_array(value: Any) -> msgspec.msgpack.Ext:
             if not isinstance(value, np.ndarray):
                 raise NotImplementedError(f"{type(value)} cannot be sent")  # msgspec's convention for unknown types
             arrays.append(np.ascontiguousarray(value).data.cast("B"))
-            note = (len(arrays), value.dtype.str, value.shape)
-            return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(note))
+            reference = (len(arrays), value.dtype.str, value.shape)
+            return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(reference))
 
-        head = msgspec.msgpack.encode(message, enc_hook=set_aside)
+        head = msgspec.msgpack.encode(message, enc_hook=encode_array)
         return [head, *arrays]
 
 
 class Decoder(Generic[Message]):
-    """Turns frames back into one of the messages of a union."""
+    """Decodes frames into one of the message types of a union."""
 
     def __init__(self, messages: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(
@@ -54,10 +55,10 @@ class Decoder(Generic[Message]):
         self._frames: Sequence[Frame] = ()
 
     def decode(self, frames: Sequence[Frame]) -> Message:
-        """The message in `frames`; its arrays are views of them.
+        """Return the message in `frames`; its arrays are views of the frames.
 
         Raises:
-            MalformedMessage: the frames hold no such message.
+            MalformedMessage: the frames are not a message of the union.
         """
         if not frames:
             raise MalformedMessage("no frames")
@@ -77,7 +78,7 @@ class Decoder(Generic[Message]):
 
 
 class _Channel(Generic[Received]):
-    """One end of the pair."""
+    """One end of the pair; a context manager."""
 
     _socket: zmq.Socket[bytes]
 
@@ -94,18 +95,18 @@ class _Channel(Generic[Received]):
         self._socket.close(linger=1000)
 
 
-def _unbounded(socket: zmq.Socket[Any]) -> None:
-    # Queues are bounded by the front end's limit on requests, never by dropping a message here.
+def _remove_queue_limits(socket: zmq.Socket[Any]) -> None:
+    # The front end's limit on requests bounds the queues; a message must never be dropped here.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
 
 
 class FrontChannel(_Channel[CoreMessage]):
-    """The front end's end, for an event loop: the loop itself reads the socket, with no task between."""
+    """The front end's socket, read by callbacks of the event loop instead of a task."""
 
     def __init__(self, address: str) -> None:
         self._socket = zmq.Context.instance().socket(zmq.PAIR)
-        _unbounded(self._socket)
+        _remove_queue_limits(self._socket)
         self._socket.bind(address)
         self._encoder = Encoder()
         self._decoder: Decoder[CoreMessage] = Decoder(CoreMessage)
@@ -113,35 +114,35 @@ class FrontChannel(_Channel[CoreMessage]):
         self._on_message: Callable[[CoreMessage], None] = lambda _: None
 
     def listen(self, on_message: Callable[[CoreMessage], None]) -> None:
-        """Call `on_message` with each of the core's messages from now on; what is none is logged and dropped."""
+        """Call `on_message` with each message from the core; malformed ones are logged and dropped."""
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._take_all)
-        self._loop.call_soon(self._take_all)
+        self._loop.add_reader(self._socket.fileno(), self._receive_all)
+        self._loop.call_soon(self._receive_all)
 
     def send(self, message: FrontMessage) -> None:
         """Queue a message to the core.
 
         Raises:
-            EngineDead: nobody is at the other end.
+            EngineDead: no core is connected.
         """
         try:
-            # The queue has no bound, so only a missing core could make this wait, and for ever.
+            # The queue is unbounded, so a blocking send would wait only where no core is connected, and forever.
             self._socket.send_multipart(self._encoder.encode(message), flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as error:
-            raise EngineDead("The engine is gone.") from error
+            raise EngineDead("The engine is not running.") from error
         finally:
             if self._loop is not None:
-                self._loop.call_soon(self._take_all)  # sending may swallow the sign that something has come
+                self._loop.call_soon(self._receive_all)  # sending may clear the signal that a message has arrived
 
     def close(self) -> None:
-        """Stop listening too."""
+        """Stop listening and close the socket."""
         if self._loop is not None:
             self._loop.remove_reader(self._socket.fileno())
         super().close()
 
-    def _take_all(self) -> None:
-        """The socket tells only once that something has come, so nothing may be left."""
+    def _receive_all(self) -> None:
+        """Receive all pending messages. The socket's file descriptor is edge-triggered, so none may be left."""
         while not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             try:
                 message = self._decoder.decode(self._socket.recv_multipart(zmq.NOBLOCK))
@@ -152,11 +153,11 @@ class FrontChannel(_Channel[CoreMessage]):
 
 
 class CoreChannel(_Channel[FrontMessage]):
-    """The core's end, blocking."""
+    """The core's socket, with blocking calls."""
 
     def __init__(self, address: str) -> None:
         self._socket = zmq.Context.instance().socket(zmq.PAIR)
-        _unbounded(self._socket)
+        _remove_queue_limits(self._socket)
         self._socket.connect(address)
         self._encoder = Encoder()
         self._decoder: Decoder[FrontMessage] = Decoder(FrontMessage)
@@ -166,10 +167,13 @@ class CoreChannel(_Channel[FrontMessage]):
         self._socket.send_multipart(self._encoder.encode(message), copy=True)
 
     def receive(self, timeout: float | None) -> FrontMessage | None:
-        """The front end's next message, or none within `timeout` seconds; without one, wait for it.
+        """Return the front end's next message, or None if none arrives within `timeout` seconds.
+
+        Args:
+            timeout: in seconds; None waits without a limit.
 
         Raises:
-            MalformedMessage: what came is none.
+            MalformedMessage: the received frames are not a message.
         """
         if not self._socket.poll(None if timeout is None else round(timeout * 1000)):
             return None

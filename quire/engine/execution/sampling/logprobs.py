@@ -1,4 +1,4 @@
-"""Log-probabilities as the model gave them, before penalties, biases and temperature."""
+"""Log-probabilities of the raw logits, before penalties, biases and temperature."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.engine.wire.protocol import TokenLogprobs
 
 
 def report(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
-    """For each row of raw logits (rows, vocab): its token, then the `alternatives` likeliest tokens."""
+    """Return for each row of raw logits (rows, vocab) its token, then the `alternatives` top tokens."""
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(-1, torch.tensor(tokens)[:, None])
     ranks = (logprobs > own).sum(-1).add_(1).tolist()

@@ -1,4 +1,4 @@
-"""Architectures: a function from a Hugging Face config to a DecoderSpec for each `model_type`."""
+"""Architectures: for each `model_type`, a function from a Hugging Face config to a DecoderSpec."""
 
 from __future__ import annotations
 

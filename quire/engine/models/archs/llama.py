@@ -1,4 +1,4 @@
-"""Llama and those that differ from it by a word or two."""
+"""Llama, and dense architectures that differ from it in a few options."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from quire.engine.models.spec import (
 )
 
 
-def attention(config: Any, **differences: Any) -> GroupedAttention:
-    """Llama's attention, with some fields changed."""
+def attention(config: Any, **overrides: Any) -> GroupedAttention:
+    """Llama's attention, with some fields overridden."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if "rope" not in differences:
-        differences["rope"] = rope_of(config, dim)
+    if "rope" not in overrides:
+        overrides["rope"] = rope_of(config, dim)
     fields = {
         "heads": config.num_attention_heads,
         "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
@@ -30,17 +30,17 @@ def attention(config: Any, **differences: Any) -> GroupedAttention:
         "qkv_bias": bool(getattr(config, "attention_bias", False)),
         "out_bias": bool(getattr(config, "attention_bias", False)),
     }
-    return GroupedAttention(**{**fields, **differences})
+    return GroupedAttention(**{**fields, **overrides})
 
 
 def mlp(config: Any) -> GatedMLP:
-    """Llama's feed-forward."""
+    """Llama's feed-forward layer."""
     act = getattr(config, "hidden_act", None) or config.hidden_activation
     return GatedMLP(size=config.intermediate_size, act=act, bias=bool(getattr(config, "mlp_bias", False)))
 
 
-def decoder(config: Any, layers: Sequence[Layer], **differences: Any) -> DecoderSpec:
-    """A decoder around the given layers."""
+def decoder(config: Any, layers: Sequence[Layer], **overrides: Any) -> DecoderSpec:
+    """A decoder with the given layers."""
     return DecoderSpec(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
@@ -48,20 +48,20 @@ def decoder(config: Any, layers: Sequence[Layer], **differences: Any) -> Decoder
         eps=config.rms_norm_eps,
         max_positions=max_positions(config),
         tied=bool(config.tie_word_embeddings),
-        **differences,
+        **overrides,
     )
 
 
 def uniform(config: Any, attn: GroupedAttention, ffn: FeedForward | None = None, **layer: Any) -> DecoderSpec:
-    """A decoder whose layers are all alike."""
-    one = Layer(attn=attn, ffn=ffn or mlp(config), **layer)
-    return decoder(config, [one] * config.num_hidden_layers)
+    """A decoder whose layers are identical."""
+    shared = Layer(attn=attn, ffn=ffn or mlp(config), **layer)
+    return decoder(config, [shared] * config.num_hidden_layers)
 
 
 def windowed(config: Any, attn: GroupedAttention) -> list[GroupedAttention]:
-    """The attention of each layer, with the window where `layer_types` says so."""
-    slides = replace(attn, window=config.sliding_window)
-    return [slides if kind == "sliding_attention" else attn for kind in config.layer_types]
+    """The attention of each layer, with a sliding window where `layer_types` has one."""
+    sliding = replace(attn, window=config.sliding_window)
+    return [sliding if kind == "sliding_attention" else attn for kind in config.layer_types]
 
 
 def llama(config: Any) -> DecoderSpec:
@@ -70,7 +70,7 @@ def llama(config: Any) -> DecoderSpec:
 
 
 def mistral(config: Any) -> DecoderSpec:
-    """Mistral and Phi-3: a window on every layer, if any. (Phi-3's checkpoints are fused as ours are.)"""
+    """Mistral and Phi-3: a sliding window on every layer, if any. Phi-3's checkpoints have fused projections."""
     return uniform(config, attention(config, window=config.sliding_window))
 
 
@@ -87,12 +87,12 @@ def qwen3(config: Any) -> DecoderSpec:
 
 
 def olmo2(config: Any) -> DecoderSpec:
-    """OLMo 2: norms behind the branches only."""
+    """OLMo 2: norms after the branches only."""
     return uniform(config, attention(config, qk_norm=QKNorm.ALL), pre_norm=False, post_norm=True)
 
 
 def granite(config: Any) -> DecoderSpec:
-    """Granite 3, dense: four scales."""
+    """Granite 3, dense: scales of embeddings, attention scores, residuals and logits."""
     spec = uniform(
         config, attention(config, scale=config.attention_multiplier), residual_scale=config.residual_multiplier
     )
@@ -100,7 +100,7 @@ def granite(config: Any) -> DecoderSpec:
 
 
 def smollm3(config: Any) -> DecoderSpec:
-    """SmolLM 3: some layers know no positions."""
+    """SmolLM 3: some layers have no position embedding."""
     layers = [
         Layer(attn=attn if has_rope else replace(attn, rope=None), ffn=mlp(config))
         for attn, has_rope in zip(windowed(config, attention(config)), config.no_rope_layers, strict=True)

@@ -1,4 +1,4 @@
-"""Decoders with mixtures of experts."""
+"""Decoders with mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def qwen3_moe(config: Any) -> DecoderSpec:
     attn = attention(config, qk_norm=QKNorm.HEAD, window=window)
     dense = set(config.mlp_only_layers or ())
     sparse = [i not in dense and (i + 1) % config.decoder_sparse_step == 0 for i in range(config.num_hidden_layers)]
-    return decoder(config, [Layer(attn=attn, ffn=experts if it else mlp(config)) for it in sparse])
+    return decoder(config, [Layer(attn=attn, ffn=experts if is_sparse else mlp(config)) for is_sparse in sparse])
 
 
 def gpt_oss(config: Any) -> DecoderSpec:
-    """gpt-oss: attention sinks, alternating windows, clamped experts with biases."""
+    """gpt-oss: attention sinks, alternating sliding windows, clamped experts with biases."""
     experts = MoE(
         size=config.intermediate_size,
         experts=config.num_local_experts,
         top_k=config.num_experts_per_tok,
-        router=SoftmaxRouter(bias=True),  # softmax over the chosen logits: the same as renormalising
+        router=SoftmaxRouter(bias=True),  # softmax over the selected logits, which is equal to renormalizing
         expert=ClampedSwigluExperts(
             alpha=getattr(config, "swiglu_alpha", 1.702), limit=getattr(config, "swiglu_limit", 7.0)
         ),
@@ -63,7 +63,7 @@ def gpt_oss(config: Any) -> DecoderSpec:
 
 
 def deepseek_v3(config: Any) -> DecoderSpec:
-    """DeepSeek V3 and R1: latent attention, grouped sigmoid routing, the first layers dense."""
+    """DeepSeek V3 and R1: latent attention, grouped sigmoid routing, dense first layers."""
     params = config.rope_parameters
     scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
     if params["rope_type"] != "default" and params.get("mscale_all_dim"):
@@ -91,7 +91,7 @@ def deepseek_v3(config: Any) -> DecoderSpec:
         expert=GatedExperts(act=config.hidden_act),
         shared=config.moe_intermediate_size * config.n_shared_experts,
     )
-    kinds = [
+    ffns = [
         mlp(config) if index < config.first_k_dense_replace else experts for index in range(config.num_hidden_layers)
     ]
-    return decoder(config, [Layer(attn=attn, ffn=ffn) for ffn in kinds])
+    return decoder(config, [Layer(attn=attn, ffn=ffn) for ffn in ffns])
