@@ -32,10 +32,10 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     Ready,
-    TokensOutput,
     Shutdown,
     StepOutput,
     StepStats,
+    TokensOutput,
 )
 from quire.engine.wire.transport import CoreChannel
 from tests.support.fake_core import INFO

@@ -50,11 +50,7 @@ class EngineClient:
     """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop."""
 
     def __init__(self, channel: FrontChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
-<<<<<<< HEAD
         """`capacity`: number of sequences that may run or wait at the same time."""
-=======
-        """`capacity`: maximum number of running and waiting sequences."""
->>>>>>> words2
         self._channel = channel
         self._tokenizer = tokenizer
         self.observer: Observer = NullObserver()
@@ -69,11 +65,7 @@ class EngineClient:
         self._pinging = asyncio.create_task(self._ping())
         channel.listen(self._receive)
         self.capacity = capacity
-<<<<<<< HEAD
         self.slots_in_use = 0  # sequences that run, wait, or are being prepared
-=======
-        self.held = 0  # sequences of admitted requests, including requests that have not started
->>>>>>> words2
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded.
@@ -89,13 +81,8 @@ class EngineClient:
         return self._stats
 
     @property
-<<<<<<< HEAD
     def open_streams(self) -> int:
         """Sequences whose output is being read."""
-=======
-    def in_flight(self) -> int:
-        """Number of running and waiting sequences."""
->>>>>>> words2
         return len(self._streams)
 
     @property
@@ -103,25 +90,16 @@ class EngineClient:
         """The error that ended the engine; None while it runs."""
         return self._dead
 
-<<<<<<< HEAD
     async def wait_until_dead(self) -> None:
         """Wait until the engine has ended.
 
         Raises:
             EngineDead: it has.
-=======
-    async def died(self) -> None:
-        """Wait until the engine has ended.
-
-        Raises:
-            EngineDead: always, with the reason.
->>>>>>> words2
         """
         await self._ended.wait()
         assert self._dead is not None
         raise self._dead
 
-<<<<<<< HEAD
     def unresponsive_seconds(self) -> float:
         """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
         return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
@@ -133,18 +111,6 @@ class EngineClient:
         Raises:
             EngineDead: the engine has ended.
             EngineOverloaded: batch and queue have no room for so many more.
-=======
-    def stalled_for(self) -> float:
-        """Seconds without a message from the core since an unanswered ping; 0 if every ping was answered."""
-        return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
-
-    def admit(self, sequences: int) -> Callable[[], None]:
-        """Reserve capacity for a request with `sequences` sequences; returns a function that frees it again.
-
-        Raises:
-            EngineDead: the engine has ended.
-            EngineOverloaded: the capacity is used up.
->>>>>>> words2
         """
         if self._dead is not None:
             raise self._dead
@@ -162,11 +128,7 @@ class EngineClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Generate one sequence; closing the generator early frees the request within an engine step.
 
-<<<<<<< HEAD
         The caller has reserved a place with `slots`: a stream that has begun must not fail because the queue is full.
-=======
-        Capacity is reserved before with `admit`, so that a stream does not fail for lack of it after it has started.
->>>>>>> words2
 
         Raises:
             RequestFailed: the engine failed the request.
