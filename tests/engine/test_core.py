@@ -126,9 +126,9 @@ class ScriptedChannel:
 def test_the_loop_continues_after_a_malformed_message(folder: Path) -> None:
     engine = Engine(folder)
     script = ScriptedChannel(
-        MalformedMessage("nonsense"),
+        MalformedMessage("invalid frames"),
         AddRequest("r", np.array([1, 2], np.int32), greedy(2)),
-        MalformedMessage("nonsense"),
+        MalformedMessage("invalid frames"),
         Ping(7),
         None,
         None,

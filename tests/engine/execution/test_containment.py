@@ -52,16 +52,16 @@ def test_a_failing_sampler_stage(folder: Path, method: str, in_flight: int, monk
     def fails(self: Penalties, *arguments: Any) -> None:
         row = arguments[1] if method == "apply" else arguments[0]
         if method == "add" and arguments[1].repetition_penalty == BAD:
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
         if row in self._seen and self._seen[row].params.repetition_penalty == BAD:
             bad_rows.add(row)
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
         real(self, *arguments)
 
     monkeypatch.setattr(Penalties, method, fails)
     bad, good = {"repetition_penalty": BAD}, {"repetition_penalty": 1.1}
     engine = run(folder, bad, good, in_flight=in_flight)
-    assert "ZeroDivisionError: nonsense" in (engine.results["bad"].error or "")
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert method == "add" or bad_rows
 
 
@@ -70,33 +70,33 @@ def test_a_failing_choice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     def fails(logits: torch.Tensor, params: Any, randoms: Any) -> list[int]:
         if any(one.min_p == BAD / 10 for one in params):
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
         return choose(logits, params, randoms)
 
     monkeypatch.setattr(sampler_module, "choose", fails)
     engine = run(folder, {"min_p": BAD / 10}, {})
-    assert "ZeroDivisionError: nonsense" in (engine.results["bad"].error or "")
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
 
 
 def test_failing_logprobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(logits: torch.Tensor, tokens: Any, count: int) -> Any:
         if count == 7:
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
         return report(logits, tokens, count)
 
     monkeypatch.setattr(sampler_module, "report", fails)
     engine = run(folder, {"logprobs": 7}, {"logprobs": 2})
-    assert "ZeroDivisionError: nonsense" in (engine.results["bad"].error or "")
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert all(output.logprobs for output in engine.results["last"].outputs)
 
 
 def test_failing_prompt_logprobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
-        raise ZeroDivisionError("nonsense")
+        raise ZeroDivisionError("injected error")
 
     monkeypatch.setattr(runner_module, "report", fails)
     engine = run(folder, {"prompt_logprobs": 1}, {})
-    assert "ZeroDivisionError: nonsense" in (engine.results["bad"].error or "")
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
 
 
 def test_a_failing_grammar(folder: Path) -> None:
@@ -104,12 +104,12 @@ def test_a_failing_grammar(folder: Path) -> None:
 
     class Compiled:
         def result(self) -> Any:
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
 
     state = GrammarState(Compiled())  # type: ignore[arg-type]
     mask = np.zeros(4, np.uint32)
     state.advance([], mask)
-    assert "ZeroDivisionError: nonsense" in (state.error or "")
+    assert "ZeroDivisionError: injected error" in (state.error or "")
     assert (mask == 0xFFFFFFFF).all()
 
 

@@ -100,11 +100,11 @@ async def test_an_output_that_cannot_be_handled_fails_only_its_stream(monkeypatc
         await until(lambda: len(core.active) == 2)
 
         def fail(_: TokensOutput) -> None:
-            raise OverflowError("nonsense")
+            raise OverflowError("injected error")
 
         monkeypatch.setattr(list(client._streams.values())[1], "put", fail)
         core.allow(1)
-        with pytest.raises(RequestFailed, match="nonsense"):
+        with pytest.raises(RequestFailed, match="injected error"):
             await second
         await until(lambda: len(core.active) == 1)
         core.hold.clear()
@@ -170,9 +170,9 @@ async def test_requests_beyond_the_capacity_are_rejected() -> None:
     async with running_client(core, capacity=2) as client:
         tasks = [asyncio.create_task(collect(client, request())) for _ in range(2)]
         await until(lambda: len(core.active) == 2)
-        with pytest.raises(EngineOverloaded) as refused:
+        with pytest.raises(EngineOverloaded) as rejected:
             client.admit(1)
-        assert refused.value.retry_after >= 1
+        assert rejected.value.retry_after >= 1
         core.hold.clear()
         assert [text for text, _ in await asyncio.gather(*tasks)] == ["HELLO", "HELLO"]
         assert (await collect(client, request()))[0] == "HELLO"

@@ -63,7 +63,7 @@ def test_random_frames_are_malformed(frames: list[bytes]) -> None:
     [
         ((5, "<i4", (2,)), [b"\0" * 8]),
         ((1, "<i4", (3,)), [b"\0" * 8]),
-        ((1, "nonsense", (2,)), [b"\0" * 8]),
+        ((1, "unknown-dtype", (2,)), [b"\0" * 8]),
         ((-1, "<i4", (2,)), []),
     ],
 )
