@@ -1,4 +1,4 @@
-"""The core's loop: what it refuses, and that nothing kills it."""
+"""EngineCore: validation of requests, aborts, end of sequences, and a loop that survives malformed messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "complaint"),
+    ("prompt", "message_part"),
     [
         (np.array([], np.int32), "non-empty"),
         (np.zeros((2, 2), np.int32), "non-empty"),
@@ -36,20 +36,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (np.zeros(256, np.int32), "context"),
     ],
 )
-def test_an_impossible_request_fails_alone(folder: Path, prompt: Any, complaint: str) -> None:
+def test_an_invalid_prompt_fails_only_its_request(folder: Path, prompt: Any, message_part: str) -> None:
     engine = Engine(folder)
     engine.add("good", random_prompt(1, 5), greedy(3))
     engine.core._handle(AddRequest("bad", prompt, greedy(3)))
-    (refusal,) = [output for message in engine.channel.sent for output in message.outputs]
+    (rejection,) = [output for message in engine.channel.sent for output in message.outputs]
     engine.channel.sent.clear()
-    assert refusal.request_id == "bad"
-    assert complaint in refusal.error
+    assert rejection.request_id == "bad"
+    assert message_part in rejection.error
     engine.run()
     assert engine.results["good"].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
-    ("fields", "complaint"),
+    ("fields", "message_part"),
     [
         ({"repetition_penalty": 1e39}, "repetition_penalty"),
         ({"repetition_penalty": 1e-39}, "repetition_penalty"),
@@ -70,26 +70,26 @@ def test_an_impossible_request_fails_alone(folder: Path, prompt: Any, complaint:
         ({"bad_words": tuple((token,) for token in range(VOCAB_SIZE))}, "no token"),
     ],
 )
-def test_impossible_params_fail_alone(folder: Path, fields: dict[str, Any], complaint: str) -> None:
+def test_invalid_params_fail_only_their_request(folder: Path, fields: dict[str, Any], message_part: str) -> None:
     engine = Engine(folder)
     engine.add("good", random_prompt(1, 5), greedy(3))
     params = SamplingParams(**{"max_tokens": 5, **fields})
     engine.core._handle(AddRequest("bad", np.array([1], np.int32), params))
-    (refusal,) = [output for message in engine.channel.sent for output in message.outputs]
+    (rejection,) = [output for message in engine.channel.sent for output in message.outputs]
     engine.channel.sent.clear()
-    assert refusal.request_id == "bad"
-    assert complaint in refusal.error
+    assert rejection.request_id == "bad"
+    assert message_part in rejection.error
     engine.run()
     assert engine.results["good"].finish_reason == "length"
 
 
-def test_end_tokens_beyond_the_vocabulary_are_ignored(folder: Path) -> None:
+def test_eos_tokens_outside_the_vocabulary_are_ignored(folder: Path) -> None:
     engine = Engine(folder)
     result = engine.generate([1, 2], greedy(3, min_tokens=2, eos_token_ids=(VOCAB_SIZE + 5,)))
     assert (len(result.tokens), result.finish_reason) == (3, "length")
 
 
-def test_a_refusal_does_not_count_the_last_step_again(folder: Path) -> None:
+def test_a_rejected_request_does_not_repeat_step_counters(folder: Path) -> None:
     engine = Engine(folder)
     engine.add("good", random_prompt(1, 50), greedy(30))
     engine.core.step()
@@ -99,15 +99,15 @@ def test_a_refusal_does_not_count_the_last_step_again(folder: Path) -> None:
     assert (stats.step_tokens, stats.prefix_queries, stats.running) == (0, 0, 1)
 
 
-def test_an_id_in_use_is_refused(folder: Path) -> None:
+def test_a_request_id_in_use_is_rejected(folder: Path) -> None:
     engine = Engine(folder)
     engine.add("same", random_prompt(1, 5), greedy(3))
     engine.core._handle(AddRequest("same", np.array([1], np.int32), greedy(3)))
     assert "in use" in engine.channel.sent[0].outputs[0].error
 
 
-class Script:
-    """A channel whose messages, and malformed ones, are known beforehand."""
+class ScriptedChannel:
+    """A channel that receives scripted messages; a `MalformedMessage` is raised."""
 
     def __init__(self, *messages: Any) -> None:
         self.left = list(messages)
@@ -123,12 +123,12 @@ class Script:
         self.sent.append(message)
 
 
-def test_a_malformed_message_does_not_kill_the_loop(folder: Path) -> None:
+def test_the_loop_continues_after_a_malformed_message(folder: Path) -> None:
     engine = Engine(folder)
-    script = Script(
-        MalformedMessage("nonsense"),
+    script = ScriptedChannel(
+        MalformedMessage("invalid frames"),
         AddRequest("r", np.array([1, 2], np.int32), greedy(2)),
-        MalformedMessage("nonsense"),
+        MalformedMessage("invalid frames"),
         Ping(7),
         None,
         None,
@@ -152,7 +152,9 @@ def test_the_state_is_checked_once_in_each_idle_period(folder: Path, monkeypatch
     engine = Engine(folder)
     checks = []
     add = AddRequest("r", np.array([1, 2], np.int32), greedy(1))
-    script = Script(add, None, Ping(1), None, Ping(2), None, Ping(3), None, add, None, Ping(4), None, Shutdown())
+    script = ScriptedChannel(
+        add, None, Ping(1), None, Ping(2), None, Ping(3), None, add, None, Ping(4), None, Shutdown()
+    )
     core = EngineCore(
         engine.core.scheduler,
         engine.core.executor,
@@ -164,7 +166,7 @@ def test_the_state_is_checked_once_in_each_idle_period(folder: Path, monkeypatch
     assert checks == [9, 1]  # messages that were left
 
 
-def test_large_seeds_of_servers_differ(folder: Path) -> None:
+def test_large_server_seeds_give_different_tokens(folder: Path) -> None:
     free = SamplingParams(max_tokens=12, temperature=1.5)
     texts = {
         tuple(Engine(folder, seed=seed).generate([1, 2, 3], free).tokens) for seed in (0, 1 << 32, 1 << 33, 1 << 62)
@@ -172,7 +174,7 @@ def test_large_seeds_of_servers_differ(folder: Path) -> None:
     assert len(texts) == 4
 
 
-def test_aborted_requests_free_their_blocks_at_once(folder: Path) -> None:
+def test_an_abort_frees_the_blocks_immediately(folder: Path) -> None:
     engine = Engine(folder)
     engine.add("a", random_prompt(1, 50), greedy(50))
     engine.step()
@@ -184,7 +186,7 @@ def test_aborted_requests_free_their_blocks_at_once(folder: Path) -> None:
     engine.abort("never came")
 
 
-def test_requests_without_a_seed_draw_differently(folder: Path) -> None:
+def test_requests_without_a_seed_sample_differently(folder: Path) -> None:
     engine = Engine(folder)
     free = SamplingParams(max_tokens=12, temperature=1.5)
     prompt = random_prompt(1, 5)
@@ -192,13 +194,13 @@ def test_requests_without_a_seed_draw_differently(folder: Path) -> None:
     assert len(texts) == 5
 
 
-def test_the_context_ends_a_sequence(folder: Path) -> None:
+def test_the_context_length_ends_a_sequence(folder: Path) -> None:
     engine = Engine(folder, model=ModelOptions(max_model_len=20))
     result = engine.generate(random_prompt(1, 15), greedy(100))
     assert (len(result.tokens), result.finish_reason) == (5, "length")
 
 
-def test_end_tokens_end_a_sequence_and_stop_tokens_are_named(folder: Path) -> None:
+def test_eos_and_stop_tokens_end_a_sequence(folder: Path) -> None:
     engine = Engine(folder)
     prompt = random_prompt(2, 10)
     free = engine.generate(prompt, greedy(20)).tokens
@@ -209,17 +211,17 @@ def test_end_tokens_end_a_sequence_and_stop_tokens_are_named(folder: Path) -> No
     assert (stop.tokens, stop.finish_reason, stop.outputs[-1].stop_reason) == (free[: at + 1], "stop", free[at])
 
 
-def test_a_cache_smaller_than_the_context_shortens_it(folder: Path) -> None:
+def test_a_small_cache_reduces_the_context_length(folder: Path) -> None:
     small = Engine(folder).info
     per_block = small.cache_bytes // small.num_blocks
     engine = Engine(folder, kv_cache_memory=5 * per_block)
     assert (engine.info.num_blocks, engine.info.max_model_len) == (5, 80)
-    assert engine.model.context_len == 80  # a long rope's frequencies depend on it
+    assert engine.model.context_len == 80  # LongRope's frequencies depend on it
     with pytest.raises(OutOfCacheMemory, match="--max-model-len"):
         Engine(folder, model=ModelOptions(max_model_len=100), kv_cache_memory=5 * per_block)
 
 
-def test_prompt_logprobs_skip_the_prefix_cache(folder: Path) -> None:
+def test_prompt_logprobs_do_not_read_the_prefix_cache(folder: Path) -> None:
     engine = Engine(folder, block_size=4)
     prompt = random_prompt(5, 30)
     engine.generate(prompt, greedy(2))

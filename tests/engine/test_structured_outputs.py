@@ -1,4 +1,4 @@
-"""Structured outputs: whatever a model would rather say, what comes out has the form that was asked for."""
+"""Structured outputs: generated text matches its schema, regex, choice, grammar or tool format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.engine import Engine, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.tokenizer import EOS, SPECIAL, THINK, byte_tokenizer, write_tokenizer
 
-SIGNS = {text: at for at, text in enumerate((*SPECIAL, *THINK), 256)}
+SPECIAL_IDS = {text: token for token, text in enumerate((*SPECIAL, *THINK), 256)}
 
 
 @pytest.fixture(scope="module")
@@ -43,28 +43,28 @@ def engine(folder: Path) -> Engine:
     return Engine(folder)
 
 
-def held(grammar: str, seed: int = 0, **fields: Any) -> SamplingParams:
-    """Params for random text within a grammar."""
+def constrained(grammar: str, seed: int = 0, **fields: Any) -> SamplingParams:
+    """Sampling parameters for random text constrained by a grammar."""
     chosen = {"max_tokens": 220, "temperature": 1.0, "seed": seed, "eos_token_ids": (EOS,), **fields}
     return SamplingParams(grammar=grammar, **chosen)
 
 
-def form(**kind: Any) -> str:
-    return grammar_of(StructuredOutputs.model_validate(kind), SIGNS)
+def grammar_for(**kind: Any) -> str:
+    return grammar_of(StructuredOutputs.model_validate(kind), SPECIAL_IDS)
 
 
 def text_of(tokens: list[int]) -> str:
     return byte_tokenizer().decode([token for token in tokens if token != EOS], skip_special_tokens=False)
 
 
-def say(engine: Engine, grammar: str, seed: int = 0, **fields: Any) -> str:
-    result = engine.generate(random_prompt(seed, 9), held(grammar, seed, **fields))
+def generate_text(engine: Engine, grammar: str, seed: int = 0, **fields: Any) -> str:
+    result = engine.generate(random_prompt(seed, 9), constrained(grammar, seed, **fields))
     assert result.finish_reason == "stop", result.outputs[-1]
     return text_of(result.tokens)
 
 
 def random_schema(rng: Random, depth: int = 0) -> dict[str, Any]:
-    """A schema whose texts cannot be long."""
+    """A random schema that only has short instances."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "const", "pattern", "anyOf"]
     kind = rng.choice(kinds if depth > 1 else [*kinds, *["object", "array"] * 4])
     match kind:
@@ -111,12 +111,12 @@ def schemas() -> list[dict[str, Any]]:
     return [random_schema(rng) for _ in range(200)]
 
 
-def test_json_of_two_hundred_schemas_is_valid(engine: Engine) -> None:
+def test_json_matches_two_hundred_random_schemas(engine: Engine) -> None:
     names = []
     for index, schema in enumerate(schemas()):
-        grammar = form(json=schema, disable_any_whitespace=index % 2 == 0)
+        grammar = grammar_for(json=schema, disable_any_whitespace=index % 2 == 0)
         names.append(f"schema-{index}")
-        engine.add(names[-1], random_prompt(index, 5), held(grammar, index))
+        engine.add(names[-1], random_prompt(index, 5), constrained(grammar, index))
         if index % 16 == 15:
             engine.run()
     engine.run()
@@ -128,16 +128,16 @@ def test_json_of_two_hundred_schemas_is_valid(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"[A-Z]{3}-\d{4}", r"(a|bc){2,5}", r"^\w{3} \w{2}$", r"https?://[a-z]{1,9}\.org"])
-def test_a_regex_is_matched_as_a_whole(engine: Engine, pattern: str) -> None:
+def test_the_whole_text_matches_a_regex(engine: Engine, pattern: str) -> None:
     for seed in range(5):
-        assert re.fullmatch(pattern, say(engine, form(regex=pattern), seed))
+        assert re.fullmatch(pattern, generate_text(engine, grammar_for(regex=pattern), seed))
 
 
-def test_one_of_the_choices_is_made(engine: Engine) -> None:
+def test_the_text_is_one_of_the_choices(engine: Engine) -> None:
     choices = ["yes", "no", 'a "quoted" one', "nö\n", "<think>"]
-    made = {say(engine, form(choice=choices), seed) for seed in range(20)}
-    assert made <= set(choices)
-    assert len(made) > 1
+    chosen = {generate_text(engine, grammar_for(choice=choices), seed) for seed in range(20)}
+    assert chosen <= set(choices)
+    assert len(chosen) > 1
 
 
 @pytest.mark.parametrize(
@@ -145,12 +145,12 @@ def test_one_of_the_choices_is_made(engine: Engine) -> None:
     ['start: item ("," item)*\nitem: /[0-9]{1,3}/ | "x"', 'root ::= item ("," item)*\nitem ::= [0-9] [0-9]? | "x"'],
 )
 def test_lark_and_gbnf_grammars(engine: Engine, grammar: str) -> None:
-    said = {say(engine, form(grammar=grammar), seed, max_tokens=240) for seed in range(6)}
-    assert all(re.fullmatch(r"(\d{1,3}|x)(,(\d{1,3}|x))*", each) for each in said)
+    texts = {generate_text(engine, grammar_for(grammar=grammar), seed, max_tokens=240) for seed in range(6)}
+    assert all(re.fullmatch(r"(\d{1,3}|x)(,(\d{1,3}|x))*", item) for item in texts)
 
 
-def test_a_structural_tag_holds_what_stands_in_it(engine: Engine) -> None:
-    given = {
+def test_the_content_of_a_structural_tag_matches_its_schema(engine: Engine) -> None:
+    tag = {
         "type": "structural_tag",
         "format": {
             "type": "triggered_tags",
@@ -162,19 +162,21 @@ def test_a_structural_tag_holds_what_stands_in_it(engine: Engine) -> None:
             "stop_after_first": True,
         },
     }
-    grammar = grammar_of(StructuralTagFormat.model_validate(given), SIGNS)
-    result = engine.generate(random_prompt(1, 5), held(grammar, logit_bias={byte_tokenizer().encode("<").ids[0]: 9.0}))
+    grammar = grammar_of(StructuralTagFormat.model_validate(tag), SPECIAL_IDS)
+    result = engine.generate(
+        random_prompt(1, 5), constrained(grammar, logit_bias={byte_tokenizer().encode("<").ids[0]: 9.0})
+    )
     assert re.search(r"<f=add>5</f>$", text_of(result.tokens))
 
 
-def test_reasoning_comes_before_the_form(engine: Engine) -> None:
+def test_reasoning_precedes_constrained_text(engine: Engine) -> None:
     structure = StructuredOutputs.model_validate({"choice": ["left", "right"]})
     end = SIGNS["</think>"]
     for prefix, opening in ((ReasoningPrefix.OPEN, ""), (ReasoningPrefix.POSSIBLE, "(<think>|(?=left|right))")):
         grammar = grammar_of(structure, SIGNS, ReasoningTags(), prefix)
         for seed in range(4):
-            said = say(engine, grammar, seed, logit_bias={end: 4.0, SIGNS["<think>"]: 4.0})
-            assert re.fullmatch(rf"{opening}(.*</think>\s*)?(left|right)", said, re.DOTALL)
+            text = generate_text(engine, grammar, seed, logit_bias={end: 4.0, SPECIAL_IDS["<think>"]: 4.0})
+            assert re.fullmatch(rf"{opening}(.*</think>\s*)?(left|right)", text, re.DOTALL)
 
 
 ARGUMENTS = {
@@ -189,19 +191,19 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_call_that_has_to_come_is_one_in_every_format(engine: Engine, name: str) -> None:
+def test_a_required_tool_call_is_valid_in_every_format(engine: Engine, name: str) -> None:
     schemas = {"f": ARGUMENTS, "now": {"type": "object", "properties": {}, "additionalProperties": False}}
     plan = ToolPlan(format=FORMATS[name].constrained, schemas=schemas, required=True, parallel=False)
-    grammar = grammar_of(None, SIGNS, plan=plan)
+    grammar = grammar_of(None, SPECIAL_IDS, plan=plan)
     for seed in range(6):
-        parsed = plan.format.parser(schemas).push(say(engine, grammar, seed), last=True)
+        parsed = plan.format.parser(schemas).push(generate_text(engine, grammar, seed), last=True)
         (call,) = joined(parsed.calls)
         jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])
         assert parsed.content == ""
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_the_text_of_a_custom_tool_has_its_format(engine: Engine, name: str) -> None:
+def test_the_input_of_a_custom_tool_matches_its_format(engine: Engine, name: str) -> None:
     pattern = r'[ab"\\][ab"\n\\]{0,4}x'
     grammar = GrammarFormat.model_validate({"type": "grammar", "grammar": {"syntax": "regex", "definition": pattern}})
     tool = CustomTool(type="custom", custom=CustomDefinition(name="f", format=grammar))
@@ -214,65 +216,70 @@ def test_the_text_of_a_custom_tool_has_its_format(engine: Engine, name: str) -> 
     )
     read = AnswerFormat(tags=None, prompt=None, plan=plan)
     for seed in range(3):
-        said = say(engine, grammar_of(None, SIGNS, plan=plan), seed)
-        (call,) = joined(read.parser().push(said, last=True).calls)
-        assert re.fullmatch(pattern, call.arguments), said
+        text = generate_text(engine, grammar_of(None, SPECIAL_IDS, plan=plan), seed)
+        (call,) = joined(read.parser().push(text, last=True).calls)
+        assert re.fullmatch(pattern, call.arguments), text
 
 
-def test_a_grammar_that_was_rendered_holds_to_the_same(engine: Engine) -> None:
+def test_a_grammar_rendered_as_lark_is_equivalent(engine: Engine) -> None:
     schemas = {"f": ARGUMENTS, "@g0": {"type": "object", "properties": {}, "additionalProperties": False}}
     calling = ToolPlan(format=FORMATS["hermes"], schemas=schemas, required=True)
     tagged = ToolPlan(format=FORMATS["qwen3_coder"], schemas=schemas, strict=frozenset(["f"]))
     grammars = [
-        form(json={"type": "object", "properties": {'"{}/\n': {"enum": ["@g0", "}", "é"]}}}),
-        form(json=True),
-        form(regex=r"[a-c/]{2,5}@g0\}\d"),
-        form(choice=["@g0", "/@g0/", '"@g0"', "a\nb"]),
-        form(grammar='start: "}" x // a } in a comment\nx: /[}{]/ y\ny: "@g0"'),
-        form(grammar='root ::= "a" [0-9]+'),
-        grammar_of(None, SIGNS, ReasoningTags(), ReasoningPrefix.POSSIBLE, calling),
-        grammar_of(None, SIGNS, ReasoningTags(), ReasoningPrefix.OPEN, tagged),
+        grammar_for(json={"type": "object", "properties": {'"{}/\n': {"enum": ["@g0", "}", "é"]}}}),
+        grammar_for(json=True),
+        grammar_for(regex=r"[a-c/]{2,5}@g0\}\d"),
+        grammar_for(choice=["@g0", "/@g0/", '"@g0"', "a\nb"]),
+        grammar_for(grammar='start: "}" x // a } in a comment\nx: /[}{]/ y\ny: "@g0"'),
+        grammar_for(grammar='root ::= "a" [0-9]+'),
+        grammar_of(None, SPECIAL_IDS, ReasoningTags(), ReasoningPrefix.POSSIBLE, calling),
+        grammar_of(None, SPECIAL_IDS, ReasoningTags(), ReasoningPrefix.OPEN, tagged),
     ]
     for grammar in grammars:
-        again = form(grammar=as_lark(grammar))
+        again = grammar_for(grammar=as_lark(grammar))
         for seed in range(2):
             tokens = [
-                engine.generate(random_prompt(seed, 9), held(one, seed, max_tokens=40)).tokens
+                engine.generate(random_prompt(seed, 9), constrained(one, seed, max_tokens=40)).tokens
                 for one in (grammar, again)
             ]
             assert tokens[0] == tokens[1]
 
 
-def test_the_same_alone_and_in_any_batch(folder: Path, engine: Engine) -> None:
-    grammars = [form(json=schema) for schema in schemas()[:12]]
-    alone = [engine.generate(random_prompt(i, 20), held(grammar, i)).tokens for i, grammar in enumerate(grammars)]
+def test_tokens_do_not_depend_on_the_batch(folder: Path, engine: Engine) -> None:
+    grammars = [grammar_for(json=schema) for schema in schemas()[:12]]
+    alone = [
+        engine.generate(random_prompt(i, 20), constrained(grammar, i)).tokens for i, grammar in enumerate(grammars)
+    ]
     for options in (
         {"max_num_batched_tokens": 24, "block_size": 16, "kv_cache_memory": 1 << 20},
         {"speculation": "ngram", "num_speculative_tokens": 4},
     ):
         other = Engine(folder, **options)
         for i, grammar in enumerate(grammars):
-            other.add(f"r{i}", random_prompt(i, 20), held(grammar, i))
+            other.add(f"r{i}", random_prompt(i, 20), constrained(grammar, i))
         other.run()
         assert [other.results[f"r{i}"].tokens for i in range(len(grammars))] == alone
         assert other.blocks_used == 0
 
 
-def test_the_form_wins_over_what_else_is_forbidden(engine: Engine) -> None:
+def test_the_grammar_overrides_bad_words_and_min_tokens(engine: Engine) -> None:
     word = tuple(byte_tokenizer().encode("y").ids)
-    assert say(engine, form(choice=["yes", "yet"]), bad_words=(word,), min_tokens=100) in ("yes", "yet")
+    assert generate_text(engine, grammar_for(choice=["yes", "yet"]), bad_words=(word,), min_tokens=100) in (
+        "yes",
+        "yet",
+    )
 
 
-def test_a_grammar_that_is_none_fails_its_request_only(engine: Engine) -> None:
-    engine.add("bad", random_prompt(1, 5), held('{"grammars":[{"lark_grammar":"start: ("}]}'))
-    engine.add("good", random_prompt(1, 5), held(form(choice=["a"])))
+def test_an_invalid_grammar_fails_only_its_request(engine: Engine) -> None:
+    engine.add("bad", random_prompt(1, 5), constrained('{"grammars":[{"lark_grammar":"start: ("}]}'))
+    engine.add("good", random_prompt(1, 5), constrained(grammar_for(choice=["a"])))
     engine.run()
     assert engine.results["bad"].error
     assert text_of(engine.results["good"].tokens) == "a"
 
 
-def test_leaves_while_its_grammar_is_compiled(engine: Engine) -> None:
-    engine.add("gone", random_prompt(1, 5), held(form(choice=["a", "gone"])))
+def test_abort_while_the_grammar_is_compiled(engine: Engine) -> None:
+    engine.add("gone", random_prompt(1, 5), constrained(grammar_for(choice=["a", "gone"])))
     engine.abort("gone")
     engine.run()
     assert engine.blocks_used == 0

@@ -1,4 +1,4 @@
-"""An engine without HTTP and without threads: plans, steps and tokens in the test's own hands."""
+"""An engine without HTTP and background threads, stepped by the test."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from tests.support.deferred import DeferredExecutor
 
 
 @contextmanager
-def no_bar(_: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar that shows nothing."""
+def no_progress(_: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar without output."""
     yield lambda _: None
 
 
 def load(folder: Path, **options: Any) -> LoadedModel:
-    """Load a model folder, in float32 unless something else is asked for."""
+    """Load a model folder; `options` are those of `ModelOptions`, with float32 as the default dtype."""
     chosen = ModelOptions(**{"dtype": "float32", **options})
     device = find_device(chosen.device)
     with device.activate():
-        return load_model(folder, read_model_config(folder, chosen.model_impl), chosen, device, no_bar)
+        return load_model(folder, read_model_config(folder, chosen.model_impl), chosen, device, no_progress)
 
 
 @dataclass
 class Channel:
-    """Stands in for the transport: keeps what the core sends."""
+    """Stands in for the transport: records the messages that the core sends."""
 
     sent: list[Any] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Channel:
 
 @dataclass
 class Result:
-    """Everything that came of one request."""
+    """All outputs of one request."""
 
     tokens: list[int] = field(default_factory=list)
     outputs: list[TokensOutput] = field(default_factory=list)
@@ -77,10 +77,11 @@ class Result:
 
 
 class Engine:
-    """A real core over a real model, stepped by hand; its state is checked after each step.
+    """An `EngineCore` with a model, stepped by the test; its state is checked after each step.
 
-    In float32 unless `model` says something else, so that its tokens can be compared. `in_flight`: steps whose results
-    may be outstanding.
+    Args:
+        model: computes in float32 unless it sets another dtype, so that tokens can be compared.
+        in_flight: maximum number of steps whose results are pending.
     """
 
     def __init__(self, folder: Path, *, model: ModelOptions | None = None, in_flight: int = 1, **options: Any) -> None:
@@ -166,11 +167,11 @@ class Engine:
 
 
 def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
-    """Params of a request that leaves nothing to chance."""
+    """Parameters of greedy sampling."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, **fields)
 
 
 def random_prompt(seed: int, length: int, vocab: int = 256) -> list[int]:
-    """Some token ids."""
+    """Random token ids."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, vocab, (length,), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, made by transformers: the oracle, and the folder that we load."""
+"""Small transformers models with random weights: reference implementation and source of model folders."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _GRANITE = {
     "attention_multiplier": 0.3,
 }
 
-# Case -> (model type, what differs from the base).
+# Case -> (model type, overrides of _BASE).
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biased-tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -112,17 +112,17 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
-    """A transformers model of one of the cases, in float32, whose logits are far from each other."""
-    kind, differences = {**DECODERS, **FALLBACKS}[case]
+    """Build a transformers model of a case in float32, with weights large enough for distinct logits."""
+    model_type, overrides = {**DECODERS, **FALLBACKS}[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **{**_BASE, **differences, **changes})
+    config = AutoConfig.for_model(model_type, **{**_BASE, **overrides, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
-        norm = "norm" in name or ".ln_" in name
-        torch.nn.init.normal_(parameter, std=0.1 if norm else 0.3)
-        if norm and name.endswith("weight") and not kind.startswith("gemma"):
+        is_norm = "norm" in name or ".ln_" in name
+        torch.nn.init.normal_(parameter, std=0.1 if is_norm else 0.3)
+        if is_norm and name.endswith("weight") and not model_type.startswith("gemma"):
             parameter.data += 1
     for name, buffer in model.named_buffers():
         if "correction" in name:
@@ -132,6 +132,6 @@ def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
 
 
 def save_model(model: Any, folder: Path, **options: Any) -> Path:
-    """Write a model's folder, without a tokenizer."""
+    """Save a model to a folder, without a tokenizer."""
     model.save_pretrained(folder, **options)
     return folder

@@ -1,4 +1,4 @@
-"""A tokenizer of one token per byte, and a few special ones; every text comes back as it went in."""
+"""A byte-level tokenizer with a few special tokens; every text round-trips."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """Ids 0..255 in the order of the byte-level alphabet, then the special tokens."""
+    """Build a tokenizer with ids 0..255 in the order of the byte-level alphabet, then the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,7 +30,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def write_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
-    """Put the tokenizer's files into a model folder."""
+    """Write the tokenizer's files to a model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "bos_token": None, "pad_token": "<|endoftext|>"}

@@ -1,4 +1,4 @@
-"""How large the KV cache becomes."""
+"""Size of the KV cache, free memory, and mapping of cache pages."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from quire.engine.models.decoder import CacheShape
 SHAPES = [CacheShape(2, 8, 8), CacheShape(1, 12, 8, values_in_keys=True)]
 
 
-def test_bytes_of_a_block() -> None:
+def test_block_bytes() -> None:
     assert block_bytes(SHAPES, 16, torch.bfloat16) == (2 * (8 + 8) + 12) * 16 * 2
 
 
-def test_memory_that_was_asked_for() -> None:
+def test_kv_cache_memory_sets_the_number_of_blocks() -> None:
     assert count_blocks(EngineOptions(kv_cache_memory=1000), 90, 10_000, 0) == 11
     with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory"):
         count_blocks(EngineOptions(kv_cache_memory=1000), 1001, 10_000, 0)
 
 
-def test_a_share_of_free_memory_but_no_more_than_can_be_needed() -> None:
+def test_memory_fraction_is_limited_to_what_max_num_seqs_needs() -> None:
     options = EngineOptions(memory_fraction=0.5, max_num_seqs=4, block_size=16)
     assert count_blocks(options, 1000, 100_000, 1_000_000) == 500
     assert count_blocks(options, 1000, 100_000, 300_000) == 150
@@ -35,9 +35,9 @@ def test_a_share_of_free_memory_but_no_more_than_can_be_needed() -> None:
         count_blocks(options, 600_000, 100, 1_000_000)
 
 
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    machine = psutil.virtual_memory().total
-    assert 0 < free_memory(tmp_path) <= machine
+def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
+    total = psutil.virtual_memory().total
+    assert 0 < free_memory(tmp_path) <= total
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory(tmp_path) > 10_000
@@ -45,7 +45,7 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     assert free_memory(tmp_path) == 700
 
 
-def test_the_page_cache_of_a_container_is_free(tmp_path: Path) -> None:
+def test_the_page_cache_of_a_container_counts_as_free(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 400\nactive_file 200\nfile 600\n")
@@ -60,7 +60,7 @@ def test_the_page_cache_of_a_container_is_free(tmp_path: Path) -> None:
     assert free_memory(tmp_path) == 650
 
 
-def test_pages_take_no_memory_until_they_are_written() -> None:
+def test_pages_are_not_resident_until_they_are_written() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
     caches = HostKVCache([CacheShape(8, 64, 64)] * 4, 4096, 16, torch.bfloat16).layers
@@ -70,14 +70,14 @@ def test_pages_take_no_memory_until_they_are_written() -> None:
     assert not caches[0].keys[3, 77].any()
 
 
-def test_latent_values_lie_in_the_keys() -> None:
+def test_latent_values_are_a_view_of_the_keys() -> None:
     (latent,) = HostKVCache([SHAPES[1]], 4, 16, torch.float32).layers
     assert latent.values.shape == (1, 4, 16, 8)
     latent.keys[0, 1, 2] = 5
     assert latent.values[0, 1, 2].tolist() == [5] * 8
 
 
-def test_memory_is_found_for_what_is_used_and_somewhat_ahead() -> None:
+def test_ensure_mapped_and_prefault_map_pages_ahead() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
     cache = HostKVCache([CacheShape(8, 64, 64)] * 4, 16384, 16, torch.bfloat16, 1 << 30)  # 2 GiB, 128 KiB a block

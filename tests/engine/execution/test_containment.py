@@ -1,4 +1,4 @@
-"""Whatever fails for one sequence ends that sequence; the others get the tokens that they get without it."""
+"""A failure in one sequence ends only that sequence; the tokens of the others do not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.engine.execution.sampling.penalties import Penalties
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 
-BAD = 1.25  # a value of the parameter that the test has fail
+BAD = 1.25  # parameter value for which the test raises an error
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, bad: dict[str, Any], good: dict[str, Any], *, in_flight: int = 1) -> Engine:
-    """Two good requests around a bad one, which joins them in a step."""
+    """Run two valid requests and one that fails, in common steps."""
     alone = Engine(folder, prefix_caching=False)
     engine = Engine(folder, in_flight=in_flight)
     engine.add("first", random_prompt(1, 12), greedy(10, **good))
@@ -45,75 +45,75 @@ def run(folder: Path, bad: dict[str, Any], good: dict[str, Any], *, in_flight: i
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("method", ["add", "apply", "observe"])
-def test_a_stage_that_fails(folder: Path, method: str, in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_sampler_stage(folder: Path, method: str, in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = getattr(Penalties, method)
     bad_rows: set[int] = set()
 
     def fails(self: Penalties, *arguments: Any) -> None:
         row = arguments[1] if method == "apply" else arguments[0]
         if method == "add" and arguments[1].repetition_penalty == BAD:
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
         if row in self._seen and self._seen[row].params.repetition_penalty == BAD:
             bad_rows.add(row)
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
         real(self, *arguments)
 
     monkeypatch.setattr(Penalties, method, fails)
     bad, good = {"repetition_penalty": BAD}, {"repetition_penalty": 1.1}
     engine = run(folder, bad, good, in_flight=in_flight)
-    assert "ZeroDivisionError: nonsense" in (engine.results["bad"].error or "")
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert method == "add" or bad_rows
 
 
-def test_a_choice_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch is sampled row by row then."""
+def test_a_failing_choice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is then sampled row by row."""
 
     def fails(logits: torch.Tensor, params: Any, randoms: Any) -> list[int]:
         if any(one.min_p == BAD / 10 for one in params):
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
         return choose(logits, params, randoms)
 
     monkeypatch.setattr(sampler_module, "choose", fails)
     engine = run(folder, {"min_p": BAD / 10}, {})
-    assert "ZeroDivisionError: nonsense" in (engine.results["bad"].error or "")
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
 
 
-def test_a_report_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_logprobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(logits: torch.Tensor, tokens: Any, count: int) -> Any:
         if count == 7:
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
         return report(logits, tokens, count)
 
     monkeypatch.setattr(sampler_module, "report", fails)
     engine = run(folder, {"logprobs": 7}, {"logprobs": 2})
-    assert "ZeroDivisionError: nonsense" in (engine.results["bad"].error or "")
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert all(output.logprobs for output in engine.results["last"].outputs)
 
 
-def test_prompt_log_probabilities_that_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_prompt_logprobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
-        raise ZeroDivisionError("nonsense")
+        raise ZeroDivisionError("injected error")
 
     monkeypatch.setattr(runner_module, "report", fails)
     engine = run(folder, {"prompt_logprobs": 1}, {})
-    assert "ZeroDivisionError: nonsense" in (engine.results["bad"].error or "")
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
 
 
-def test_a_grammar_that_fails(folder: Path) -> None:
-    """Its thread goes on with the other grammars."""
+def test_a_failing_grammar(folder: Path) -> None:
+    """The thread continues with the other grammars."""
 
     class Compiled:
         def result(self) -> Any:
-            raise ZeroDivisionError("nonsense")
+            raise ZeroDivisionError("injected error")
 
     state = GrammarState(Compiled())  # type: ignore[arg-type]
     mask = np.zeros(4, np.uint32)
     state.advance([], mask)
-    assert "ZeroDivisionError: nonsense" in (state.error or "")
+    assert "ZeroDivisionError: injected error" in (state.error or "")
     assert (mask == 0xFFFFFFFF).all()
 
 
-def test_a_failed_sequence_leaves_its_row_usable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_row_of_a_failed_sequence_is_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(folder, max_num_seqs=1)
     with monkeypatch.context() as patch:
         patch.setattr(LogitBias, "apply", lambda *_: 1 / 0)

@@ -25,7 +25,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
-    """Requests of all kinds; half of them begin like another one."""
+    """Requests with different parameters; about half of them share a prefix."""
     rng = random.Random(seed)
     shared = random_prompt(seed, 40)
     out = []
@@ -52,26 +52,26 @@ def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
 
 @cache
 def alone(folder: Path, seed: int) -> list[list[int]]:
-    """The tokens of each request of a workload on its own: whole prompts at once, nothing shared."""
+    """The tokens of each request of a workload alone in the engine, without chunking or prefix caching."""
     engine = Engine(folder, prefix_caching=False)
     return [engine.generate(prompt, params).tokens for prompt, params in workload(seed)]
 
 
 def together(engine: Engine, requests: list[tuple[list[int], SamplingParams]], seed: int) -> list[list[int]]:
-    """All requests, arriving at random steps, with others that come and are aborted."""
+    """Run all requests, which arrive at random steps among others that are aborted."""
     rng = random.Random(seed)
     pending = [(rng.randint(0, 12), index) for index in range(len(requests))]
-    noise: dict[str, int] = {}
+    aborted: dict[str, int] = {}
     step = 0
     while pending or engine.busy:
         for when, index in [item for item in pending if item[0] <= step]:
             pending.remove((when, index))
             engine.add(f"r{index}", *requests[index])
         if rng.random() < 0.2:
-            noise[f"noise-{step}"] = step + rng.randint(0, 4)
-            engine.add(f"noise-{step}", random_prompt(step, rng.randint(1, 40)), greedy(30))
-        for name in [name for name, when in noise.items() if when <= step]:
-            del noise[name]
+            aborted[f"aborted-{step}"] = step + rng.randint(0, 4)
+            engine.add(f"aborted-{step}", random_prompt(step, rng.randint(1, 40)), greedy(30))
+        for name in [name for name, when in aborted.items() if when <= step]:
+            del aborted[name]
             engine.abort(name)
         if engine.busy:
             engine.step()
@@ -111,8 +111,8 @@ def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> No
 @pytest.mark.parametrize(
     "variant", [{}, {"in_flight": 2}, {"in_flight": 3, "speculation": "ngram"}, {"device": "torch"}], ids=str
 )
-def test_tokens_survive_preemption(folder: Path, variant: dict[str, Any]) -> None:
-    """So few blocks that sequences keep preempting each other."""
+def test_tokens_do_not_depend_on_preemption(folder: Path, variant: dict[str, Any]) -> None:
+    """The cache has so few blocks that sequences preempt each other repeatedly."""
     roomy = Engine(folder, block_size=4)
     per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     options = {name: value for name, value in variant.items() if name != "device"}
@@ -128,24 +128,25 @@ def test_tokens_survive_preemption(folder: Path, variant: dict[str, Any]) -> Non
 
 
 def test_steps_are_submitted_before_earlier_ones_have_finished(folder: Path) -> None:
-    """With a deferred executor a sequence decodes on before its tokens are known."""
+    """With a deferred executor a sequence continues to decode before its sampled tokens are known."""
     engine = Engine(folder, in_flight=2)
     prompt = random_prompt(1, 20)
     assert engine.generate(prompt, greedy(16)).tokens == Engine(folder).generate(prompt, greedy(16)).tokens
     executor = engine.core.executor
     assert isinstance(executor, DeferredExecutor)
     assert executor.most_in_flight == 2
-    assert executor.steps == 16  # the prompt and 15 tokens; none was computed in vain
+    assert executor.steps == 16  # the prompt and 15 tokens; no step was wasted
 
 
-def test_requests_aborted_while_a_step_is_in_flight_leave_nothing(folder: Path) -> None:
+def test_requests_aborted_while_a_step_is_in_flight_are_cleaned_up(folder: Path) -> None:
     engine = Engine(folder, in_flight=2)
     engine.add("a", random_prompt(1, 20), greedy(30))
     engine.add("b", random_prompt(2, 20), greedy(5))
     for _ in range(3):
         engine.step()
     engine.abort("a")
-    engine.add("a", random_prompt(3, 20), greedy(5))  # the id is free again; late results are not its own
+    # Reuses the id; pending results of the aborted request must be ignored.
+    engine.add("a", random_prompt(3, 20), greedy(5))
     engine.run()
     assert engine.blocks_used == 0
     assert engine.results["a"].tokens == Engine(folder).generate(random_prompt(3, 20), greedy(5)).tokens
@@ -163,24 +164,24 @@ def test_a_prefix_hit_gives_the_same_tokens(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1.2, "seed": 5}, {"repetition_penalty": 1.4, "logprobs": 2}])
-def test_guessed_tokens_change_nothing(folder: Path, fields: dict[str, Any]) -> None:
-    """Three tokens to choose from invite guesses; right or wrong, the sequence is the one without them."""
+def test_speculation_does_not_change_tokens(folder: Path, fields: dict[str, Any]) -> None:
+    """With only three allowed tokens drafts are frequent; accepted or rejected, they do not change the tokens."""
     prompt = random_prompt(4, 6)
     params = SamplingParams(**{"max_tokens": 40, "temperature": 0.0, "allowed_token_ids": (3, 5, 9), **fields})
     engine = Engine(folder, speculation="ngram", block_size=4)
-    plain, guessed = Engine(folder).generate(prompt, params), engine.generate(prompt, params)
-    assert guessed.tokens == plain.tokens
-    assert guessed.finish_reason == plain.finish_reason
+    plain, speculated = Engine(folder).generate(prompt, params), engine.generate(prompt, params)
+    assert speculated.tokens == plain.tokens
+    assert speculated.finish_reason == plain.finish_reason
     if "logprobs" in fields:
-        assert [entry.token_ids for output in guessed.outputs for entry in output.logprobs or ()] == [
+        assert [entry.token_ids for output in speculated.outputs for entry in output.logprobs or ()] == [
             entry.token_ids for output in plain.outputs for entry in output.logprobs or ()
         ]
     assert engine.drafted > 0
     assert engine.blocks_used == 0
 
 
-def test_right_guesses_save_steps(folder: Path) -> None:
-    """A model that may say one token only is easy to guess."""
+def test_accepted_drafts_save_steps(folder: Path) -> None:
+    """With a single allowed token every draft is accepted."""
     engine = Engine(folder, speculation="ngram")
     result = engine.generate(random_prompt(4, 6), greedy(60, allowed_token_ids=(7,)))
     assert result.tokens == [7] * 60

@@ -1,4 +1,4 @@
-"""Pooling requests: the arrays are those of Hugging Face's hidden states, whatever else the engine does."""
+"""Pooling requests: arrays equal Hugging Face's hidden states, with any batching, preemption and prefix hits."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(model: Any, prompt: list[int], kind: Kind) -> NDArray[np.float32]:
     """Hugging Face's hidden states at the input of the output projection, pooled."""
-    found: list[torch.Tensor] = []
-    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: found.append(inputs[0][0]))
+    captured: list[torch.Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0][0]))
     with torch.inference_mode():
         model(torch.tensor([prompt]))
     hook.remove()
-    (hidden,) = found
+    (hidden,) = captured
     pooled = {"last": hidden[-1], "cls": hidden[0], "mean": hidden.mean(0), "all": hidden}[kind]
     return pooled.float().numpy()
 
 
 def pool(engine: Engine, prompt: list[int], kind: Kind) -> NDArray[np.float32]:
-    """The array of one request that is alone in the engine."""
+    """Run one request alone and return its array."""
     result = engine.generate(prompt, PoolingParams(kind=kind))
     assert result.error is None
     assert result.pooled is not None
     return result.pooled.data
 
 
-def assert_close(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+def assert_close(got: NDArray[np.float32], expected_array: NDArray[np.float32]) -> None:
     assert got.dtype == np.float32
-    assert got.shape == wanted.shape
-    assert np.abs(got - wanted).max() / np.abs(wanted).max() < 1e-4
+    assert got.shape == expected_array.shape
+    assert np.abs(got - expected_array).max() / np.abs(expected_array).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,8 +107,8 @@ def test_pooling_uses_the_prefix_cache_only_for_the_last_token(llama: Path, kind
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_pooling_survives_preemption(llama: Path, in_flight: int) -> None:
-    """Chunks of long prompts whose blocks are taken away half-way by requests before them that grow."""
+def test_pooled_arrays_do_not_depend_on_preemption(llama: Path, in_flight: int) -> None:
+    """Chunked prompts are preempted halfway by earlier requests that need more blocks."""
     roomy = Engine(llama, block_size=4)
     per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     prompt = random_prompt(5, 60)
@@ -139,8 +139,8 @@ def test_a_prompt_may_fill_the_whole_context(llama: Path) -> None:
     engine = Engine(llama)
     assert pool(engine, random_prompt(1, 256), "all").shape == (256, 64)
     engine.core._handle(AddRequest("long", np.zeros(257, np.int32), PoolingParams(kind="last")))
-    (refusal,) = [output for message in engine.channel.sent for output in message.outputs]
-    assert "257 tokens" in refusal.error
+    (rejection,) = [output for message in engine.channel.sent for output in message.outputs]
+    assert "257 tokens" in rejection.error
 
 
 def test_aborted_pooling_frees_its_blocks(llama: Path) -> None:

@@ -1,4 +1,4 @@
-"""What each sampling parameter does to tokens, seen through the sampler."""
+"""Sampler: the effect of each sampling parameter on tokens."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from quire.engine.wire.protocol import SamplingParams
 VOCAB = 50
 
 
-class Bench:
-    """A sampler with sequences in its table."""
+class SamplerHarness:
+    """A sampler and a request table with some requests."""
 
     def __init__(self, *requests: SamplingParams, prompt: tuple[int, ...] = (1, 2, 3), vocab: int = VOCAB) -> None:
         self.table = RequestTable(8, 64, 4)
@@ -45,108 +45,109 @@ def logits(seed: int = 0, vocab: int = VOCAB) -> torch.Tensor:
     return torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def draws(count: int, wanted: torch.Tensor, **fields: Any) -> Counter[int]:
-    """Tokens that so many independent requests draw from the same logits."""
-    rows = wanted.float().expand(count, -1).clone()
+def sample_counts(count: int, target: torch.Tensor, **fields: Any) -> Counter[int]:
+    """Count the tokens that `count` independent requests sample from the same logits."""
+    rows = target.float().expand(count, -1).clone()
     one = params(temperature=1.0, **fields) if "temperature" not in fields else params(**fields)
     return Counter(choose(rows, [one] * count, [uniform(seed, 0) for seed in range(count)]))
 
 
-def test_greedy_takes_the_likeliest() -> None:
-    assert Bench(params()).sample(logits()) == [logits().argmax().item()]
+def test_greedy_returns_the_argmax() -> None:
+    assert SamplerHarness(params()).sample(logits()) == [logits().argmax().item()]
 
 
-def test_draws_follow_the_probabilities() -> None:
-    wanted = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    counts = draws(20_000, wanted)
+def test_frequencies_follow_the_probabilities() -> None:
+    target = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    counts = sample_counts(20_000, target)
     for token, share in enumerate([0.5, 0.3, 0.15, 0.05]):
         assert counts[token] / 20_000 == pytest.approx(share, abs=0.015)
 
 
-def test_temperature_flattens_and_sharpens() -> None:
-    wanted = torch.tensor([0.6, 0.4]).log()
-    hot, cold = draws(5000, wanted, temperature=2.0), draws(5000, wanted, temperature=0.3)
+def test_temperature_scales_the_logits() -> None:
+    target = torch.tensor([0.6, 0.4]).log()
+    hot, cold = sample_counts(5000, target, temperature=2.0), sample_counts(5000, target, temperature=0.3)
     share = 1 / (1 + (0.4 / 0.6) ** 0.5)
     assert hot[0] / 5000 == pytest.approx(share, abs=0.03)
     assert cold[0] / 5000 == pytest.approx(1 / (1 + (0.4 / 0.6) ** (1 / 0.3)), abs=0.03)
 
 
-def test_top_k_keeps_the_k_likeliest() -> None:
-    assert set(draws(3000, logits() / 10, top_k=3)) == set(logits().topk(3).indices.tolist())
+def test_top_k_keeps_the_k_top_tokens() -> None:
+    assert set(sample_counts(3000, logits() / 10, top_k=3)) == set(logits().topk(3).indices.tolist())
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 5000])
 def test_top_p_keeps_the_smallest_set_that_covers_p(vocab: int) -> None:
-    wanted = logits(vocab=vocab) / (1 if vocab == VOCAB else 100)  # nearly flat: more than the first look holds
-    probs, ids = wanted.softmax(-1).sort(descending=True)
+    # The larger one is nearly uniform: it needs more top tokens than are tried first.
+    target = logits(vocab=vocab) / (1 if vocab == VOCAB else 100)
+    probs, ids = target.softmax(-1).sort(descending=True)
     kept = int((probs.cumsum(-1) < 0.7).sum()) + 1
-    drawn = draws(4000, wanted, top_p=0.7)
-    assert set(drawn) <= set(ids[:kept].tolist())
-    assert len(drawn) > 0.3 * min(kept, 3000)
+    counts = sample_counts(4000, target, top_p=0.7)
+    assert set(counts) <= set(ids[:kept].tolist())
+    assert len(counts) > 0.3 * min(kept, 3000)
     if vocab == VOCAB:
-        assert set(drawn) == set(ids[:kept].tolist())
+        assert set(counts) == set(ids[:kept].tolist())
 
 
-def test_top_p_works_on_what_top_k_left() -> None:
-    wanted = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    # Of the first three 0.444, 0.333, 0.222 remain; the first two cover 0.7.
-    assert set(draws(2000, wanted, top_k=3, top_p=0.7)) == {0, 1}
+def test_top_p_applies_after_top_k() -> None:
+    target = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # Renormalized, the first three are 0.444, 0.333 and 0.222; the first two cover 0.7.
+    assert set(sample_counts(2000, target, top_k=3, top_p=0.7)) == {0, 1}
 
 
-def test_min_p_drops_what_is_far_less_likely_than_the_best() -> None:
-    wanted = torch.tensor([0.5, 0.3, 0.12, 0.08]).log()
-    assert set(draws(3000, wanted, min_p=0.2)) == {0, 1, 2}
+def test_min_p_drops_tokens_below_a_fraction_of_the_top_probability() -> None:
+    target = torch.tensor([0.5, 0.3, 0.12, 0.08]).log()
+    assert set(sample_counts(3000, target, min_p=0.2)) == {0, 1, 2}
 
 
 def test_a_tiny_top_p_is_greedy() -> None:
-    assert set(draws(200, logits(), top_p=1e-9)) == {logits().argmax().item()}
+    assert set(sample_counts(200, logits(), top_p=1e-9)) == {logits().argmax().item()}
 
 
-def test_a_top_p_that_float32_takes_for_zero_is_greedy() -> None:
-    assert set(draws(200, logits(), top_p=1e-60)) == {logits().argmax().item()}
+def test_a_top_p_that_underflows_float32_is_greedy() -> None:
+    assert set(sample_counts(200, logits(), top_p=1e-60)) == {logits().argmax().item()}
 
 
-def test_a_large_top_k_is_not_cut_beside_a_top_p() -> None:
+def test_a_large_top_k_is_kept_in_a_batch_with_top_p() -> None:
     flat = logits(vocab=5000) / 100
-    ours = [params(temperature=1.0, top_k=2000)] * 50
+    own = [params(temperature=1.0, top_k=2000)] * 50
     randoms = [uniform(seed, 0) for seed in range(50)]
-    alone = choose(flat.expand(50, -1).clone(), ours, randoms)
-    beside = [*ours, params(temperature=1.0, top_p=0.01)]
-    assert choose(flat.expand(51, -1).clone(), beside, [*randoms, 0.5])[:50] == alone
+    alone = choose(flat.expand(50, -1).clone(), own, randoms)
+    batch = [*own, params(temperature=1.0, top_p=0.01)]
+    assert choose(flat.expand(51, -1).clone(), batch, [*randoms, 0.5])[:50] == alone
     assert len(set(alone) - set(flat.topk(256).indices.tolist())) > 20
 
 
 @pytest.mark.parametrize(
     "fields", [{"top_p": 0.3}, {"top_k": 50}, {"top_k": 200, "top_p": 0.9}, {"min_p": 0.5, "top_k": 9}]
 )
-def test_equally_likely_tokens_are_drawn_alike_whatever_is_beside(fields: dict[str, Any]) -> None:
-    """Models in bfloat16 give many tokens the same logit."""
-    rough = logits(vocab=8000).bfloat16().float().expand(60, -1)
+def test_tokens_with_equal_logits_do_not_depend_on_the_batch(fields: dict[str, Any]) -> None:
+    """Models in bfloat16 return equal logits for many tokens."""
+    rounded = logits(vocab=8000).bfloat16().float().expand(60, -1)
     flat = logits(seed=1, vocab=8000)[None] / 100
-    ours = [params(temperature=1.0, **fields)] * 60
+    own = [params(temperature=1.0, **fields)] * 60
     randoms = [uniform(seed, 0) for seed in range(60)]
-    alone = choose(rough.clone(), ours, randoms)
+    alone = choose(rounded.clone(), own, randoms)
     for other in ({"top_p": 0.1}, {"top_p": 0.9}, {"top_k": 3000}):
-        beside = [*ours, params(temperature=1.0, **other)]
-        assert choose(torch.cat((rough, flat)), beside, [*randoms, 0.5])[:60] == alone
+        batch = [*own, params(temperature=1.0, **other)]
+        assert choose(torch.cat((rounded, flat)), batch, [*randoms, 0.5])[:60] == alone
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(0, 1 << 62))
 @settings(deadline=None)
-def test_a_seed_gives_the_same_token_whatever_is_beside_it(kinds: list[int], seed: int) -> None:
-    ours = params(temperature=1.0, seed=seed, top_p=0.95)
+def test_a_seeded_token_does_not_depend_on_the_batch(kinds: list[int], seed: int) -> None:
+    own = params(temperature=1.0, seed=seed, top_p=0.95)
     others = [
         (params(), params(temperature=1.0, seed=1), params(temperature=2.0, top_k=3), params(temperature=1, min_p=0.1))[
             k
         ]
         for k in kinds
     ]
-    alone = Bench(ours).sample(logits())[0]
-    assert Bench(ours, *others).sample(logits())[0] == alone
-    assert Bench(*others, ours).sample(logits())[-1] == alone
+    alone = SamplerHarness(own).sample(logits())[0]
+    assert SamplerHarness(own, *others).sample(logits())[0] == alone
+    assert SamplerHarness(*others, own).sample(logits())[-1] == alone
 
 
-def test_random_numbers_are_spread_evenly() -> None:
+def test_random_numbers_are_uniform() -> None:
     numbers = [uniform(seed, position) for seed in range(100) for position in range(100)]
     assert all(0 <= number < 1 for number in numbers)
     assert len(set(numbers)) == len(numbers)
@@ -154,76 +155,76 @@ def test_random_numbers_are_spread_evenly() -> None:
         assert sum(low / 10 <= number < (low + 1) / 10 for number in numbers) / 10_000 == pytest.approx(0.1, abs=0.02)
 
 
-def test_allowed_tokens_are_the_only_ones() -> None:
+def test_only_allowed_tokens_are_sampled() -> None:
     allowed = logits().topk(10, largest=False).indices.tolist()
-    token = Bench(params(allowed_token_ids=tuple(allowed))).sample(logits())[0]
+    token = SamplerHarness(params(allowed_token_ids=tuple(allowed))).sample(logits())[0]
     assert token == max(allowed, key=lambda token: logits()[token].item())
 
 
-def test_bias_moves_a_token() -> None:
+def test_logit_bias_shifts_a_token() -> None:
     worst, best = int(logits().argmin()), int(logits().argmax())
-    assert Bench(params(logit_bias={worst: 100.0})).sample(logits()) == [worst]
-    assert Bench(params(logit_bias={best: -100.0})).sample(logits()) == [int(logits().topk(2).indices[1])]
+    assert SamplerHarness(params(logit_bias={worst: 100.0})).sample(logits()) == [worst]
+    assert SamplerHarness(params(logit_bias={best: -100.0})).sample(logits()) == [int(logits().topk(2).indices[1])]
 
 
-def test_bad_words_never_come_to_their_end() -> None:
-    bench = Bench(params(bad_words=((7, 8), (9,))))
-    toward = torch.zeros(VOCAB)
-    toward[9], toward[7] = 3.0, 2.0
-    assert bench.sample(toward) == [7]  # 9 alone is a bad word
-    toward[9] = 0.0
-    toward[8] = 5.0
-    assert bench.sample(toward) == [7]  # 8 would complete the other one
-    toward[7] = 0.0
-    assert bench.sample(toward) != [8]
-    toward[5] = 9.0
-    assert bench.sample(toward) == [5]
-    toward[5] = 0.0
-    assert bench.sample(toward) == [8]  # not behind a 7
+def test_bad_words_are_never_completed() -> None:
+    harness = SamplerHarness(params(bad_words=((7, 8), (9,))))
+    row = torch.zeros(VOCAB)
+    row[9], row[7] = 3.0, 2.0
+    assert harness.sample(row) == [7]  # 9 alone is a bad word
+    row[9] = 0.0
+    row[8] = 5.0
+    assert harness.sample(row) == [7]  # 8 would complete the other bad word
+    row[7] = 0.0
+    assert harness.sample(row) != [8]
+    row[5] = 9.0
+    assert harness.sample(row) == [5]
+    row[5] = 0.0
+    assert harness.sample(row) == [8]  # not after a 7
 
 
-def test_min_tokens_puts_off_the_end() -> None:
-    bench = Bench(params(min_tokens=2, eos_token_ids=(4,), stop_token_ids=(5,)))
-    toward = torch.zeros(VOCAB)
-    toward[4], toward[5], toward[6] = 9.0, 8.0, 7.0
-    assert [bench.sample(toward)[0] for _ in range(3)] == [6, 6, 4]
+def test_min_tokens_masks_stop_tokens() -> None:
+    harness = SamplerHarness(params(min_tokens=2, eos_token_ids=(4,), stop_token_ids=(5,)))
+    row = torch.zeros(VOCAB)
+    row[4], row[5], row[6] = 9.0, 8.0, 7.0
+    assert [harness.sample(row)[0] for _ in range(3)] == [6, 6, 4]
 
 
-def test_penalties_count_what_they_say() -> None:
+def test_penalties_count_prompt_and_output_tokens() -> None:
     flat = torch.full((VOCAB,), -1.0)
     flat[[10, 11, 1]] = torch.tensor([2.0, 1.9, 1.95])
-    # The prompt has a 1: only the repetition penalty minds.
-    assert [Bench(params(presence_penalty=0.5)).sample(flat)[0]] == [10]
-    repetition = Bench(params(repetition_penalty=1.5))
+    # The prompt contains token 1: only the repetition penalty counts it.
+    assert [SamplerHarness(params(presence_penalty=0.5)).sample(flat)[0]] == [10]
+    repetition = SamplerHarness(params(repetition_penalty=1.5))
     assert [repetition.sample(flat)[0] for _ in range(3)] == [10, 11, 10]  # 2 / 1.5 > 1.95 / 1.5 > 1.9 / 1.5
-    presence = Bench(params(presence_penalty=0.2))
+    presence = SamplerHarness(params(presence_penalty=0.2))
     assert [presence.sample(flat)[0] for _ in range(4)] == [10, 1, 11, 10]
-    frequency = Bench(params(frequency_penalty=0.2))
+    frequency = SamplerHarness(params(frequency_penalty=0.2))
     assert [frequency.sample(flat)[0] for _ in range(5)] == [10, 1, 11, 10, 1]
 
 
-def test_repetition_penalty_pushes_negative_logits_down() -> None:
-    wanted = torch.full((VOCAB,), -9.0)
-    wanted[1], wanted[10] = -1.0, -1.5
-    assert Bench(params(repetition_penalty=2.0)).sample(wanted) == [10]
+def test_repetition_penalty_lowers_negative_logits() -> None:
+    target = torch.full((VOCAB,), -9.0)
+    target[1], target[10] = -1.0, -1.5
+    assert SamplerHarness(params(repetition_penalty=2.0)).sample(target) == [10]
 
 
 def test_penalties_are_rebuilt_after_preemption() -> None:
-    """A sequence that comes back brings its output with it."""
+    """A resumed sequence enters the table with its output tokens."""
     table = RequestTable(2, 64, 4)
     sampler = Sampler(table, VOCAB)
-    back = NewSequence("r", (1, 2, 3, 10, 10), 3, params(frequency_penalty=1.0), None)
-    sampler.update(*table.apply(StepPlan(new=[back])))
-    wanted = torch.zeros(1, VOCAB)
-    wanted[0, 10], wanted[0, 11] = 3.0, 1.5
-    assert sampler.sample(wanted, [table.row_of("r")])[0].token == 11
+    resumed = NewSequence("r", (1, 2, 3, 10, 10), 3, params(frequency_penalty=1.0), None)
+    sampler.update(*table.apply(StepPlan(new=[resumed])))
+    target = torch.zeros(1, VOCAB)
+    target[0, 10], target[0, 11] = 3.0, 1.5
+    assert sampler.sample(target, [table.row_of("r")])[0].token == 11
 
 
-def test_logprobs_are_the_models_own() -> None:
-    wanted = params(logprobs=3, temperature=0.5, logit_bias={int(logits().argmin()): 100.0})
-    bench = Bench(wanted, params())
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    target = params(logprobs=3, temperature=0.5, logit_bias={int(logits().argmin()): 100.0})
+    harness = SamplerHarness(target, params())
     rows = logits().expand(2, -1).clone()
-    first, second = bench.sampler.sample(rows, bench.rows)
+    first, second = harness.sampler.sample(rows, harness.rows)
     assert second.logprobs is None
     assert first.logprobs is not None
     raw = logits().log_softmax(-1)
@@ -233,10 +234,10 @@ def test_logprobs_are_the_models_own() -> None:
         assert math.isclose(value, raw[token].item(), abs_tol=1e-5)
 
 
-def test_not_a_number_does_not_stop_the_others() -> None:
-    bench = Bench(params(temperature=1.0), params(temperature=1.0, top_p=0.5), params())
+def test_nan_logits_do_not_affect_other_rows() -> None:
+    harness = SamplerHarness(params(temperature=1.0), params(temperature=1.0, top_p=0.5), params())
     rows = logits().expand(3, -1).clone()
     rows[0], rows[1] = math.nan, math.nan
-    tokens = [sampled.token for sampled in bench.sampler.sample(rows, bench.rows)]
+    tokens = [sampled.token for sampled in harness.sampler.sample(rows, harness.rows)]
     assert all(0 <= token < VOCAB for token in tokens)
     assert tokens[2] == logits().argmax().item()

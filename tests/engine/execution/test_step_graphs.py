@@ -1,4 +1,4 @@
-"""Replayed steps give the same tokens as steps that run layer by layer."""
+"""StepGraphs: replayed steps give the same tokens as eager steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def tokens(folder: Path, model: ModelOptions, **options: Any) -> tuple[list[list[int]], StepGraphs]:
-    """Of requests of many lengths, which begin and end at different steps."""
+    """Tokens of requests of different lengths, which start and finish at different steps."""
     engine = Engine(folder, model=model, **options)
     names = [str(number) for number in range(6)]
     for number, name in enumerate(names):
@@ -31,20 +31,20 @@ def tokens(folder: Path, model: ModelOptions, **options: Any) -> tuple[list[list
 
 @pytest.mark.parametrize("case", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("pages", ["auto", "int8"])
+@pytest.mark.parametrize("cache_dtype", ["auto", "int8"])
 def test_replayed_steps_give_the_same_tokens(
-    tmp_path: Path, case: str, quantization: str, pages: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, case: str, quantization: str, cache_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_model(make_model(case, head_dim=32).bfloat16(), tmp_path)
     model = ModelOptions(quantization=quantization, dtype="bfloat16")
-    replayed, step_graphs = tokens(folder, model, kv_cache_dtype=pages)
-    assert len(step_graphs.graphs) == 2  # of both kinds
+    replayed, step_graphs = tokens(folder, model, kv_cache_dtype=cache_dtype)
+    assert len(step_graphs.graphs) == 2  # one of each kind
     monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
-    assert tokens(folder, model, kv_cache_dtype=pages)[0] == replayed
+    assert tokens(folder, model, kv_cache_dtype=cache_dtype)[0] == replayed
 
 
-def test_layers_that_compute_with_torch_are_never_replayed(tmp_path: Path) -> None:
-    """Which experts a token takes is not the same in each step."""
+def test_layers_that_run_in_torch_are_not_captured(tmp_path: Path) -> None:
+    """Expert routing differs from step to step, so such steps cannot be captured."""
     folder = save_model(make_model("qwen3_moe", head_dim=32).bfloat16(), tmp_path)
     _, step_graphs = tokens(folder, ModelOptions(dtype="bfloat16"))
     assert not step_graphs.graphs
@@ -55,7 +55,7 @@ def test_layers_that_compute_with_torch_are_never_replayed(tmp_path: Path) -> No
 def test_a_graph_captured_in_a_small_step_serves_larger_ones(
     tmp_path: Path, quantization: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sequence decodes alone, then beside pieces of long prompts, some of which end in no token."""
+    """One sequence decodes alone, then in a batch with chunks of long prompts, some of which sample no token."""
     folder = save_model(make_model("qwen3", head_dim=32).bfloat16(), tmp_path)
 
     def run() -> tuple[list[list[int]], StepGraphs]:
@@ -76,8 +76,8 @@ def test_a_graph_captured_in_a_small_step_serves_larger_ones(
     assert run()[0] == replayed
 
 
-def test_steps_that_are_too_large_to_be_replayed(tmp_path: Path) -> None:
-    """More tokens than inputs have a fixed place for, and more sequences than logits have."""
+def test_steps_that_are_too_large_for_a_graph(tmp_path: Path) -> None:
+    """More tokens than the static inputs hold, and more sequences than the static logits hold."""
     folder = save_model(make_model("qwen3", head_dim=32, max_position_embeddings=2048).bfloat16(), tmp_path)
     model, prompt = ModelOptions(dtype="bfloat16"), random_prompt(1, 1500)
     small, large = (

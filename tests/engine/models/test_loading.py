@@ -1,4 +1,4 @@
-"""Loading: shards, memory, number formats, and clear words about what is wrong with a folder."""
+"""Loading: shards, memory, dtypes, and clear errors for invalid folders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def change_config(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_shards_and_one_file_give_the_same_weights(tmp_path: Path) -> None:
+def test_sharded_and_single_files_give_the_same_weights(tmp_path: Path) -> None:
     model = make_model("mixtral")
     whole = load(save_model(model, tmp_path / "whole")).model
     sharded_folder = save_model(model, tmp_path / "shards", max_shard_size="200KB")
@@ -50,7 +50,7 @@ def test_shards_and_one_file_give_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked", "served"),
+    ("stored", "requested", "loaded_as"),
     [
         ("float32", "auto", "bfloat16" if native.has_bfloat16() else "float32"),
         ("float32", "float32", "float32"),
@@ -60,26 +60,26 @@ def test_shards_and_one_file_give_the_same_weights(tmp_path: Path) -> None:
         ("bfloat16", "float32", "float32"),
     ],
 )
-def test_number_formats(tmp_path: Path, stored: str, asked: str, served: str) -> None:
+def test_dtypes(tmp_path: Path, stored: str, requested: str, loaded_as: str) -> None:
     folder = save_model(make_model("llama").to(getattr(torch, stored)), tmp_path)
-    loaded = load(folder, dtype=asked)
-    assert loaded.dtype == getattr(torch, served)
+    loaded = load(folder, dtype=requested)
+    assert loaded.dtype == getattr(torch, loaded_as)
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {loaded.dtype}  # type: ignore[attr-defined]
 
 
-def test_a_missing_weight_is_named(folder: Path) -> None:
+def test_a_missing_weight_is_reported(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.pop("model.layers.1.self_attn.k_proj.weight"))
     with pytest.raises(WeightMismatch, match=r"lacks weights: layers\.1\.attn\.qkv\.weight"):
         load(folder)
 
 
-def test_an_extra_weight_is_named(folder: Path) -> None:
+def test_an_unexpected_weight_is_reported(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"model.layers.0.adapter.weight": torch.ones(2)}))
     with pytest.raises(WeightMismatch, match=r"does not know: model\.layers\.0\.adapter\.weight"):
         load(folder)
 
 
-def test_an_expert_beyond_the_models_is_named(tmp_path: Path) -> None:
+def test_an_unexpected_expert_is_reported(tmp_path: Path) -> None:
     folder = save_model(make_model("mixtral"), tmp_path)
     name = "model.layers.0.block_sparse_moe.experts.99.w2.weight"
     change_weights(folder, lambda weights: weights.update({name: torch.ones(2, 2)}))
@@ -87,20 +87,20 @@ def test_an_expert_beyond_the_models_is_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_a_weight_of_the_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
+def test_a_weight_of_the_wrong_shape_is_reported_with_both_shapes(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"model.layers.0.mlp.up_proj.weight": torch.ones(7, 64)}))
     with pytest.raises(WeightMismatch, match=r"up_proj\.weight has shape \(7, 64\), but the model's is \(96, 64\)"):
         load(folder)
 
 
-def test_a_missing_weight_of_a_fallback_model_is_named(tmp_path: Path) -> None:
+def test_a_missing_weight_of_a_fallback_model_is_reported(tmp_path: Path) -> None:
     folder = save_model(make_model("gpt2"), tmp_path)
     change_weights(folder, lambda weights: weights.pop("transformer.h.0.mlp.c_fc.weight"))
     with pytest.raises(WeightMismatch, match=r"c_fc\.weight"):
         load(folder)
 
 
-def test_layers_for_multi_token_prediction_are_left_out(tmp_path: Path) -> None:
+def test_layers_for_multi_token_prediction_are_skipped(tmp_path: Path) -> None:
     folder = save_model(make_model("deepseek_v3"), tmp_path)
     extra = {"model.layers.4.eh_proj.weight": torch.ones(2, 2)}
     change_weights(folder, lambda weights: weights.update(extra))
@@ -108,7 +108,7 @@ def test_layers_for_multi_token_prediction_are_left_out(tmp_path: Path) -> None:
     load(folder)
 
 
-def test_folders_without_a_model_are_called_broken(tmp_path: Path, folder: Path) -> None:
+def test_folders_without_a_model_are_rejected(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(BrokenFolder, match=r"config\.json"):
         load(tmp_path / "empty")
@@ -117,7 +117,7 @@ def test_folders_without_a_model_are_called_broken(tmp_path: Path, folder: Path)
         load(folder)
 
 
-def test_an_index_that_names_missing_files_is_called_broken(folder: Path) -> None:
+def test_an_index_with_missing_files_is_rejected(folder: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(BrokenFolder, match="model-00001-of-00002"):
@@ -125,7 +125,7 @@ def test_an_index_that_names_missing_files_is_called_broken(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("size", [0, 5, 100, 2000, -10])
-def test_a_file_that_is_cut_off_is_called_broken(folder: Path, size: int) -> None:
+def test_a_truncated_file_is_rejected(folder: Path, size: int) -> None:
     path = folder / WEIGHTS
     data = path.read_bytes()
     path.write_bytes(data[:size])
@@ -133,25 +133,25 @@ def test_a_file_that_is_cut_off_is_called_broken(folder: Path, size: int) -> Non
         load(folder)
 
 
-def test_config_that_is_no_json_is_called_broken(folder: Path) -> None:
+def test_a_config_that_is_not_json_is_rejected(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(BrokenFolder):
         load(folder)
 
 
-def test_unknown_architectures_are_named(folder: Path) -> None:
+def test_unknown_architectures_are_reported(folder: Path) -> None:
     change_config(folder, model_type="never_heard_of")
     with pytest.raises(UnknownArchitecture, match="never_heard_of"):
         load(folder)
 
 
-def test_models_that_do_not_generate_are_refused(folder: Path) -> None:
+def test_models_that_do_not_generate_are_rejected(folder: Path) -> None:
     change_config(folder, architectures=["LlamaForSequenceClassification"])
     with pytest.raises(UnknownArchitecture, match="LlamaForSequenceClassification"):
         load(folder)
 
 
-def test_unknown_rope_types_and_quantisations_are_named(folder: Path) -> None:
+def test_unsupported_quantization_methods_are_reported(folder: Path) -> None:
     change_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(UnsupportedModel, match="gptq"):
         load(folder)
@@ -159,17 +159,17 @@ def test_unknown_rope_types_and_quantisations_are_named(folder: Path) -> None:
     load(folder)
 
 
-def test_a_context_beyond_the_models_is_refused(folder: Path) -> None:
+def test_a_context_length_above_the_models_is_rejected(folder: Path) -> None:
     assert load(folder, max_model_len=100).context_len == 100
     with pytest.raises(UnsupportedModel, match="256"):
         load(folder, max_model_len=257)
 
 
-def test_the_fallback_can_be_asked_for(folder: Path) -> None:
+def test_the_fallback_can_be_requested(folder: Path) -> None:
     assert load(folder, model_impl="transformers").implementation == "transformers"
 
 
-def test_ropes_that_depend_on_the_batch_are_refused_for_the_fallback(tmp_path: Path) -> None:
+def test_rope_types_that_depend_on_the_batch_are_rejected_for_the_fallback(tmp_path: Path) -> None:
     long = {
         "rope_type": "longrope",
         "rope_theta": 1e4,
@@ -187,30 +187,30 @@ def test_ropes_that_depend_on_the_batch_are_refused_for_the_fallback(tmp_path: P
 
 
 def test_fallback_models_are_loaded_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each load changes torch's default dtype for a while."""
+    """Each load changes torch's default dtype temporarily."""
     from transformers import AutoModelForCausalLM
 
-    inside, most = 0, 0
+    active, max_active = 0, 0
     real = AutoModelForCausalLM.from_pretrained
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal active, max_active
+        active += 1
+        max_active = max(max_active, active)
         time.sleep(0.05)
         try:
             return real(*args, **kwargs)
         finally:
-            inside -= 1
+            active -= 1
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counted)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counting)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: load(folder, model_impl="transformers", dtype="bfloat16"), range(3)))
-    assert most == 1
+    assert max_active == 1
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_a_rope_for_each_layer_type_does_not_stretch_the_context(tmp_path: Path) -> None:
+def test_rope_per_layer_type_does_not_extend_the_context(tmp_path: Path) -> None:
     plain = {"rope_type": "default", "rope_theta": 1e4}
     wide = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
     ropes = {"full_attention": wide, "sliding_attention": plain}
@@ -220,14 +220,14 @@ def test_a_rope_for_each_layer_type_does_not_stretch_the_context(tmp_path: Path)
         assert load(folder).context_len == 256
 
 
-def test_quires_decoder_can_be_insisted_on(tmp_path: Path) -> None:
+def test_quires_decoder_can_be_required(tmp_path: Path) -> None:
     folder = save_model(make_model("gpt2"), tmp_path)
     with pytest.raises(UnknownArchitecture, match="gpt2"):
         load(folder, model_impl="quire")
 
 
 @pytest.mark.parametrize("kind", ["mamba", "stablelm"])
-def test_models_whose_attention_cannot_be_replaced_are_refused(kind: str, tmp_path: Path) -> None:
+def test_models_whose_attention_cannot_be_replaced_are_rejected(kind: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "intermediate_size": 64}
@@ -237,7 +237,7 @@ def test_models_whose_attention_cannot_be_replaced_are_refused(kind: str, tmp_pa
         load(tmp_path)
 
 
-def test_safetensors_of_odd_shapes_and_formats(tmp_path: Path) -> None:
+def test_safetensors_of_unusual_shapes_and_dtypes(tmp_path: Path) -> None:
     tensors = {
         "scalar": torch.tensor(3.5),
         "empty": torch.empty(0, 4),
@@ -275,7 +275,7 @@ print((peak - before) / loaded.weight_bytes)
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_loading_takes_hardly_more_memory_than_the_weights(tmp_path: Path, tied: bool) -> None:
+def test_peak_memory_of_loading_is_close_to_the_weights(tmp_path: Path, tied: bool) -> None:
     model = make_model(
         "llama",
         hidden_size=1024,

@@ -1,4 +1,4 @@
-"""Greedy tokens and logits equal Hugging Face's, for every family, through paged attention and the whole engine."""
+"""Greedy tokens and logits of the engine equal Hugging Face's, for every architecture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = 64
 
 
 def oracle(model: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
-    """Hugging Face's greedy tokens, one at a time with its cache, and the logits that each was chosen from."""
+    """Greedy tokens of Hugging Face's implementation with its KV cache, and the logits of each."""
     with torch.inference_mode():
         out = model.generate(
             torch.tensor([prompt]),
@@ -51,11 +51,11 @@ def test_engine_equals_hugging_face(case: str, device: Any, tmp_path: Path) -> N
             assert ((values - expected[step][ids]).abs().max() / scale).item() < 1e-4
 
 
-# Hugging Face turns all of a long prompt by dynamic NTK as far as its last position; ours does not depend on chunks.
+# Hugging Face applies dynamic NTK for a prompt's last position to all of it; ours does not depend on chunks.
 @pytest.mark.parametrize("case", [case for case in (*DECODERS, *FALLBACKS) if case != "llama-dynamic"])
 @pytest.mark.parametrize("device", ["cpu", "torch"])
 def test_prompt_logits_equal_hugging_face(case: str, device: Any, tmp_path: Path) -> None:
-    """All positions of a prompt that is computed in chunks."""
+    """Logits at all positions of a prompt that is computed in chunks."""
     model = make_model(case)
     options = ModelOptions(device=device)
     engine = Engine(save_model(model, tmp_path), model=options, block_size=8, max_num_batched_tokens=17)
@@ -77,19 +77,19 @@ def test_prompt_logits_equal_hugging_face(case: str, device: Any, tmp_path: Path
 
 
 def round_weights(model: Any, quantization: str) -> None:
-    """Round the weights of a model's linear layers as they are rounded while they load."""
+    """Round the weights of a model's linear layers as quantization rounds them while loading."""
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
-            few = quantization == "int4" and layer.in_features % 64 == 0
-            groups = layer.weight.data.unflatten(1, (-1, 64 if few else layer.in_features))
-            farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-            scale, low, high = (farthest / -8, -8, 7) if few else (farthest / 127, -127, 127)
+            int4 = quantization == "int4" and layer.in_features % 64 == 0
+            groups = layer.weight.data.unflatten(1, (-1, 64 if int4 else layer.in_features))
+            extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+            scale, low, high = (extreme / -8, -8, 7) if int4 else (extreme / 127, -127, 127)
             layer.weight.data = ((groups / scale).round().clamp(low, high) * scale).flatten(1)
 
 
 @pytest.mark.parametrize("fields", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}])
-def test_other_number_formats_stay_close(tmp_path: Path, fields: dict[str, Any]) -> None:
-    """Fewer bits give nearly the log-probabilities of the (rounded) weights."""
+def test_other_dtypes_and_quantizations_are_close(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Log-probabilities are close to those of the (rounded) weights in float32."""
     model = make_model("qwen3", tie_word_embeddings=False)
     folder = save_model(model, tmp_path)
     prompt = random_prompt(4, 30)
@@ -112,69 +112,69 @@ def test_other_number_formats_stay_close(tmp_path: Path, fields: dict[str, Any])
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "gpt2"])
 @pytest.mark.parametrize("tokens", [512, 7])
-def test_rounded_pages_stay_close(tmp_path: Path, case: str, tokens: int) -> None:
-    """Pages of 8 bits give nearly the log-probabilities of plain ones, prompts whole or in pieces, in fewer bytes."""
+def test_an_int8_cache_is_close(tmp_path: Path, case: str, tokens: int) -> None:
+    """An int8 KV cache gives similar log-probabilities in fewer bytes, with whole and chunked prompts."""
     folder = save_model(make_model(case), tmp_path)
     prompt = random_prompt(4, 60)
-    found, sizes = [], []
-    for pages in ("auto", "int8"):
-        options: dict[str, Any] = {"kv_cache_dtype": pages, "max_num_batched_tokens": tokens, "max_num_seqs": 4}
+    logprobs, sizes = [], []
+    for cache_dtype in ("auto", "int8"):
+        options: dict[str, Any] = {"kv_cache_dtype": cache_dtype, "max_num_batched_tokens": tokens, "max_num_seqs": 4}
         engine = Engine(folder, **options)
         sizes.append(engine.info.cache_bytes / engine.info.num_blocks)
         reported = engine.generate(prompt, greedy(1, prompt_logprobs=0)).outputs
         entries = [entry for output in reported for entry in output.prompt_logprobs or [] if entry]
-        found.append(torch.tensor([entry.logprobs[0] for entry in entries]))
-    assert len(found[0]) == len(found[1]) == len(prompt) - 1
-    assert 0 < (found[0] - found[1]).abs().median() < 0.3  # unrelated ones differ by 3
+        logprobs.append(torch.tensor([entry.logprobs[0] for entry in entries]))
+    assert len(logprobs[0]) == len(logprobs[1]) == len(prompt) - 1
+    assert 0 < (logprobs[0] - logprobs[1]).abs().median() < 0.3  # unrelated log-probabilities differ by 3
     assert sizes[1] < 0.8 * sizes[0]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
-def test_rounded_pages_of_prompts_in_pieces(tmp_path: Path, dtype: Any) -> None:
-    """In whatever the model computes, steps that give no token among them."""
+def test_an_int8_cache_with_chunked_prompts(tmp_path: Path, dtype: Any) -> None:
+    """In every compute dtype, including steps that sample no token."""
     folder = save_model(make_model("qwen3").to(getattr(torch, dtype)), tmp_path)
     options: dict[str, Any] = {"kv_cache_dtype": "int8", "max_num_batched_tokens": 16, "max_num_seqs": 4}
     engine = Engine(folder, model=ModelOptions(dtype=dtype), **options)
     assert len(engine.generate(random_prompt(4, 60), greedy(5)).tokens) == 5
 
 
-@pytest.mark.parametrize("wish", ["prompt_logprobs", "speculation"])
-def test_what_a_neighbour_wants_changes_nothing(tmp_path: Path, wish: str) -> None:
-    """Of a step's last layer, where a neighbour wants more than its last token."""
+@pytest.mark.parametrize("option", ["prompt_logprobs", "speculation"])
+def test_options_of_other_requests_do_not_change_logprobs(tmp_path: Path, option: str) -> None:
+    """A step computes its last layer for more tokens if another request needs them."""
     folder = save_model(make_model("qwen3").bfloat16(), tmp_path)
     options: dict[str, Any] = {"kv_cache_dtype": "int8"}
-    found = []
+    logprobs = []
     for wanted in (False, True):
-        extra: dict[str, Any] = {"prompt_logprobs": 0} if wanted and wish == "prompt_logprobs" else {}
-        guessing: dict[str, Any] = {"speculation": "ngram"} if wanted and wish == "speculation" else {}
+        extra: dict[str, Any] = {"prompt_logprobs": 0} if wanted and option == "prompt_logprobs" else {}
+        guessing: dict[str, Any] = {"speculation": "ngram"} if wanted and option == "speculation" else {}
         engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), **options, **guessing)
         engine.add("neighbour", [5, 6, 7] * 8, greedy(20, **extra))
-        if wish == "speculation":
+        if option == "speculation":
             for _ in range(4):
                 engine.step()
         engine.add("own", random_prompt(4, 40), greedy(1, logprobs=3))
         engine.run()
-        found.append(engine.results["own"].outputs[0].logprobs)
-    assert found[0] == found[1]
+        logprobs.append(engine.results["own"].outputs[0].logprobs)
+    assert logprobs[0] == logprobs[1]
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_compiled_kernels_and_torch_agree(tmp_path: Path, case: str, quantization: str) -> None:
-    """In bfloat16, where the kernels differ most; single tokens may be far off, where another expert was chosen."""
+    """In bfloat16, where the kernels differ most. Single tokens may differ much, if another expert was selected."""
     folder = save_model(make_model(case).bfloat16(), tmp_path)
     prompt = random_prompt(4, 40)
     model = ModelOptions(quantization=quantization, dtype="bfloat16")
     reported = [Engine(folder, model=model).generate(prompt, greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs]
     with native.disabled():
-        plain = Engine(folder, model=ModelOptions(dtype="bfloat16"))
-        reported.append(plain.generate(prompt, greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs)
+        reference = Engine(folder, model=ModelOptions(dtype="bfloat16"))
+        reported.append(reference.generate(prompt, greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs)
     ours, theirs = (torch.tensor([entry.logprobs[0] for entry in one or [] if entry]) for one in reported)
     assert len(ours) == len(theirs) == len(prompt) - 1
-    assert (ours - theirs).abs().median() < 0.5  # of log-probabilities around -9; unrelated ones differ by 3
+    assert (ours - theirs).abs().median() < 0.5  # log-probabilities are around -9; unrelated ones differ by 3
 
 
-def test_a_tied_table_lies_in_memory_once(tmp_path: Path) -> None:
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     models = {tied: make_model("qwen3", tie_word_embeddings=tied).bfloat16() for tied in (True, False)}
     sizes = {
         tied: load(save_model(model, tmp_path / str(tied)), dtype="bfloat16").weight_bytes
@@ -183,7 +183,7 @@ def test_a_tied_table_lies_in_memory_once(tmp_path: Path) -> None:
     assert sizes[False] - sizes[True] == models[True].get_input_embeddings().weight.nbytes
 
 
-def test_fewer_bits_take_less_memory_and_only_our_decoder_has_them(tmp_path: Path) -> None:
+def test_quantization_saves_memory_and_needs_quires_decoder(tmp_path: Path) -> None:
     folder = save_model(make_model("qwen3", tie_word_embeddings=False).bfloat16(), tmp_path)
     sizes = [load(folder, quantization=bits, dtype="bfloat16").weight_bytes for bits in ("none", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True)

@@ -1,4 +1,4 @@
-"""Packed checkpoints unpack to what transformers unpacks them to, and serve the same tokens as plain ones."""
+"""Packed checkpoints: unpacked values equal transformers', and tokens equal those of the unpacked checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_mxfp4_equals_transformers() -> None:
     assert torch.equal(unpack_mxfp4(blocks, scales, torch.float32), expected)
 
 
-def test_fp8_blocks_are_scaled() -> None:
+def test_fp8_weights_are_scaled_per_block() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
     scales = torch.rand(2, 3, generator=generator) + 0.5
@@ -32,7 +32,7 @@ def test_fp8_blocks_are_scaled() -> None:
 
 
 def test_gpt_oss_with_mxfp4_experts(tmp_path: Path) -> None:
-    """Weights that FP4 can say exactly give the same tokens packed and plain."""
+    """Weights that FP4 represents exactly give the same tokens packed and unpacked."""
     model = make_model("gpt_oss", hidden_size=64, intermediate_size=64)
     generator = torch.Generator().manual_seed(1)
     packed: dict[str, torch.Tensor] = {}

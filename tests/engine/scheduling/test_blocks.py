@@ -1,4 +1,4 @@
-"""The block pool's books balance, whatever happens."""
+"""BlockPool: allocation, reference counts, prefix cache and eviction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCKS = 8
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Holders that allocate, publish, share and release at random."""
+    """Holders that allocate, publish, share and release blocks at random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,12 +60,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.release(self.holders.pop(holder))
 
     @rule()
-    def forget(self) -> None:
+    def evict_all(self) -> None:
         self.pool.forget_all()
         self.content.clear()
 
     @invariant()
-    def books_balance(self) -> None:
+    def pool_is_consistent(self) -> None:
         self.pool.check(self.holders)
         assert self.pool.num_used + self.pool.num_free == BLOCKS
 
@@ -74,7 +74,7 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_least_recently_used_content_goes_first() -> None:
+def test_least_recently_used_content_is_evicted_first() -> None:
     pool = BlockPool(3, 4)
     (a,), (b,), (c,) = pool.allocate(1), pool.allocate(1), pool.allocate(1)
     for block, key in ((a, b"a"), (b, b"b"), (c, b"c")):
@@ -90,7 +90,7 @@ def test_least_recently_used_content_goes_first() -> None:
     assert pool.match([b"c"]) == [c]
 
 
-def test_the_end_of_a_sequence_is_forgotten_before_its_beginning() -> None:
+def test_the_last_blocks_of_a_sequence_are_evicted_first() -> None:
     pool = BlockPool(3, 4)
     blocks = pool.allocate(3)
     for block, key in zip(blocks, (b"1", b"2", b"3"), strict=True):
@@ -100,18 +100,18 @@ def test_the_end_of_a_sequence_is_forgotten_before_its_beginning() -> None:
     assert pool.match([b"1", b"2", b"3"]) == blocks[:2]
 
 
-def test_blocks_without_known_content_are_used_before_those_with() -> None:
+def test_blocks_without_cached_content_are_allocated_first() -> None:
     pool = BlockPool(2, 4)
-    (known,), (unknown,) = pool.allocate(1), pool.allocate(1)
-    pool.publish(known, b"x")
-    pool.release([known])
-    pool.release([unknown])
-    assert pool.allocate(1) == [unknown]
-    assert pool.match([b"x"]) == [known]
+    (cached,), (uncached,) = pool.allocate(1), pool.allocate(1)
+    pool.publish(cached, b"x")
+    pool.release([cached])
+    pool.release([uncached])
+    assert pool.allocate(1) == [uncached]
+    assert pool.match([b"x"]) == [cached]
 
 
 @pytest.mark.parametrize("name", ["sha256", "xxhash"])
-def test_hashers_tell_contents_apart(name: str) -> None:
+def test_hashers_distinguish_contents(name: str) -> None:
     hasher = hasher_named(name)  # type: ignore[arg-type]
     assert hasher(b"one") == hasher(b"one")
     assert hasher(b"one") != hasher(b"two")

@@ -1,20 +1,20 @@
-"""Drafts continue what was said before, and adapt to how often they are right."""
+"""Drafter: n-gram drafts from earlier tokens, with a length that adapts to acceptance."""
 
 from __future__ import annotations
 
 from quire.engine.scheduling.drafter import Drafter
 
 
-def test_a_draft_is_what_followed_the_last_time() -> None:
+def test_a_draft_is_the_continuation_of_the_last_match() -> None:
     assert Drafter(8).draft([1, 2, 3, 9, 8, 7, 6, 1, 2, 3], 8) == (9, 8, 7, 6)
 
 
-def test_the_longest_match_counts() -> None:
+def test_the_longest_match_is_used() -> None:
     tokens = [5, 1, 2, 40, 41, 6, 1, 2, 50, 51, 5, 1, 2]
     assert Drafter(2).draft(tokens, 2) == (40, 41)  # after 5 1 2, not after the later 1 2
 
 
-def test_a_loop_is_drafted_beyond_its_end() -> None:
+def test_a_repetition_is_drafted_beyond_its_end() -> None:
     drafter = Drafter(8)
     assert drafter.draft([7, 8, 7, 8], 8) == (7, 8, 7, 8)
 
@@ -25,7 +25,7 @@ def test_no_draft_without_a_match_or_room() -> None:
     assert Drafter(8).draft([1, 2, 1, 2], 0) == ()
 
 
-def test_drafts_grow_while_they_are_right() -> None:
+def test_drafts_grow_while_they_are_accepted() -> None:
     drafter, tokens = Drafter(16), [1, 2] * 20
     assert len(drafter.draft(tokens, 99)) == 4
     drafter.update(4, 4)
@@ -37,13 +37,13 @@ def test_drafts_grow_while_they_are_right() -> None:
     assert len(drafter.draft(tokens, 99)) == 3
 
 
-def test_wrong_drafts_rest_ever_longer() -> None:
+def test_rejected_drafts_pause_drafting_for_longer() -> None:
     drafter, tokens = Drafter(4), [1, 2] * 20
-    rests = []
+    pauses = []
     for _ in range(4):
         drafter.update(4, 0)
-        rest = 0
+        pause = 0
         while not drafter.draft(tokens, 99):
-            rest += 1
-        rests.append(rest)
-    assert rests == [1, 2, 4, 8]
+            pause += 1
+        pauses.append(pause)
+    assert pauses == [1, 2, 4, 8]

@@ -1,4 +1,4 @@
-"""What the scheduler promises, whatever comes: budgets hold, everybody gets on, books balance."""
+"""Scheduler: token budgets, progress of every request, prefix cache, preemption and consistent state."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: obj
     return AddRequest(name, np.array(list(prompt), np.int32), params, **fields)  # type: ignore[arg-type]
 
 
-class Follower:
-    """Plays the model runner: follows all plans and insists that they make sense."""
+class FakeRunner:
+    """Stands in for the model runner: applies all plans and asserts that they are valid."""
 
     def __init__(self, scheduler: Scheduler, *, varied: bool = True) -> None:
-        """`varied`: the model's tokens are not easily guessed."""
+        """`varied`: the model's tokens are hard to predict for a drafter."""
         self.scheduler = scheduler
         self.varied = varied
         self.tables: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
-        self.written: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end, when it was filled
+        self.written: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end when it was written
         self.contents: dict[str, int] = {}
 
     def step(self) -> StepPlan:
@@ -63,10 +63,10 @@ class Follower:
         limits = self.scheduler.limits
         assert plan.num_tokens <= limits.max_tokens
         assert len(plan.scheduled) <= limits.max_seqs
-        assert len({work.request_id for work in plan.scheduled}) == len(plan.scheduled)
-        for work in plan.scheduled:
-            self._follow(work)
-        sampled = [Sampled(work.request_id, self._sample(work)) for work in plan.scheduled if work.samples]
+        assert len({item.request_id for item in plan.scheduled}) == len(plan.scheduled)
+        for item in plan.scheduled:
+            self._apply(item)
+        sampled = [Sampled(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
         for output in self.scheduler.finish(plan, StepResult(sampled)):
             assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids
@@ -75,43 +75,43 @@ class Follower:
         self.scheduler.check()
         return plan
 
-    def run(self, most: int = 2000) -> None:
-        for _ in range(most):
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
             if not self.scheduler.has_work:
                 return
             self.step()
-        pytest.fail("requests do not come to an end")
+        pytest.fail("requests do not finish")
 
     def next_of(self, tokens: list[int]) -> int:
-        """What the model says after some tokens."""
+        """The model's next token."""
         return sum(tokens) % 7 if self.varied else tokens[-1] % 2
 
-    def _sample(self, work: ScheduledSequence) -> list[int]:
-        """What the model says, for as long as the draft agrees."""
-        tokens = list(self.tokens[work.request_id])
+    def _sample(self, item: ScheduledSequence) -> list[int]:
+        """The model's tokens, up to the first that differs from the draft."""
+        tokens = list(self.tokens[item.request_id])
         out = []
-        for guess in (*work.draft, None):
+        for drafted in (*item.draft, None):
             out.append(self.next_of(tokens))
             tokens.append(out[-1])
-            if out[-1] != guess:
+            if out[-1] != drafted:
                 break
         return out
 
-    def _follow(self, work: ScheduledSequence) -> None:
-        tokens, table = self.tokens[work.request_id], self.tables[work.request_id]
-        table += work.new_blocks
-        end = work.start + work.count - len(work.draft)
-        assert end > work.start
+    def _apply(self, item: ScheduledSequence) -> None:
+        tokens, table = self.tokens[item.request_id], self.tables[item.request_id]
+        table += item.new_blocks
+        end = item.start + item.count - len(item.draft)
+        assert end > item.start
         assert end <= len(tokens)
-        assert work.samples == (end == len(tokens))
-        assert work.samples or not work.draft
-        assert len(table) * BLOCK >= end + len(work.draft)
+        assert item.samples == (end == len(tokens))
+        assert item.samples or not item.draft
+        assert len(table) * BLOCK >= end + len(item.draft)
         assert len(table) <= -(-end // BLOCK) + self.scheduler.limits.max_draft
-        for position in range(work.start):  # what is taken as computed was written with these very tokens
+        for position in range(item.start):  # computed positions were written with the same tokens
             block = table[position // BLOCK]
             assert self.written[block][: position + 1] == tuple(tokens[: position + 1])
-        written = [*tokens, *work.draft]
-        for position in range(work.start, work.start + work.count):
+        written = [*tokens, *item.draft]
+        for position in range(item.start, item.start + item.count):
             self.written[table[position // BLOCK]] = tuple(written[: position + 1])
 
 
@@ -135,7 +135,7 @@ ARRIVALS = st.lists(
     aborts=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=4),
 )
 @settings(max_examples=200, deadline=None)
-def test_everybody_finishes_and_books_balance(
+def test_all_requests_finish_and_state_is_consistent(
     arrivals: list[tuple[list[int], int, int, int, str | None]],
     blocks: int,
     seqs: int,
@@ -147,8 +147,8 @@ def test_everybody_finishes_and_books_balance(
     aborts: list[tuple[int, int]],
 ) -> None:
     scheduler = make(blocks, seqs=seqs, tokens=tokens, length=60, caching=caching, by_priority=by_priority, draft=draft)
-    follower = Follower(scheduler, varied=varied)
-    gone = set()
+    runner = FakeRunner(scheduler, varied=varied)
+    aborted = set()
     step = 0
     waiting = sorted(enumerate(arrivals), key=lambda item: item[1][2])
     while waiting or scheduler.has_work:
@@ -158,140 +158,140 @@ def test_everybody_finishes_and_books_balance(
         for index, when in aborts:
             if when == step:
                 if f"r{index}" in scheduler:
-                    gone.add(f"r{index}")
+                    aborted.add(f"r{index}")
                 scheduler.abort(f"r{index}")
         scheduler.check()
         if scheduler.has_work:
-            follower.step()
+            runner.step()
         step += 1
         assert step < 3000
     assert scheduler.pool.num_used == 0
     for index, (prompt, max_tokens, *_) in enumerate(arrivals):
-        if f"r{index}" not in gone:
-            assert follower.ended[f"r{index}"] == "length"
+        if f"r{index}" not in aborted:
+            assert runner.ended[f"r{index}"] == "length"
             expected = list(prompt)
             while len(expected) < min(len(prompt) + max_tokens, 60):
-                expected.append(follower.next_of(expected))
-            assert follower.tokens[f"r{index}"] == expected
+                expected.append(runner.next_of(expected))
+            assert runner.tokens[f"r{index}"] == expected
 
 
-def test_a_long_prompt_leaves_room_for_those_who_decode() -> None:
+def test_a_long_prompt_leaves_budget_for_decoding_sequences() -> None:
     scheduler = make(tokens=8, seqs=4)
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     scheduler.add(request("first", range(3), 10))
-    follower.step()
+    runner.step()
     scheduler.add(request("long", range(40), 10))
     for _ in range(5):
-        plan = follower.step()
-        assert {work.request_id: work.count for work in plan.scheduled} == {"first": 1, "long": 7}
+        plan = runner.step()
+        assert {item.request_id: item.count for item in plan.scheduled} == {"first": 1, "long": 7}
 
 
-def test_an_earlier_long_prompt_does_not_starve_later_decodes() -> None:
+def test_a_long_prompt_of_higher_priority_does_not_starve_decoding() -> None:
     scheduler = make(tokens=8, seqs=4, by_priority=True)
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     scheduler.add(request("late", range(3), 10, priority=5))
-    follower.step()
+    runner.step()
     scheduler.add(request("urgent", range(40), 4, priority=-5))
-    plan = follower.step()
-    plan = follower.step()
-    assert {work.request_id: work.count for work in plan.scheduled} == {"urgent": 7, "late": 1}
+    plan = runner.step()
+    plan = runner.step()
+    assert {item.request_id: item.count for item in plan.scheduled} == {"urgent": 7, "late": 1}
 
 
-def test_a_known_beginning_is_not_computed_again() -> None:
+def test_a_cached_prefix_is_not_recomputed() -> None:
     scheduler = make()
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     scheduler.add(request("one", range(20), 2))
-    follower.run()
+    runner.run()
     scheduler.add(request("two", [*range(17), 99], 2))
-    plan = follower.step()
+    plan = runner.step()
     assert (plan.scheduled[0].start, plan.scheduled[0].count) == (16, 2)
     assert scheduler.stats(plan).prefix_hits == 16
 
 
-def test_the_whole_prompt_known_still_computes_its_last_block() -> None:
+def test_a_fully_cached_prompt_recomputes_its_last_block() -> None:
     scheduler = make()
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     for name in ("one", "two"):
         scheduler.add(request(name, range(16), 2))
-        plan = follower.step()
-        follower.run()
+        plan = runner.step()
+        runner.run()
     assert plan.scheduled[0].start == 12
 
 
-def test_requests_of_one_step_share_their_beginning() -> None:
+def test_requests_of_one_step_share_their_prefix() -> None:
     scheduler = make(tokens=64)
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     for name in ("one", "two", "three"):
         scheduler.add(request(name, [*range(16), ord(name[0])], 2))
-    plan = follower.step()
-    assert [work.count for work in plan.scheduled] == [17, 1, 1]
+    plan = runner.step()
+    assert [item.count for item in plan.scheduled] == [17, 1, 1]
 
 
-def test_salts_keep_beginnings_apart() -> None:
+def test_prefixes_are_not_shared_between_salts() -> None:
     scheduler = make()
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     for name, salt in (("one", None), ("two", "salt"), ("three", "salt")):
         scheduler.add(request(name, range(20), 1, cache_salt=salt))
-        plan = follower.step()
-        follower.run()
+        plan = runner.step()
+        runner.run()
         assert plan.scheduled[0].start == (16 if name == "three" else 0)
 
 
-def test_without_caching_nothing_is_shared() -> None:
+def test_without_prefix_caching_nothing_is_shared() -> None:
     scheduler = make(caching=False)
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     for name in ("one", "two"):
         scheduler.add(request(name, range(20), 1))
-        assert follower.step().scheduled[0].start == 0
+        assert runner.step().scheduled[0].start == 0
 
 
-def test_the_last_in_line_gives_way_and_comes_back() -> None:
+def test_the_last_sequence_is_preempted_and_resumed() -> None:
     scheduler = make(blocks=10, seqs=2, length=40)
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     scheduler.add(request("one", range(16), 20))
     scheduler.add(request("two", range(100, 116), 20))
     preempted = 0
     while scheduler.has_work:
-        plan = follower.step()
+        plan = runner.step()
         preempted += len([name for name in plan.removed if name == "two"])
     assert preempted >= 1
-    assert follower.ended == {"one": "length", "two": "length"}
-    assert len(follower.tokens["two"]) == 36
+    assert runner.ended == {"one": "length", "two": "length"}
+    assert len(runner.tokens["two"]) == 36
 
 
-def test_priority_decides_who_goes_first() -> None:
+def test_requests_run_in_order_of_priority() -> None:
     scheduler = make(seqs=1, by_priority=True)
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     for name, priority in (("a", 3), ("b", 1), ("c", 2)):
         scheduler.add(request(name, range(5), 2, priority=priority))
-    follower.run()
-    assert list(follower.ended) == ["b", "c", "a"]
+    runner.run()
+    assert list(runner.ended) == ["b", "c", "a"]
 
 
-def test_arrival_decides_without_priority() -> None:
+def test_requests_run_in_order_of_arrival_without_priority() -> None:
     scheduler = make(seqs=1)
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     for name, priority in (("a", 3), ("b", 1), ("c", 2)):
         scheduler.add(request(name, range(5), 2, priority=priority))
-    follower.run()
-    assert list(follower.ended) == ["a", "b", "c"]
+    runner.run()
+    assert list(runner.ended) == ["a", "b", "c"]
 
 
-def test_aborted_requests_do_not_pile_up_in_line() -> None:
+def test_aborted_requests_do_not_accumulate_in_the_queue() -> None:
     scheduler = make(seqs=1)
-    follower = Follower(scheduler)
+    runner = FakeRunner(scheduler)
     scheduler.add(request("runs", range(5), 40))
-    follower.step()
+    runner.step()
     scheduler.add(request("waits", range(9), 4))
     for index in range(300):
         scheduler.add(request(f"r{index}", range(30)))
         scheduler.abort(f"r{index}")
         scheduler.check()
         assert len(scheduler._waiting) < 5
-    follower.run()
-    assert follower.ended == {"runs": "length", "waits": "length"}
+    runner.run()
+    assert runner.ended == {"runs": "length", "waits": "length"}
 
 
-def test_a_budget_below_the_batch_is_refused() -> None:
+def test_a_token_budget_below_max_seqs_is_rejected() -> None:
     with pytest.raises(ValueError, match="budget"):
         SchedulerLimits(max_seqs=8, max_tokens=4, max_model_len=10)

@@ -1,4 +1,4 @@
-"""The client's promises: whole streams, prompt aborts, room, health, and news of a death."""
+"""EngineClient: complete streams, aborts, capacity, health checks and the end of the engine."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ async def collect(client: EngineClient, wanted: GenerateRequest) -> tuple[str, D
 
 
 async def until(condition: object) -> None:
-    """Wait for a condition that another thread brings about."""
+    """Wait for a condition that another thread makes true."""
     async with asyncio.timeout(5):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0)
 
 
-async def test_streams_are_whole_however_many_run() -> None:
+async def test_concurrent_streams_are_complete() -> None:
     async with running_client(FakeCore()) as client:
         texts = [f"request {i} \u20ac" for i in range(30)]
         results = await asyncio.gather(*(collect(client, request(text)) for text in texts))
@@ -57,7 +57,7 @@ async def test_streams_are_whole_however_many_run() -> None:
         assert client.open_streams == 0
 
 
-async def test_steps_that_nobody_fetched_come_as_one_delta() -> None:
+async def test_steps_that_were_not_read_are_merged_into_one_delta() -> None:
     wanted = request()
     stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
     ids = byte_tokenizer().encode("HELLO").ids
@@ -69,7 +69,7 @@ async def test_steps_that_nobody_fetched_come_as_one_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text_params", "reason", "shown"),
+    ("text_params", "reason", "expected"),
     [
         ({}, "stop", "HI"),
         ({"include_stop": True}, "stop", "HI!"),
@@ -77,7 +77,9 @@ async def test_steps_that_nobody_fetched_come_as_one_delta() -> None:
         ({"stop": ("!",)}, "stop", "HI"),
     ],
 )
-async def test_a_stop_token_has_text_only_if_wanted(text_params: dict[str, Any], reason: Any, shown: str) -> None:
+async def test_a_stop_token_has_text_only_with_include_stop(
+    text_params: dict[str, Any], reason: Any, expected: str
+) -> None:
     wanted = request(**text_params)
     stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
     ids = byte_tokenizer().encode("HI!").ids
@@ -85,46 +87,46 @@ async def test_a_stop_token_has_text_only_if_wanted(text_params: dict[str, Any],
     stream.put(TokensOutput("id", ids[:1], logprobs=entries[:1]))
     stream.put(TokensOutput("id", ids[1:], reason, logprobs=entries[1:]))
     delta = await stream.next()
-    assert (delta.text, delta.token_ids, delta.logprobs, delta.finish_reason) == (shown, ids, entries, reason)
+    assert (delta.text, delta.token_ids, delta.logprobs, delta.finish_reason) == (expected, ids, entries, reason)
     assert stream.output_tokens == 3
 
 
-async def test_an_end_token_shows_if_special_tokens_and_stops_are_wanted() -> None:
+async def test_eos_has_text_only_with_special_tokens_and_include_stop() -> None:
     core = FakeCore()
     async with running_client(core) as client:
         assert (await collect(client, request(skip_special_tokens=False)))[0] == "HELLO"
-        shown, _ = await collect(client, request(skip_special_tokens=False, include_stop=True))
-        assert shown == "HELLO<|im_end|>"
+        expected, _ = await collect(client, request(skip_special_tokens=False, include_stop=True))
+        assert expected == "HELLO<|im_end|>"
 
 
-async def test_an_output_that_cannot_be_handled_fails_its_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_output_that_cannot_be_handled_fails_only_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     core = FakeCore(answer=says("x" * 1000))
     core.hold.set()
     async with running_client(core) as client:
-        good = asyncio.create_task(collect(client, request(max_tokens=5)))
+        first = asyncio.create_task(collect(client, request(max_tokens=5)))
         await until(lambda: len(core.active) == 1)
-        bad = asyncio.create_task(collect(client, request(max_tokens=1000)))
+        second = asyncio.create_task(collect(client, request(max_tokens=1000)))
         await until(lambda: len(core.active) == 2)
 
-        def burst(_: TokensOutput) -> None:
-            raise OverflowError("nonsense")
+        def fail(_: TokensOutput) -> None:
+            raise OverflowError("injected error")
 
-        monkeypatch.setattr(list(client._streams.values())[1], "put", burst)
+        monkeypatch.setattr(list(client._streams.values())[1], "put", fail)
         core.allow(1)
-        with pytest.raises(RequestFailed, match="nonsense"):
-            await bad
+        with pytest.raises(RequestFailed, match="injected error"):
+            await second
         await until(lambda: len(core.active) == 1)
         core.hold.clear()
-        assert (await good)[0] == "xxxxx"
+        assert (await first)[0] == "xxxxx"
 
 
-async def test_books_that_fail_do_not_stop_the_streams() -> None:
-    class Books(NullObserver):
+async def test_an_observer_that_fails_does_not_stop_the_streams() -> None:
+    class FailingObserver(NullObserver):
         def on_step(self, stats: StepStats) -> None:
             raise ZeroDivisionError
 
     async with running_client(FakeCore()) as client:
-        client.observer = Books()
+        client.observer = FailingObserver()
         assert (await collect(client, request()))[0] == "HELLO"
 
 
@@ -163,7 +165,7 @@ async def test_a_stop_string_ends_the_request_in_the_core() -> None:
         await until(lambda: not core.active)
 
 
-async def test_a_request_that_ended_by_itself_is_not_aborted() -> None:
+async def test_a_finished_request_is_not_aborted() -> None:
     core = FakeCore()
     async with running_client(core) as client:
         await collect(client, request())
@@ -171,7 +173,7 @@ async def test_a_request_that_ended_by_itself_is_not_aborted() -> None:
         assert not any(isinstance(message, Abort) for message in core.received)
 
 
-async def test_more_than_the_queue_takes_is_refused() -> None:
+async def test_requests_beyond_the_capacity_are_rejected() -> None:
     core = FakeCore()
     core.hold.set()
     async with running_client(core, capacity=2) as client:
@@ -195,7 +197,7 @@ async def test_slots_come_back_after_an_exception() -> None:
         assert client.slots_in_use == 0
 
 
-async def test_a_death_ends_all_streams_and_refuses_new_ones() -> None:
+async def test_death_of_the_core_fails_all_streams_and_new_requests() -> None:
     core = FakeCore(die_at_step=3)
     async with running_client(core) as client:
         results = await asyncio.gather(*(collect(client, request()) for _ in range(3)), return_exceptions=True)
@@ -206,14 +208,14 @@ async def test_a_death_ends_all_streams_and_refuses_new_ones() -> None:
             await collect(client, request())
 
 
-async def test_a_request_to_a_core_that_is_gone_does_not_wait_for_ever() -> None:
-    """The core has ended, but its last word has not been read yet."""
+async def test_a_request_to_a_core_that_has_ended_fails() -> None:
+    """The core has ended, but its last message has not been read yet."""
     core, handle = FakeCore(die_at_step=1), ThreadCore()
     async with running_client(core, handle=handle) as client:
         with pytest.raises(EngineDead):
             await collect(client, request())
         await handle.join(5)
-        await asyncio.sleep(0.1)  # until its end of the queue is closed
+        await asyncio.sleep(0.1)  # until its socket is closed
         client._dead = None
         async with asyncio.timeout(5):
             with pytest.raises(EngineDead):
@@ -221,7 +223,7 @@ async def test_a_request_to_a_core_that_is_gone_does_not_wait_for_ever() -> None
         client.fail("it is gone")
 
 
-async def test_a_core_that_owes_a_sign_of_life_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_core_that_does_not_answer_pings_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_PING_EVERY", 0.01)
     core = FakeCore()
     async with running_client(core) as client:
@@ -233,8 +235,8 @@ async def test_a_core_that_owes_a_sign_of_life_is_noticed(monkeypatch: pytest.Mo
         await until(lambda: client.unresponsive_seconds() < 0.1)
 
 
-async def test_the_books_see_every_end() -> None:
-    class Books(NullObserver):
+async def test_the_observer_sees_every_finished_request() -> None:
+    class RecordingObserver(NullObserver):
         def __init__(self) -> None:
             self.records: list[RequestRecord] = []
 
@@ -243,7 +245,7 @@ async def test_the_books_see_every_end() -> None:
 
     core = FakeCore()
     async with running_client(core) as client:
-        books = client.observer = Books()
+        observer = client.observer = RecordingObserver()
         await collect(client, request("hello"))
         await collect(client, request("hello", max_tokens=2))
         core.hold.set()
@@ -251,15 +253,15 @@ async def test_the_books_see_every_end() -> None:
         await until(lambda: core.active)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        reasons = [record.finish_reason for record in books.records]
+        reasons = [record.finish_reason for record in observer.records]
         assert reasons == ["stop", "length", "abort"]
-        whole = books.records[0]
-        assert (whole.prompt_tokens, whole.output_tokens, whole.max_tokens) == (5, 6, 100)
-        times = whole.times
-        assert times.arrived <= times.scheduled <= times.first_token <= times.last_token <= whole.finished
+        first = observer.records[0]
+        assert (first.prompt_tokens, first.output_tokens, first.max_tokens) == (5, 6, 100)
+        times = first.times
+        assert times.arrived <= times.scheduled <= times.first_token <= times.last_token <= first.finished
 
 
-async def test_ids_of_requests_never_repeat() -> None:
+async def test_request_ids_are_unique() -> None:
     core = FakeCore()
     async with running_client(core) as client:
         await asyncio.gather(*(collect(client, request()) for _ in range(20)))

@@ -1,4 +1,4 @@
-"""A core's process ends when it is told to, and never outlives or holds up its server."""
+"""ProcessCore: the core's process ignores signals, and ends together with its server."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.engine.wire.test_client import collect, request
 from tests.support.fake_core import INFO, FakeCore, running_client
 
 
-def answer(address: str) -> None:
-    """A fake core as an entry that another process can import."""
+def run_fake_core(address: str) -> None:
+    """Entry point with a fake core, importable from another process."""
     FakeCore()(address)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-async def test_signals_to_all_leave_the_core_alive(sent: signal.Signals) -> None:
+async def test_the_core_ignores_signals(sent: signal.Signals) -> None:
     handle = ProcessCore()
-    async with running_client(answer, handle=handle) as client:
+    async with running_client(run_fake_core, handle=handle) as client:
         assert handle.pid is not None
         os.kill(handle.pid, sent)
         await asyncio.sleep(0.2)
@@ -34,19 +34,19 @@ async def test_signals_to_all_leave_the_core_alive(sent: signal.Signals) -> None
     assert handle._process.exitcode == 0
 
 
-_LEAVES_IT_BEHIND = """
+_EXITS_WITHOUT_SHUTDOWN = """
 import asyncio, functools, time
 from quire.engine.wire.launch import ProcessCore
-from tests.engine.wire.test_launch import ready_then_deaf
+from tests.engine.wire.test_launch import ready_then_stuck
 from quire.engine.wire.transport import FrontChannel
 
 async def main():
     handle = ProcessCore()
     front = FrontChannel(handle.address)
-    handle.start(ready_then_deaf, print)
-    came = asyncio.get_running_loop().create_future()
-    front.listen(came.set_result)
-    await came
+    handle.start(ready_then_stuck, print)
+    received = asyncio.get_running_loop().create_future()
+    front.listen(received.set_result)
+    await received
     print(handle.pid, flush=True)
     raise SystemExit(3)
 
@@ -55,8 +55,8 @@ if __name__ == "__main__":
 """
 
 
-def ready_then_deaf(address: str) -> None:
-    """A core that is stuck for good."""
+def ready_then_stuck(address: str) -> None:
+    """A core that reports that it is ready, then never answers."""
     from quire.engine.wire.transport import CoreChannel
 
     channel = CoreChannel(address)
@@ -64,12 +64,12 @@ def ready_then_deaf(address: str) -> None:
     signal.pause()
 
 
-def test_a_server_that_fails_takes_its_core_along(tmp_path: Path) -> None:
+def test_the_core_ends_when_its_server_exits(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
-    script.write_text(_LEAVES_IT_BEHIND)
+    script.write_text(_EXITS_WITHOUT_SHUTDOWN)
     env = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
-    assert done.returncode == 3, done.stderr
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert finished.returncode == 3, finished.stderr
     with pytest.raises(ProcessLookupError):
-        os.kill(int(done.stdout), 0)
+        os.kill(int(finished.stdout), 0)

@@ -1,4 +1,4 @@
-"""Messages come out of the transport as they went in, and nonsense is called nonsense."""
+"""Transport: messages survive a round trip, and invalid frames raise MalformedMessage."""
 
 from __future__ import annotations
 
@@ -34,19 +34,17 @@ from quire.engine.wire.transport import CoreChannel, Decoder, Encoder, FrontChan
     salt=st.none() | st.text(),
 )
 @settings(deadline=None)
-def test_requests_come_out_as_they_went_in(
-    tokens: list[int], seed: int | None, bias: dict[int, float], salt: str | None
-) -> None:
+def test_requests_round_trip(tokens: list[int], seed: int | None, bias: dict[int, float], salt: str | None) -> None:
     params = SamplingParams(max_tokens=5, seed=seed, logit_bias=bias, stop_token_ids=(1, 2), bad_words=((3,), (4, 5)))
     sent = AddRequest("id", np.array(tokens, np.int32), params, priority=-3, cache_salt=salt)
-    got = Decoder[FrontMessage](FrontMessage).decode(Encoder().encode(sent))
-    assert isinstance(got, AddRequest)
-    assert got.prompt.tolist() == tokens
-    assert got.prompt.dtype == np.int32
-    assert (got.params, got.priority, got.cache_salt) == (params, -3, salt)
+    decoded = Decoder[FrontMessage](FrontMessage).decode(Encoder().encode(sent))
+    assert isinstance(decoded, AddRequest)
+    assert decoded.prompt.tolist() == tokens
+    assert decoded.prompt.dtype == np.int32
+    assert (decoded.params, decoded.priority, decoded.cache_salt) == (params, -3, salt)
 
 
-def test_outputs_come_out_as_they_went_in() -> None:
+def test_outputs_round_trip() -> None:
     logprobs = TokenLogprobs([1, 2], [-0.5, float("-inf")], [1, 2])
     output = TokensOutput("id", [1], "stop", 7, [logprobs], [None, logprobs], 16, 1.5)
     sent = StepOutput([output], StepStats(1, 2, 3, 4))
@@ -55,26 +53,26 @@ def test_outputs_come_out_as_they_went_in() -> None:
 
 @given(frames=st.lists(st.binary(max_size=40), max_size=3))
 @settings(deadline=None)
-def test_nonsense_is_malformed(frames: list[bytes]) -> None:
+def test_random_frames_are_malformed(frames: list[bytes]) -> None:
     with pytest.raises(MalformedMessage):
         Decoder[FrontMessage](FrontMessage).decode(frames)
 
 
 @pytest.mark.parametrize(
-    ("note", "frames"),
+    ("reference", "frames"),
     [
         ((5, "<i4", (2,)), [b"\0" * 8]),
         ((1, "<i4", (3,)), [b"\0" * 8]),
-        ((1, "nonsense", (2,)), [b"\0" * 8]),
+        ((1, "unknown-dtype", (2,)), [b"\0" * 8]),
         ((-1, "<i4", (2,)), []),
     ],
 )
-def test_arrays_that_do_not_fit_their_frames_are_malformed(note: object, frames: list[bytes]) -> None:
+def test_arrays_that_do_not_match_their_frames_are_malformed(reference: object, frames: list[bytes]) -> None:
     head = msgspec.msgpack.encode(
         {
             "type": "add",
             "request_id": "x",
-            "prompt": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(note)),
+            "prompt": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(reference)),
             "params": {"max_tokens": 1},
         }
     )
@@ -83,7 +81,7 @@ def test_arrays_that_do_not_fit_their_frames_are_malformed(note: object, frames:
 
 
 @pytest.mark.parametrize("scheme", ["inproc", "ipc", "tcp"])
-async def test_all_addresses_carry_messages_both_ways(scheme: str) -> None:
+async def test_all_address_schemes_send_in_both_directions(scheme: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         address = {
             "inproc": "inproc://test-transport",
@@ -91,10 +89,10 @@ async def test_all_addresses_carry_messages_both_ways(scheme: str) -> None:
             "tcp": "tcp://127.0.0.1:17391",
         }[scheme]
         with FrontChannel(address) as front, CoreChannel(address) as core:
-            core.send(Pong(1))  # the core speaks first: to nobody, the front end cannot send
-            came: asyncio.Future[CoreMessage] = asyncio.get_running_loop().create_future()
-            front.listen(came.set_result)
-            assert await asyncio.wait_for(came, 5) == Pong(1)
+            core.send(Pong(1))  # the core sends first: the front end cannot send before the core has connected
+            received: asyncio.Future[CoreMessage] = asyncio.get_running_loop().create_future()
+            front.listen(received.set_result)
+            assert await asyncio.wait_for(received, 5) == Pong(1)
             front.send(Ping(1))
             assert await asyncio.to_thread(core.receive, 5.0) == Ping(1)
             assert core.receive(0.0) is None
