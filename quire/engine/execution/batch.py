@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -89,7 +90,6 @@ class Layout:
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
-        self._known, self._blocks = torch.from_numpy(table.tokens), torch.from_numpy(table.blocks)
         self._kept = _Arrays(table, MOST_TOKENS)
 
     def inputs(self, work: Sequence[Work]) -> StepInputs:
@@ -119,9 +119,8 @@ class Layout:
         if len(ends) == count:
             ends = []
         last_block = native.kernels.build_inputs(
-            [span.row for span in spans], [span.start for span in spans], counts, ends, self._known, self._blocks,
-            table.block_size, *arrays.outputs,
-        )  # fmt: skip
+            arrays.kernel_arrays, [span.row for span in spans], [span.start for span in spans], counts, ends
+        )
         tokens, positions, slots, tables = arrays.parts(count, len(spans), len(ends), stay=stay)
         return StepInputs(spans, tokens, positions, slots, last_block, tables)
 
@@ -130,13 +129,32 @@ class _Arrays:
     """Where steps of up to so many tokens are laid out."""
 
     def __init__(self, table: RequestTable, most_tokens: int) -> None:
+        self._table = table
         self._tokens = [torch.empty(most_tokens, dtype=torch.int64) for _ in range(3)]  # and positions, slots
         self._spans, self._ends = _span_tables(table), _span_tables(table)
         self._end_rows = torch.empty(len(table.lengths), dtype=torch.int64)
-        spans, ends = self._spans, self._ends
-        self.outputs = (*self._tokens, spans.seq_lens, spans.counts, spans.block_tables, self._end_rows)
-        self.outputs += (ends.seq_lens, ends.block_tables)
         self._parts: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor, StepTables]] = {}
+
+    @cached_property
+    def kernel_arrays(self) -> object:
+        """What the native `build_inputs` fills."""
+        table, spans, ends = self._table, self._spans, self._ends
+        tokens, positions, slots = self._tokens
+        arrays: object = native.kernels.input_arrays(
+            known_tokens=torch.from_numpy(table.tokens),
+            known_blocks=torch.from_numpy(table.blocks),
+            block_size=table.block_size,
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            seq_lens=spans.seq_lens,
+            span_counts=spans.counts,
+            block_tables=spans.block_tables,
+            end_rows=self._end_rows,
+            end_seq_lens=ends.seq_lens,
+            end_block_tables=ends.block_tables,
+        )
+        return arrays
 
     def parts(self, tokens: int, spans: int, ends: int, *, stay: bool) -> tuple[Tensor, Tensor, Tensor, StepTables]:
         """What a step of that size uses of them: tokens, positions, slots, tables."""
