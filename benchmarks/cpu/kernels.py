@@ -25,8 +25,8 @@ from quire.kernels.paged_attention import AttentionParams, paged_decode
 
 SHAPES = ((1024, 6144), (3072, 1024))  # inputs and outputs
 ROWS = (1, 4, 16, 64, 256, 1024)
-FORMS: tuple[Quantization, ...] = ("none", "int8", "int4")
-WEIGHTS = 200 << 20  # bytes of different weights that take turns, so that caches do not help
+FORMATS: tuple[Quantization, ...] = ("none", "int8", "int4")
+WEIGHTS = 200 << 20  # bytes of different weights or pages that take turns, so that they are read from memory
 CASES = (  # sequences, positions, heads, kv_heads, dim
     (16, 128, 16, 8, 128),
     (16, 512, 16, 8, 128),
@@ -38,23 +38,23 @@ BLOCK = 16
 
 
 def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, Any]:
-    """torch's linear layer on plain weights, and ours in all forms: µs, and shares of the tighter limit."""
+    """torch's linear layer and ours with weights of all formats: µs, and the share of the tighter limit."""
     count = max(2, WEIGHTS // (2 * size_in * size_out))
     weights = [torch.randn(size_out, size_in).bfloat16() for _ in range(count)]
     x = torch.randn(rows, size_in).bfloat16()
     runs = 3 * count if rows <= 64 else 12
     plain = [partial(torch.nn.functional.linear, x, weight) for weight in weights]
     result: dict[str, Any] = {"inputs": size_in, "outputs": size_out, "rows": rows, "torch": _microseconds(plain, runs)}
-    for form in FORMS:
-        panels = [pack_weight(weight, form) for weight in weights]
-        ours = [partial(form_of_weight, x, None) for form_of_weight in panels if form_of_weight is not None]
-        result[form] = _microseconds(ours, runs)
+    for quantization in FORMATS:
+        packed = [pack_weight(weight, quantization) for weight in weights]
+        ours = [partial(weight, x, None) for weight in packed if weight is not None]
+        result[quantization] = _microseconds(ours, runs)
     floor = max(2 * size_in * size_out / limits.bandwidth, 2 * rows * size_in * size_out / limits.operations) * 1e6
     return {**result, "share_of_limit": round(floor / result["none"]["best"], 2)}
 
 
 def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: int, limits: Limits) -> dict[str, Any]:
-    """Decode attention by the compiled kernel and by the torch reference, over caches that take turns."""
+    """Decode attention by the compiled kernel and by the torch reference, over several caches in turn."""
     blocks = -(-positions // BLOCK)
     size = sequences * blocks * BLOCK * kv_heads * dim * 4
     shapes = [CacheShape(kv_heads, dim, dim)] * max(2, WEIGHTS // size)
@@ -62,10 +62,10 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
     for cache in caches:
         cache.keys.normal_()
         cache.values.normal_()
-    tables = torch.randperm(sequences * blocks).view(sequences, blocks).int()
-    lengths, q = torch.full((sequences,), positions), torch.randn(sequences, heads, dim).bfloat16()
-    math = AttentionParams(dim**-0.5)
-    calls = [partial(paged_decode, q, cache.keys, cache.values, tables, lengths, math) for cache in caches]
+    block_tables = torch.randperm(sequences * blocks).view(sequences, blocks).int()
+    seq_lens, q = torch.full((sequences,), positions), torch.randn(sequences, heads, dim).bfloat16()
+    params = AttentionParams(dim**-0.5)
+    calls = [partial(paged_decode, q, cache.keys, cache.values, block_tables, seq_lens, params) for cache in caches]
     ours = _microseconds(calls, 3 * len(calls))
     with native.disabled():
         reference = _microseconds(calls, 6)
