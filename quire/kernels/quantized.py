@@ -31,7 +31,7 @@ class PackedInteger:
         self.size_out = len(weight)
         self._bits = bits
         parts = [_QUANTIZE[bits](part.float()) for part in weight.split(_OUTPUTS)]
-        self._data, scales, corrections = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        self._data, scales, corrections = (torch.cat(part) for part in zip(*parts, strict=True))
         self._scales, self._corrections = scales.T.contiguous(), corrections
         self.nbytes = self._data.nbytes + self._scales.nbytes + self._corrections.nbytes
 

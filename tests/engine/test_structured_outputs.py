@@ -171,9 +171,9 @@ def test_the_content_of_a_structural_tag_matches_its_schema(engine: Engine) -> N
 
 def test_reasoning_precedes_constrained_text(engine: Engine) -> None:
     structure = StructuredOutputs.model_validate({"choice": ["left", "right"]})
-    end = SIGNS["</think>"]
+    end = SPECIAL_IDS["</think>"]
     for prefix, opening in ((ReasoningPrefix.OPEN, ""), (ReasoningPrefix.POSSIBLE, "(<think>|(?=left|right))")):
-        grammar = grammar_of(structure, SIGNS, ReasoningTags(), prefix)
+        grammar = grammar_of(structure, SPECIAL_IDS, ReasoningTags(), prefix)
         for seed in range(4):
             text = generate_text(engine, grammar, seed, logit_bias={end: 4.0, SPECIAL_IDS["<think>"]: 4.0})
             assert re.fullmatch(rf"{opening}(.*</think>\s*)?(left|right)", text, re.DOTALL)

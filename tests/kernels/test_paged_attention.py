@@ -229,9 +229,9 @@ def test_queries_with_strides(dtype: torch.dtype) -> None:
     k, v = torch.randn(40, 2, 32), torch.randn(40, 2, 32)
     keys, values, (table,) = paged([(k, v)])
     keys, values, table = keys.to(dtype), values.to(dtype), table.int()
-    wide = torch.randn(5, 4, 96).to(dtype)
-    wide[4, 0] = torch.nan
-    q = wide[..., 32:64]
+    rows = torch.randn(5, 4, 96).to(dtype)
+    rows[4, 0] = torch.nan
+    q = rows[..., 32:64]
     for params in (AttentionParams(0.3), AttentionParams(0.3, softcap=2.0)):
         packed_q = q.contiguous()
         out = paged_prefill(q, keys, values, table, 40, params)

@@ -93,8 +93,8 @@ def test_compiled_act_and_mul(act: str, tokens: int, dtype: torch.dtype) -> None
 def test_compiled_rms_norm(dim: int, offset: float, dtype: torch.dtype) -> None:
     """Of contiguous rows and of rows with a larger stride."""
     torch.manual_seed(0)
-    weight, wide = torch.randn(dim).to(dtype), torch.randn(40, dim + 8).to(dtype)
-    for x in (wide[:, :dim].contiguous(), wide[:, 8:]):
+    weight, rows = torch.randn(dim).to(dtype), torch.randn(40, dim + 8).to(dtype)
+    for x in (rows[:, :dim].contiguous(), rows[:, 8:]):
         out = rms_norm(x, weight, 1e-6, offset)
         with native.disabled():
             torch.testing.assert_close(out, rms_norm(x, weight, 1e-6, offset))

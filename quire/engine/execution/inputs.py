@@ -128,23 +128,25 @@ class NativeInputBuilder:
     def __init__(self, table: RequestTable, max_static_tokens: int) -> None:
         """`max_static_tokens`: larger steps get arrays of their own."""
         self._table = table
-        self._tokens, self._blocks = torch.from_numpy(table.tokens), torch.from_numpy(table.blocks)
         self._max_static_tokens = max_static_tokens
         self._static = _Arrays(table, max_static_tokens)
 
     def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """See `InputBuilder`."""
         spans = make_spans(scheduled, self._table)
-        table, counts = self._table, [span.count for span in spans]
+        counts = [span.count for span in spans]
         tokens = sum(counts)
         static = tokens <= self._max_static_tokens
-        arrays = self._static if static else _Arrays(table, tokens)
+        arrays = self._static if static else _Arrays(self._table, tokens)
         sampling = [i for i, span in enumerate(spans) if span.samples and not span.draft]
         every = len(sampling) == tokens
         last_block = native.kernels.build_inputs(
-            [span.row for span in spans], [span.start for span in spans], counts, [] if every else sampling,
-            self._tokens, self._blocks, table.block_size, *arrays.outputs,
-        )  # fmt: skip
+            arrays.checked,
+            [span.row for span in spans],
+            [span.start for span in spans],
+            counts,
+            [] if every else sampling,
+        )
         inputs, slots, metadata = arrays.views(tokens, len(spans), None if every else len(sampling))
         return StepInputs(spans, inputs, slots, last_block, static, metadata)
 
@@ -156,10 +158,20 @@ class _Arrays:
         self._token_ids, self._positions, self._slots = (torch.empty(max_tokens, dtype=torch.int64) for _ in range(3))
         self._spans, self._logits = _empty_metadata(table), _empty_metadata(table)
         self._logits_indices = torch.empty(len(table.lengths), dtype=torch.int64)
-        spans, logits = self._spans, self._logits
-        self.outputs = (
-            *(self._token_ids, self._positions, self._slots, spans.seq_lens, spans.counts, spans.block_tables),
-            *(self._logits_indices, logits.seq_lens, logits.block_tables),
+        # Checked once: reading the properties of eleven arrays takes longer than the rest of a call.
+        self.checked: object = native.kernels.input_arrays(
+            known_tokens=torch.from_numpy(table.tokens),
+            known_blocks=torch.from_numpy(table.blocks),
+            block_size=table.block_size,
+            tokens=self._token_ids,
+            positions=self._positions,
+            slots=self._slots,
+            seq_lens=self._spans.seq_lens,
+            span_counts=self._spans.counts,
+            block_tables=self._spans.block_tables,
+            end_rows=self._logits_indices,
+            end_seq_lens=self._logits.seq_lens,
+            end_block_tables=self._logits.block_tables,
         )
         self._views: dict[tuple[int, int, int | None], tuple[ModelInputs, Tensor, NativeMetadata]] = {}
 

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <memory>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -60,6 +61,39 @@ struct Convert<std::vector<T>> {
         return values;
     }
 };
+
+// A reference to a Python object, kept and released with the interpreter's lock.
+class Reference {
+  public:
+    explicit Reference(PyObject *object) : object_(Py_NewRef(object)) {}
+    Reference(const Reference &other) : object_(Py_NewRef(other.object_)) {}
+    Reference &operator=(const Reference &) = delete;
+    ~Reference() { Py_DECREF(object_); }
+
+  private:
+    PyObject *object_;
+};
+
+// Values that Python only passes on are capsules with the name of their type.
+template <class T>
+struct Convert<std::shared_ptr<const T>> {
+    static std::shared_ptr<const T> from_python(PyObject *object, const char *name) {
+        void *value = PyCapsule_CheckExact(object) ? PyCapsule_GetPointer(object, T::NAME) : nullptr;
+        if (!value) fail_type(name, T::NAME, object);
+        return *static_cast<std::shared_ptr<const T> *>(value);
+    }
+};
+
+template <class T>
+PyObject *to_python(std::shared_ptr<const T> value) {
+    auto drop = [](PyObject *capsule) {
+        delete static_cast<std::shared_ptr<const T> *>(PyCapsule_GetPointer(capsule, T::NAME));
+    };
+    auto *kept = new std::shared_ptr<const T>(std::move(value));
+    PyObject *capsule = PyCapsule_New(kept, T::NAME, drop);
+    if (!capsule) delete kept;
+    return capsule;
+}
 
 PyObject *to_python(int64_t value);
 PyObject *to_python(const std::vector<int64_t> &values);

@@ -126,7 +126,7 @@ PyMethodDef functions[] = {
     {"replay", _PyCFunction_CAST(replay), METH_FASTCALL, "replay(calls, counts)\n\nRun captured calls for other counts."},
     {"supports", _PyCFunction_CAST(supports), METH_FASTCALL, "supports(*tensors)\n\nSee quire.kernels.native."},
     {"pool_calls", pool_calls_for_tests, METH_NOARGS, "pool_calls()\n\nFor tests: the counter of this thread's pool."},
-    {"set_pool_calls", set_pool_calls_for_tests, METH_O, "set_pool_calls(calls)\n\nFor tests: set the counter of this thread's pool."},
+    {"set_pool_calls", set_pool_calls_for_tests, METH_O, "set_pool_calls(calls)\n\nFor tests: sets that counter."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -147,7 +147,8 @@ bool add_ops(PyObject *module) {
     return PyModule_AddFunctions(module, definitions.data()) == 0;
 }
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "quire.kernels._native", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "quire.kernels._native", nullptr, -1, functions,
+                          nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
@@ -155,6 +156,7 @@ PyMODINIT_FUNC PyInit__native() {
     if (!find_tensor_type()) return nullptr;
     choose_instructions();
     PyObject *module = PyModule_Create(&definition);
-    if (module && (!add_ops(module) || PyModule_AddStringConstant(module, "INSTRUCTIONS", instructions) < 0)) Py_CLEAR(module);
+    if (!module) return nullptr;
+    if (!add_ops(module) || PyModule_AddStringConstant(module, "INSTRUCTIONS", instructions) < 0) Py_CLEAR(module);
     return module;
 }

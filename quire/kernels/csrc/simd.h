@@ -56,7 +56,8 @@ struct BFloat16 {
         even = (Floats)(both << 16), odd = (Floats)(both & 0xffff0000);
     }
     static inline void store_pair(uint16_t *to, Floats even, Floats odd) {
-        Words both = __builtin_convertvector(to_bfloat16(even), Words) | __builtin_convertvector(to_bfloat16(odd), Words) << 16;
+        Words low = __builtin_convertvector(to_bfloat16(even), Words);
+        Words both = low | __builtin_convertvector(to_bfloat16(odd), Words) << 16;
         std::memcpy(to, &both, sizeof both);
     }
     static inline Halves to_bfloat16(Floats x) {

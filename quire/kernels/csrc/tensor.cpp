@@ -82,7 +82,8 @@ Tensor Convert<Tensor>::from_python(PyObject *object, const char *name) {
     bool failed = exchange->tensor_from_object(object, &x);
     if (failed) PyErr_Clear();
     if (failed || x.device_type != DEVICE_CPU) throw ValueError(std::string(name) + ": a tensor in CPU memory is expected");
-    return {name, dtype_of(x), x.type_bits / 8, x.ndim, x.shape, x.strides, static_cast<char *>(x.data) + x.byte_offset};
+    void *data = static_cast<char *>(x.data) + x.byte_offset;
+    return {name, dtype_of(x), x.type_bits / 8, x.ndim, x.shape, x.strides, object, data};
 }
 
 std::string Size::text() const {
@@ -98,8 +99,9 @@ std::string Tensor::shape_text() const {
 const Tensor &Tensor::has_shape_of(const Tensor &other) const {
     bool same = dim == other.dim;
     for (int i = 0; same && i < dim; i++) same = shape[i] == other.shape[i];
-    if (!same) throw ValueError(std::string(name) + ": shape " + shape_text() + " instead of " + other.shape_text() + " as " + other.name);
-    return *this;
+    if (same) return *this;
+    throw ValueError(std::string(name) + ": shape " + other.shape_text() + " as " + other.name + " is expected, not " +
+                     shape_text());
 }
 
 void Tensor::fail_dtype(std::initializer_list<DType> accepted) const {
@@ -115,8 +117,8 @@ void Tensor::fail_shape(std::initializer_list<const Size *> sizes) const {
 }
 
 void Tensor::fail_stride(int dims) const {
-    std::string where = dims == dim ? "" : " in its last dimension" + (dims == 1 ? "" : "s, " + std::to_string(dims) + " of them");
-    throw ValueError(std::string(name) + ": has to be contiguous" + where);
+    std::string where = dims == 1 ? " in its last dimension" : " in its last " + std::to_string(dims) + " dimensions";
+    throw ValueError(std::string(name) + ": has to be contiguous" + (dims == dim ? "" : where));
 }
 
 void fail_value(const char *argument, const char *message) { throw ValueError(std::string(argument) + ": " + message); }

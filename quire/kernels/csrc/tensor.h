@@ -1,7 +1,8 @@
 // Tensors as arguments of ops: what a kernel needs to know of a torch.Tensor, and the checks of types, shapes and strides.
 #pragma once
 
-#include <array>
+#include <Python.h>
+
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -43,9 +44,12 @@ class Tensor {
     int item_size;  // bytes
     int dim;
     const int64_t *shape, *strides;  // strides count elements
+    PyObject *object;                // the torch.Tensor
 
-    Tensor(const char *name, DType dtype, int item_size, int dim, const int64_t *shape, const int64_t *strides, void *data)
-        : name(name), dtype(dtype), item_size(item_size), dim(dim), shape(shape), strides(strides), data_(data) {}
+    Tensor(const char *name, DType dtype, int item_size, int dim, const int64_t *shape, const int64_t *strides,
+           PyObject *object, void *data)
+        : name(name), dtype(dtype), item_size(item_size), dim(dim), shape(shape), strides(strides), object(object),
+          data_(data) {}
 
     template <class T = void>
     T *data() const {
@@ -69,7 +73,7 @@ class Tensor {
         fail_shape({&sizes...});
     }
     const Tensor &has_shape_of(const Tensor &other) const;
-    // The last `dims` dimensions lie without gaps between their elements.
+    // The last `dims` dimensions are contiguous.
     const Tensor &is_dense(int dims) const {
         int64_t stride = 1;
         for (int i = dim - 1; i >= dim - dims; stride *= shape[i--])

@@ -14,7 +14,8 @@ struct Linear {
         weight.has_dtype({DType::INT32}).has_shape(panels, pairs, panel).is_contiguous();
         require(size_in % 2 == 0, "x", "an even number of inputs is expected");
         if (bias) bias->has_dtype({DType::FLOAT32}).has_shape(size_out).is_contiguous();
-        return {x.data(), weight.data(), data_or_null<float>(bias), out.data(), out.dtype, rows, size_in, size_out, x.strides[0]};
+        return {x.data(), weight.data(), data_or_null<float>(bias), out.data(), out.dtype, rows, size_in, size_out,
+                x.strides[0]};
     }
     void run() const;
     int64_t work() const { return size_in * size_out; }

@@ -5,14 +5,16 @@
 
 struct QKNormRope {
     static constexpr const char *NAME = "qk_norm_rope";
-    static constexpr const char *PARAMETERS[] = {"x", "cos", "sin", "q_weight", "k_weight", "q_heads", "k_heads", "eps", "offset"};
+    static constexpr const char *PARAMETERS[] = {"x",       "cos",     "sin", "q_weight", "k_weight",
+                                                 "q_heads", "k_heads", "eps", "offset"};
     static QKNormRope check(const Tensor &x, const OptionalTensor &cos, const OptionalTensor &sin,
                             const OptionalTensor &q_weight, const OptionalTensor &k_weight, int64_t q_heads,
                             int64_t k_heads, float eps, float offset) {
         Size tokens("tokens"), heads("heads"), dim("dim"), pairs("pairs");
         x.is_floating().has_shape(tokens, heads, dim).is_dense(2);
         require(dim % LANES == 0 && dim <= MAX_DIM, "x", "a head dim that is a multiple of 16 and at most 1024 is expected");
-        require(q_heads >= 0 && k_heads >= 0 && q_heads + k_heads <= heads, "q_heads, k_heads", "at most the heads of x are expected");
+        require(q_heads >= 0 && k_heads >= 0 && q_heads + k_heads <= heads, "q_heads, k_heads",
+                "at most the heads of x are expected");
         require_same_presence(cos, sin, "cos, sin");
         require_same_presence(q_weight, k_weight, "q_weight, k_weight");
         for (const OptionalTensor *one : {&cos, &sin})
@@ -20,7 +22,8 @@ struct QKNormRope {
         for (const OptionalTensor *one : {&q_weight, &k_weight})
             if (*one) (*one)->has_dtype({x.dtype}).has_shape(dim).is_contiguous();
         int64_t used = cos ? int64_t(pairs) : 0;
-        require(used % LANES == 0 && 2 * used <= dim, "cos", "a multiple of 16 pairs, at most half of the head dim, is expected");
+        require(used % LANES == 0 && 2 * used <= dim, "cos",
+                "a multiple of 16 pairs, at most half of the head dim, is expected");
         return {x.dtype, x.data(), data_or_null<float>(cos), data_or_null<float>(sin), data_or_null(q_weight),
                 data_or_null(k_weight), tokens, q_heads, k_heads, dim, x.strides[0], used, eps, offset};
     }

@@ -20,7 +20,8 @@ struct QuantizedLinear {
         require(bits == 8 || bits == 4, "bits", "8 or 4 is expected");
         Size rows("rows"), size_in("size_in"), size_out("size_out"), panel("panel", PANEL);
         x.is_floating().has_shape(rows, size_in).is_dense(1);
-        require(size_in % (bits == 8 ? LANES : GROUP) == 0, "x", "a multiple of 16 inputs, or of 64 with 4 bits, is expected");
+        require(size_in % (bits == 8 ? LANES : GROUP) == 0, "x",
+                "a multiple of 16 inputs, or of 64 with 4 bits, is expected");
         out.has_dtype({x.dtype, DType::FLOAT32}).has_shape(rows, size_out).is_contiguous();
         Size panels("panels", (size_out + PANEL - 1) / PANEL), words("words", size_in * bits / 32);
         Size groups("groups", bits == 8 ? 1 : size_in / GROUP), padded("panels * 32", panels * PANEL);

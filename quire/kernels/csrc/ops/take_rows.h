@@ -10,7 +10,8 @@ struct TakeRows {
         indices.has_dtype({DType::INT64}).has_shape(count).is_contiguous();
         out.has_dtype({table.dtype}).has_shape(count, size).is_contiguous();
         int64_t bytes = size * table.item_size, stride = table.strides[0] * table.item_size;
-        require(bytes % sizeof(uint32_t) == 0 && stride % sizeof(uint32_t) == 0, "table", "rows of whole words of 32 bits are expected");
+        require(bytes % sizeof(uint32_t) == 0 && stride % sizeof(uint32_t) == 0, "table",
+                "rows of whole words of 32 bits are expected");
         return {table.data<uint32_t>(), indices.data<int64_t>(), out.data<uint32_t>(), count, bytes / 4, stride / 4, 1};
     }
     void run() const;

@@ -12,7 +12,8 @@ struct ApplyTokenBitmask {
         require(words * 32 >= vocab, "masks", "a bit for each token is expected");
         const int64_t *pair = pairs.data<int64_t>();
         for (int64_t i = 0; i < 2 * count; i++)
-            require(pair[i] >= 0 && pair[i] < (i % 2 ? mask_count : rows), "pairs", "a row of logits and a row of masks are expected");
+            require(pair[i] >= 0 && pair[i] < (i % 2 ? mask_count : rows), "pairs",
+                    "a row of logits and a row of masks are expected");
         return {logits.data<float>(), masks.data<uint32_t>(), pair, count, vocab, words};
     }
     void run() const;
