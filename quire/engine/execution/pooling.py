@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -93,9 +93,10 @@ class Pooler:
             if isinstance(task, PoolingParams):
                 self._rows[row] = _KINDS[task.kind]()
 
-    def pools(self, row: int) -> bool:
-        """Whether the row's request is a pooling request."""
-        return row in self._rows
+    @property
+    def rows(self) -> Collection[int]:
+        """Rows of pooling requests."""
+        return self._rows
 
     def pool(self, hidden: Tensor, spans: Sequence[Span]) -> dict[str, PooledArray]:
         """Add the hidden states of a step, (tokens, hidden) of all its tokens; returns what is complete, by id."""

@@ -56,7 +56,7 @@ class ModelRunner:
         attention = self._attention.prepare(inputs)
         sampling = [span for span in inputs.spans if span.samples]
         result = StepResult()
-        if not any(span.draft or self._wants_hidden(span) for span in inputs.spans):
+        if not self._wants_hidden(inputs.spans):
             logits = self.steps.logits(inputs, attention)
             self._sample(logits, sampling, result)
             return result
@@ -76,9 +76,11 @@ class ModelRunner:
         """End the sampler's threads."""
         self._sampler.close()
 
-    def _wants_hidden(self, span: Span) -> bool:
-        """Whether more than the logits of the span's last token is wanted."""
-        return self._pooler.pools(span.row) or self._reports_prompt(span)
+    def _wants_hidden(self, spans: Sequence[Span]) -> bool:
+        """Whether more than the logits of the spans' last tokens is wanted."""
+        if self._pooler.rows or self._table.reporting:
+            return any(span.draft or span.row in self._pooler.rows or self._reports_prompt(span) for span in spans)
+        return any(span.draft for span in spans)
 
     def _sample(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:
         """Sample from the logits of each span's last known token and of its draft.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +22,6 @@ class Row:
     prompt_len: int
     prompt_logprobs: int | None
 
-    @property
-    def params(self) -> SamplingParams:
-        """The task of a sequence that generates."""
-        assert isinstance(self.task, SamplingParams)
-        return self.task
-
 
 class RequestTable:
     """Token ids and block tables of the sequences in the batch, by row.
@@ -33,6 +29,7 @@ class RequestTable:
     Attributes:
         tokens: (rows, context_len) int32; lengths: (rows,) known tokens of each row.
         blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
+        reporting: rows whose prompt log-probabilities are wanted.
     """
 
     def __init__(self, rows: int, context_len: int, block_size: int) -> None:
@@ -41,12 +38,17 @@ class RequestTable:
         self.lengths = np.zeros(rows, np.int32)
         self.blocks = np.zeros((rows, -(-context_len // block_size)), np.int32)
         self.num_blocks = np.zeros(rows, np.int32)
+        self.reporting: set[int] = set()
         self._rows: dict[int, Row] = {}
         self._index: dict[str, int] = {}
         self._free = list(range(rows - 1, -1, -1))
 
     def __getitem__(self, row: int) -> Row:
         return self._rows[row]
+
+    def params_of(self, rows: Iterable[int]) -> list[SamplingParams]:
+        """The tasks of rows whose sequences generate."""
+        return cast("list[SamplingParams]", [self._rows[row].task for row in rows])
 
     def row_of(self, request_id: str) -> int:
         """Row of a sequence in the batch."""
@@ -86,6 +88,8 @@ class RequestTable:
         row = self._free.pop()
         self._rows[row] = Row(new.request_id, new.task, new.prompt_len, new.prompt_logprobs)
         self._index[new.request_id] = row
+        if new.prompt_logprobs is not None:
+            self.reporting.add(row)
         self.tokens[row, : len(new.tokens)] = new.tokens
         self.lengths[row] = len(new.tokens)
         self.num_blocks[row] = 0
@@ -94,5 +98,6 @@ class RequestTable:
     def _remove(self, request_id: str) -> int:
         row = self._index.pop(request_id)
         del self._rows[row]
+        self.reporting.discard(row)
         self._free.append(row)
         return row

@@ -34,6 +34,8 @@ class Request:
         published: number of blocks that are registered in the prefix cache.
         drafter: proposes speculative tokens; None without speculation.
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
+        generates: whether tokens are sampled once all known tokens are computed.
+        wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
     """
 
     id: str
@@ -53,21 +55,19 @@ class Request:
     cached_tokens: int | None = None
     scheduled_at: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    prompt_reported: bool = False
+    generates: bool = field(init=False)
+    wants_prompt_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
+        self.generates = isinstance(self.task, SamplingParams)
+        self.wants_prompt_logprobs = isinstance(self.task, SamplingParams) and self.task.prompt_logprobs is not None
 
     @property
     def params(self) -> SamplingParams:
         """The task of a request that generates."""
         assert isinstance(self.task, SamplingParams)
         return self.task
-
-    @property
-    def generates(self) -> bool:
-        """Whether tokens are sampled once all known tokens are computed."""
-        return type(self.task) is SamplingParams
 
     def pending(self, max_model_len: int) -> int:
         """Tokens that can be scheduled now."""
@@ -83,11 +83,6 @@ class Request:
         """Longest draft: the token sampled after it must still be allowed."""
         allowed = min(self.prompt_len + self.params.max_tokens, max_model_len)
         return max(0, allowed - len(self.tokens) - 1)
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Whether positions of the prompt must still be computed for their log-probabilities."""
-        return self.generates and self.params.prompt_logprobs is not None and not self.prompt_reported
 
     @property
     def reads_prefix_cache(self) -> bool:

@@ -114,19 +114,26 @@ class Scheduler:
 
     def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of the oldest plan that has not finished; returns what to send to the front end."""
-        live: dict[str, tuple[Request, ScheduledSequence]] = {}
-        for request, item in zip(self._in_flight.popleft() if plan.scheduled else (), plan.scheduled, strict=True):
+        live: dict[str, Request] = {}
+        for request in self._in_flight.popleft() if plan.scheduled else ():
             request.steps_in_flight -= 1
             if self._requests.get(request.id) is request:  # else aborted, or finished by an earlier step
-                live[request.id] = (request, item)
-                request.prompt_logprobs += result.prompt_logprobs.get(request.id, ())
+                live[request.id] = request
+        for request_id, logprobs in result.prompt_logprobs.items():
+            if request_id in live:
+                live[request_id].prompt_logprobs += logprobs
         outputs: list[RequestOutput] = []
         for request_id, error in result.errors.items():
             if request_id in live:
-                self._leave(live.pop(request_id)[0])
+                self._leave(live.pop(request_id))
                 outputs.append(ErrorOutput(request_id, error))
-        outputs += [self._extend(*live[s.request_id], s, plan.stats) for s in result.sampled if s.request_id in live]
-        outputs += [self._finish_pooling(live[name][0], data) for name, data in result.pooled.items() if name in live]
+        drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
+        for sampled in result.sampled:
+            if (found := live.get(sampled.request_id)) is not None:
+                if drafted:
+                    self._count_draft(found, sampled, drafted.get(found.id, 0), plan.stats)
+                outputs.append(self._extend(found, sampled))
+        outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         return outputs
 
     def stats(self, plan: StepPlan | None = None) -> StepStats:
@@ -150,7 +157,11 @@ class Scheduler:
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
-        pending = [request.pending(self.limits.max_model_len) for request in self._running]
+        max_model_len = self.limits.max_model_len
+        pending = [
+            request.pending(max_model_len) if request.expected else len(request.tokens) - request.computed
+            for request in self._running
+        ]
         decoding = pending.count(1)
         drafts = max(0, _MEMORY_BOUND_TOKENS - decoding)
         index = 0
@@ -295,7 +306,15 @@ class Scheduler:
         request.blocks = []
         self._removed.append(request.id)
 
-    def _extend(self, request: Request, item: ScheduledSequence, sampled: Sampled, stats: StepStats) -> TokensOutput:
+    def _count_draft(self, request: Request, sampled: Sampled, drafted: int, stats: StepStats) -> None:
+        if drafted and request.drafter is not None:
+            accepted = len(sampled.tokens) - 1
+            request.drafter.update(drafted, accepted)
+            stats.drafts += 1
+            stats.drafted_tokens += drafted
+            stats.accepted_tokens += accepted
+
+    def _extend(self, request: Request, sampled: Sampled) -> TokensOutput:
         request.expected -= 1
         request.verifies_draft = False
         taken = 0
@@ -305,12 +324,6 @@ class Scheduler:
             taken += 1
         if request.blocks:  # else preempted while the step was in flight
             request.computed += taken - 1  # confirmed tokens of the draft
-        if item.draft and request.drafter is not None:
-            accepted = len(sampled.tokens) - 1
-            request.drafter.update(len(item.draft), accepted)
-            stats.drafts += 1
-            stats.drafted_tokens += len(item.draft)
-            stats.accepted_tokens += accepted
         output = TokensOutput(
             request.id,
             sampled.tokens[:taken],
@@ -321,7 +334,7 @@ class Scheduler:
             scheduled_at=request.scheduled_at,
         )
         if request.wants_prompt_logprobs:
-            output.prompt_logprobs, request.prompt_reported = request.prompt_logprobs, True
+            output.prompt_logprobs, request.wants_prompt_logprobs = request.prompt_logprobs, False
         if finish_reason is not None:
             self._leave(request)
         return output

@@ -67,7 +67,7 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Sequence[int]) -> list[Choice]:
         """The next tokens of `rows` of the table from their logits (rows, vocab) float32, which are changed."""
         table = self._table
-        params = [table[row].params for row in rows]
+        params = table.params_of(rows)
         wanted = [i for i, one in enumerate(params) if one.logprobs is not None]
         raw = logits[wanted].clone() if wanted else None
         for stage in self._stages:
