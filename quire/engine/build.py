@@ -85,7 +85,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     logger.info("%s", device.description)
     with device.activate():
         loaded = load_model(config.folder, config.model_config, config.model, device, partial(_progress_bar, channel))
-        core, num_blocks, cache_bytes = _around(loaded, config, device, channel)
+        core, num_blocks, cache_bytes = _build_around(loaded, config, device, channel)
     keep_freed_memory()  # not before: what loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -102,7 +102,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     return core, info
 
 
-def _around(
+def _build_around(
     loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> tuple[EngineCore, int, int]:
     """The core around a model, the number of blocks of its KV cache, and their bytes."""

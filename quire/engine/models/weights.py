@@ -40,7 +40,7 @@ class WeightFiller:
         self._model = model
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
-        self._users = _users(model)
+        self._packable = _packable(model)
         self._post_norms = any(layer.post_norm for layer in model.spec.layers)
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
         self._extra: list[str] = []
@@ -109,27 +109,27 @@ class WeightFiller:
         missing -= loaded
 
     def _complete(self, parameter: str) -> None:
-        """Release a complete parameter, so that packing the layers that use it frees its memory."""
+        """Release a complete parameter and pack the layers that use it, which frees its memory.
+
+        A layer does not wait for its bias: of all experts stacked in one tensor only one is not packed at a time.
+        """
         del self._parameters[parameter]
-        for layer, parameters in self._users.get(parameter, ()):
-            if not any(self._missing[own] for own in parameters):
-                layer.pack_weights(self._quantization)
+        for layer in self._packable.get(parameter, ()):
+            layer.pack_weights(self._quantization)
 
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
         return match is not None and 0 <= int(match[1]) - len(self._model.spec.layers) < self._extra_layers
 
 
-def _users(model: nn.Module) -> dict[str, list[tuple[Packable, list[str]]]]:
-    """The packable layers that use each parameter, with the names of all parameters of the layer."""
+def _packable(model: nn.Module) -> dict[str, list[Packable]]:
+    """The layers whose weights can be packed, by the name of the weight; a tied weight has two."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    users: dict[str, list[tuple[Packable, list[str]]]] = {}
+    layers: dict[str, list[Packable]] = {}
     for layer in model.modules():
-        if isinstance(layer, Packable):
-            own = [names[id(parameter)] for parameter in layer.parameters(recurse=False)]
-            for name in own:
-                users.setdefault(name, []).append((layer, own))
-    return users
+        if isinstance(layer, Packable) and layer.weight is not None:
+            layers.setdefault(names[id(layer.weight)], []).append(layer)
+    return layers
 
 
 def _some(names: list[str]) -> str:

@@ -15,7 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel, WeightMismatch
+from quire.engine.models.layers import linear as linear_module
+from quire.engine.models.layers.moe import Expert
 from quire.engine.models.safetensors import SafetensorsFile
+from quire.engine.models.weight_names import WeightTarget
+from quire.engine.models.weights import WeightFiller
 from quire.kernels import native
 from tests.support.engine import load
 from tests.support.models import make_model, save_model
@@ -288,3 +292,34 @@ def test_peak_memory_of_loading_is_close_to_the_weights(tmp_path: Path, tied: bo
     del model
     out = subprocess.run([sys.executable, "-c", _MEASURE, str(folder)], capture_output=True, text=True, check=True)
     assert float(out.stdout) <= 1.2
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "gpt_oss"])
+def test_each_expert_is_packed_before_the_next_one_is_copied(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the plain weights of at most one expert exist beside the packed ones."""
+    plain = most_plain = 0
+    copy_weight, pack = WeightFiller._copy, linear_module.pack_weight
+
+    def copy_and_count(filler: WeightFiller, name: str, target: WeightTarget, tensor: torch.Tensor) -> None:
+        nonlocal plain, most_plain
+        counted = ".experts." in target.parameter and target.parameter.endswith("weight")
+        if counted and target.part in (None, 0):
+            plain += 1
+            most_plain = max(most_plain, plain)
+        copy_weight(filler, name, target, tensor)
+
+    def pack_and_count(weight: torch.Tensor, quantization: Any) -> Any:
+        nonlocal plain
+        packed = pack(weight, quantization)
+        plain -= packed is not None and plain > 0
+        return packed
+
+    monkeypatch.setattr(WeightFiller, "_copy", copy_and_count)
+    monkeypatch.setattr(linear_module, "pack_weight", pack_and_count)
+    folder = save_model(make_model(case).bfloat16(), tmp_path)
+    model = load(folder, dtype="bfloat16").model
+    experts = [module for module in model.modules() if isinstance(module, Expert)]  # type: ignore[attr-defined]
+    assert all(expert.gate_up.packed and expert.down.packed for expert in experts)
+    assert 1 <= most_plain <= 2  # a fused projection may come in two tensors, with another weight between them

@@ -12,7 +12,13 @@ from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 
 
 class Packable(nn.Module, ABC):
-    """A layer whose weights can be packed for the compiled kernels once they are loaded."""
+    """A layer whose weight can be packed for the compiled kernels once it is loaded.
+
+    Attributes:
+        weight: None once it is packed.
+    """
+
+    weight: nn.Parameter | None
 
     @abstractmethod
     def pack_weights(self, quantization: Quantization) -> None:
@@ -37,7 +43,7 @@ class Linear(Packable):
         super().__init__()
         self.parts = parts
         self.plain = plain
-        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
         self.packed: PackedWeight | None = None
 
@@ -47,7 +53,7 @@ class Linear(Packable):
         self.packed = pack_weight(self.weight, quantization)
         if self.packed is not None:
             self.weight = None
-            if self.bias is not None:
+            if self.bias is not None:  # it may be loaded later, in float32 then
                 self.bias.data = self.bias.data.float()
 
     @property
