@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quire.engine.execution.sampling.choice import choose, uniform
+from quire.engine.execution.sampling.choice import sample_tokens, uniform
 from quire.engine.wire.protocol import SamplingParams
 
 ROWS, VOCAB, REPEATS = 16, 151_936, 20
@@ -34,7 +34,7 @@ def by_noise(logits: torch.Tensor) -> list[int]:
 
 def by_inverse(params: SamplingParams) -> Callable[[torch.Tensor], list[int]]:
     """Return our sampler with the given parameters."""
-    return lambda logits: choose(logits, [params] * ROWS, [uniform(row, 0) for row in range(ROWS)])
+    return lambda logits: sample_tokens(logits, [params] * ROWS, [uniform(row, 0) for row in range(ROWS)])
 
 
 def milliseconds(draw: Callable[[torch.Tensor], list[int]]) -> dict[str, float]:

@@ -215,7 +215,7 @@ class EngineCore:
                 self._refuse(message, str(error))
 
     def _refuse(self, message: AddRequest, error: str) -> None:
-        self._channel.send(StepOutput([ErrorOutput(message.request_id, error)], self.scheduler.stats()))
+        self._channel.send(StepOutput([ErrorOutput(message.request_id, error, invalid=True)], self.scheduler.stats()))
 
     def _invalid_reason(self, message: AddRequest) -> str | None:
         preparing = any(entry.request_id == message.request_id for entry, _ in self._preparing)

@@ -83,6 +83,6 @@ def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
 def _no_choice(params: SamplingParams, vocab_size: int) -> str | None:
     return (
         None
-        if params.leaves_choice(vocab_size)
+        if params.has_allowed_token(vocab_size)
         else "no token is left to choose: bad_words and min_tokens forbid all allowed tokens"
     )

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, InvalidTask
 from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def as_api_error(error: EngineError | PromptError) -> ApiError:
             return TimedOut(str(error))
         case EngineDead():
             return Unavailable(str(error))
-        case RequestFailed():
+        case InvalidTask():
             return InvalidRequest(str(error))
         case _:
             return Internal(str(error))

@@ -245,7 +245,7 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:
     """Refuse requests that forbid every possible first token."""
-    if params.leaves_choice(vocab_size):
+    if params.has_allowed_token(vocab_size):
         return
     if params.allowed_token_ids:
         raise InvalidRequest(

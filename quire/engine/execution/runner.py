@@ -12,12 +12,12 @@ from torch import Tensor
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.inputs import InputBuilder, Span
 from quire.engine.execution.pooling import Pooler
-from quire.engine.execution.sampling.logprobs import report
+from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.sampler import Choice, Sampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
-from quire.engine.scheduling.plan import Sampled, StepPlan, StepResult
+from quire.engine.scheduling.plan import Sampled, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ModelRunner:
 
     def _wants_hidden(self, spans: Sequence[Span]) -> bool:
         """Whether more than the logits of the spans' last tokens is wanted."""
-        if self._pooler.rows or self._table.reporting:
+        if self._pooler.rows or self._table.rows_with_prompt_logprobs:
             return any(span.draft or span.row in self._pooler.rows or self._reports_prompt(span) for span in spans)
         return any(span.draft for span in spans)
 
@@ -88,8 +88,8 @@ class ModelRunner:
         In rounds: a sequence whose draft is confirmed so far samples again from the draft's next token, so each token
         is sampled from the state after all tokens before it, as without a draft.
         """
-        ends = itertools.accumulate(1 + len(span.draft) for span in spans)
-        firsts = [end - 1 - len(span.draft) for span, end in zip(spans, ends, strict=True)]
+        end_rows = itertools.accumulate(1 + len(span.draft) for span in spans)
+        firsts = [end - 1 - len(span.draft) for span, end in zip(spans, end_rows, strict=True)]
         choices: list[list[Choice]] = [[] for _ in spans]
         active = list(range(len(spans)))
         for depth in itertools.count():
@@ -118,9 +118,9 @@ class ModelRunner:
             request_id = self._table[span.row].request_id
             try:
                 result.prompt_logprobs[request_id] = self._prompt_logprobs(hidden, span)
-            except Exception as error:  # the sequence's edge: the others go on
+            except Exception as error:  # error boundary: only this sequence fails
                 logger.exception("the prompt log-probabilities of request %s failed", request_id)
-                result.errors[request_id] = f"prompt_logprobs failed: {type(error).__name__}: {error}"
+                result.errors[request_id] = SequenceError(f"prompt_logprobs failed: {type(error).__name__}: {error}")
 
     def _prompt_logprobs(self, hidden: Tensor, span: Span) -> list[TokenLogprobs]:
         row = self._table[span.row]
@@ -130,7 +130,7 @@ class ModelRunner:
         for begin in range(0, len(tokens), _LOGITS_CHUNK):
             chunk, first = tokens[begin : begin + _LOGITS_CHUNK], span.offset + begin
             logits = compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
-            entries += report(logits, chunk, row.prompt_logprobs or 0)
+            entries += top_logprobs(logits, chunk, row.prompt_logprobs or 0)
         return entries
 
 

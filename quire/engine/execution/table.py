@@ -29,7 +29,7 @@ class RequestTable:
     Attributes:
         tokens: (rows, context_len) int32; lengths: (rows,) known tokens of each row.
         blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
-        reporting: rows whose prompt log-probabilities are wanted.
+        rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
     """
 
     def __init__(self, rows: int, context_len: int, block_size: int) -> None:
@@ -38,7 +38,7 @@ class RequestTable:
         self.lengths = np.zeros(rows, np.int32)
         self.blocks = np.zeros((rows, -(-context_len // block_size)), np.int32)
         self.num_blocks = np.zeros(rows, np.int32)
-        self.reporting: set[int] = set()
+        self.rows_with_prompt_logprobs: set[int] = set()
         self._rows: dict[int, Row] = {}
         self._index: dict[str, int] = {}
         self._free = list(range(rows - 1, -1, -1))
@@ -89,7 +89,7 @@ class RequestTable:
         self._rows[row] = Row(new.request_id, new.task, new.prompt_len, new.prompt_logprobs)
         self._index[new.request_id] = row
         if new.prompt_logprobs is not None:
-            self.reporting.add(row)
+            self.rows_with_prompt_logprobs.add(row)
         self.tokens[row, : len(new.tokens)] = new.tokens
         self.lengths[row] = len(new.tokens)
         self.num_blocks[row] = 0
@@ -98,6 +98,6 @@ class RequestTable:
     def _remove(self, request_id: str) -> int:
         row = self._index.pop(request_id)
         del self._rows[row]
-        self.reporting.discard(row)
+        self.rows_with_prompt_logprobs.discard(row)
         self._free.append(row)
         return row

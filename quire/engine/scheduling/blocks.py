@@ -69,11 +69,11 @@ class BlockPool:
         return found
 
     def can_take(self, matched: Sequence[int], fresh: int) -> bool:
-        """Whether `hold(matched)` followed by `allocate(fresh)` would succeed."""
+        """Whether `acquire(matched)` followed by `allocate(fresh)` would succeed."""
         free_matches = sum(1 for block in matched if self._refs[block] == 0)
         return fresh + free_matches <= len(self._free)
 
-    def hold(self, blocks: Iterable[int]) -> None:
+    def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to each block; the blocks are in use or have cached content."""
         for block in blocks:
             if self._refs[block] == 0:
@@ -109,7 +109,7 @@ class BlockPool:
                 if self._hash_of[block] is None:  # no cached content: allocate it first
                     self._free.move_to_end(block, last=False)
 
-    def forget_all(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Evict the cached content of every block."""
         for block in range(self.num_blocks):
             self._evict(block)

@@ -75,16 +75,28 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceError:
+    """Why a sequence cannot continue.
+
+    Attributes:
+        invalid: something is wrong with the request; else the engine failed.
+    """
+
+    message: str
+    invalid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The results of a step.
 
     Attributes:
         prompt_logprobs: by request id, of the prompt positions that follow the tokens of this step.
         pooled: by request id, of pooling requests whose last token was computed.
-        errors: by request id, why a sequence cannot continue. The other sequences are not affected.
+        errors: by request id. The other sequences are not affected.
     """
 
     sampled: list[Sampled] = field(default_factory=list)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[str, PooledArray] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, SequenceError] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class SchedulerLimits:
 
     def __post_init__(self) -> None:
         if self.max_tokens < self.max_seqs:
-            raise ValueError("the token budget of a step must be at least the number of sequences in it")
+            raise ValueError("max_tokens must be at least max_seqs")
 
 
 class Scheduler:
@@ -126,7 +126,7 @@ class Scheduler:
         for request_id, error in result.errors.items():
             if request_id in live:
                 self._leave(live.pop(request_id))
-                outputs.append(ErrorOutput(request_id, error))
+                outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
         for sampled in result.sampled:
             if (found := live.get(sampled.request_id)) is not None:
@@ -213,7 +213,7 @@ class Scheduler:
                 return
             heapq.heappop(self._waiting)
             insort(self._running, request, key=_ORDER)
-            self.pool.hold(matched)
+            self.pool.acquire(matched)
             request.blocks, request.computed, request.published = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()

@@ -91,7 +91,7 @@ class EngineClient:
         return self._dead
 
     async def wait_until_dead(self) -> None:
-        """Wait until the engine has ended.
+        """Wait until the engine has stopped.
 
         Raises:
             EngineDead: it has.
@@ -109,14 +109,14 @@ class EngineClient:
         """Reserve places for sequences that will run. To be entered before anything is prepared for them.
 
         Raises:
-            EngineDead: the engine has ended.
+            EngineDead: the engine has stopped.
             EngineOverloaded: batch and queue have no room for so many more.
         """
         if self._dead is not None:
             raise self._dead
         if self.slots_in_use + count > self.capacity:
             raise EngineOverloaded(
-                f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences run or wait.",
+                f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or waiting.",
                 retry_after=1 + self._stats.waiting // max(1, self._stats.running),
             )
         self.slots_in_use += count
@@ -132,7 +132,7 @@ class EngineClient:
 
         Raises:
             RequestFailed: the engine failed the request.
-            EngineDead: the engine has ended.
+            EngineDead: the engine has stopped.
             DeadlineExceeded: the request's timeout has passed.
         """
         detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
@@ -149,7 +149,7 @@ class EngineClient:
 
         Raises:
             RequestFailed: the engine failed the request.
-            EngineDead: the engine has ended.
+            EngineDead: the engine has stopped.
             DeadlineExceeded: the request's timeout has passed.
         """
         stream = PooledStream(request)
@@ -180,7 +180,7 @@ class EngineClient:
     def _alarm(self, stream: OutputStream, timeout: float | None) -> asyncio.TimerHandle | None:
         if timeout is None:
             return None
-        error = DeadlineExceeded(f"The request was ended after {timeout:g} seconds.")
+        error = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
         return asyncio.get_running_loop().call_later(timeout, stream.fail, error)
 
     async def close(self) -> None:
@@ -197,11 +197,11 @@ class EngineClient:
         """Mark the engine as dead and fail every open stream."""
         if self._dead is None:
             if self._ready.done():
-                logger.error("the engine has ended: %s", reason)
+                logger.error("the engine has stopped: %s", reason)
             self._end(reason)
 
     def _end(self, reason: str) -> None:
-        self._dead = self._dead or EngineDead(f"The engine has ended: {reason}")
+        self._dead = self._dead or EngineDead(f"The engine has stopped: {reason}")
         self._ended.set()
         if not self._ready.done():
             self._ready.set_exception(self._dead)

@@ -1,9 +1,10 @@
 """Errors of the client side of the engine.
 
 EngineError
-├── EngineDead        the core has ended; every open and later request fails
+├── EngineDead        the core has stopped; every open and later request fails
 ├── EngineOverloaded  the queue is full
-├── RequestFailed     this request failed; others continue
+├── InvalidTask       the core does not accept this request
+├── RequestFailed     the engine failed while it ran this request; others continue
 ├── DeadlineExceeded  this request reached its timeout
 └── MalformedMessage  received frames are not a message
 """
@@ -16,7 +17,7 @@ class EngineError(Exception):
 
 
 class EngineDead(EngineError):
-    """The engine core has ended; the message gives the reason."""
+    """The engine core has stopped; the message gives the reason."""
 
 
 class EngineOverloaded(EngineError):
@@ -31,8 +32,12 @@ class EngineOverloaded(EngineError):
         self.retry_after = retry_after
 
 
+class InvalidTask(EngineError):
+    """The core does not accept this request; the message says what is wrong with it."""
+
+
 class RequestFailed(EngineError):
-    """The engine failed this request; other requests continue."""
+    """The engine failed while it ran this request; other requests continue."""
 
 
 class DeadlineExceeded(EngineError):

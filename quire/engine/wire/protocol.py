@@ -39,8 +39,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     grammar: str = ""  # constrains the output (see `quire.engine.wire.grammar`); empty: no constraint
 
-    def leaves_choice(self, vocab_size: int) -> bool:
-        """Whether at least one token is allowed at every position, as far as the parameters alone tell."""
+    def has_allowed_token(self, vocab_size: int) -> bool:
+        """Whether at least one token is allowed at every position, judging by the parameters alone."""
         forbidden = {word[0] for word in self.bad_words if len(word) == 1}
         if self.min_tokens > 0:
             forbidden.update(self.eos_token_ids, self.stop_token_ids)
@@ -128,7 +128,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
-    """The result of one pooling request, which it finishes. `data` is float32, of the shape `PoolingParams` tells."""
+    """The result of one pooling request, which it finishes. `data` is float32, whose shape depends on `PoolingParams.kind`."""
 
     request_id: str
     data: PooledArray
@@ -137,10 +137,15 @@ class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
 
 
 class ErrorOutput(msgspec.Struct, array_like=True, tag="error"):
-    """One request failed or was refused; other requests go on."""
+    """One request was refused or failed; other requests go on.
+
+    Attributes:
+        invalid: something is wrong with the request; else the engine failed.
+    """
 
     request_id: str
     error: str
+    invalid: bool = False
 
 
 RequestOutput = TokensOutput | PooledOutput | ErrorOutput

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.errors import EngineError, RequestFailed
+from quire.engine.wire.errors import EngineError, InvalidTask, RequestFailed
 from quire.engine.wire.protocol import (
     ErrorOutput,
     FinishReason,
@@ -56,7 +56,7 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The result of a `PoolRequest`; `data` is float32, of the shape that `PoolingParams` tells."""
+    """The result of a `PoolRequest`; `data` is float32, whose shape depends on `PoolingParams.kind`."""
 
     data: PooledArray
     cached_tokens: int
@@ -121,8 +121,9 @@ class SequenceStream:
         """Wait for the next delta.
 
         Raises:
-            RequestFailed: the engine gave this sequence up.
-            EngineDead: the engine ended.
+            InvalidTask: the core does not accept the request.
+            RequestFailed: the engine failed while it ran the request.
+            EngineDead: the engine has stopped.
         """
         while self._pending is None:
             if self._error is not None:
@@ -139,7 +140,7 @@ class SequenceStream:
         """See `OutputStream`."""
         if not isinstance(output, TokensOutput):
             self.finished_by_core = isinstance(output, ErrorOutput)
-            self.fail(_unexpected(output))
+            self.fail(_error_of(output, TokensOutput))
             return
         before = self._detokenizer.tokens_used
         reason = output.finish_reason
@@ -202,8 +203,9 @@ class PooledStream:
         """Wait for the result.
 
         Raises:
-            RequestFailed: the engine gave this request up.
-            EngineDead: the engine ended.
+            InvalidTask: the core does not accept the request.
+            RequestFailed: the engine failed while it ran the request.
+            EngineDead: the engine has stopped.
         """
         return await self._result
 
@@ -211,7 +213,7 @@ class PooledStream:
         """See `OutputStream`."""
         self.finished_by_core = not isinstance(output, TokensOutput)
         if not isinstance(output, PooledOutput):
-            self.fail(_unexpected(output))
+            self.fail(_error_of(output, PooledOutput))
             return
         self.finish_reason = "stop"
         self._cached_tokens = output.cached_tokens
@@ -237,7 +239,7 @@ class PooledStream:
         )
 
 
-def _unexpected(output: RequestOutput) -> RequestFailed:
-    if isinstance(output, ErrorOutput):
-        return RequestFailed(output.error)
-    return RequestFailed(f"the engine answered with {type(output).__name__}, which does not fit the request's task")
+def _error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineError:
+    if not isinstance(output, ErrorOutput):
+        return RequestFailed(f"internal error: {type(output).__name__} instead of {expected.__name__}")
+    return InvalidTask(output.error) if output.invalid else RequestFailed(output.error)

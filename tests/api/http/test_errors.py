@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from quire.api.http.errors import as_api_error
+from quire.engine.wire.errors import EngineDead, InvalidTask, RequestFailed
 from quire.multimodal.renderer import Renderer
 from tests.support.server import running_server
 
@@ -115,3 +117,9 @@ async def raw_post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
     (length,) = [int(line.partition(":")[2]) for line in lines if line.startswith("content-length")]
     return int(lines[0].split()[1]), (await reader.readexactly(length)).decode()
+
+
+def test_refused_requests_are_client_errors_and_engine_failures_are_not() -> None:
+    assert as_api_error(InvalidTask("too long")).status == 400
+    assert as_api_error(RequestFailed("sampling failed")).status == 500
+    assert as_api_error(EngineDead("gone")).status == 503

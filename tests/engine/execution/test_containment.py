@@ -11,9 +11,9 @@ import torch
 
 from quire.engine.execution import runner as runner_module
 from quire.engine.execution.sampling import sampler as sampler_module
-from quire.engine.execution.sampling.choice import choose
+from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.execution.sampling.grammar import GrammarState
-from quire.engine.execution.sampling.logprobs import report
+from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
 from tests.support.engine import Engine, greedy, random_prompt
@@ -71,9 +71,9 @@ def test_a_failing_choice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def fails(logits: torch.Tensor, params: Any, randoms: Any) -> list[int]:
         if any(one.min_p == BAD / 10 for one in params):
             raise ZeroDivisionError("injected error")
-        return choose(logits, params, randoms)
+        return sample_tokens(logits, params, randoms)
 
-    monkeypatch.setattr(sampler_module, "choose", fails)
+    monkeypatch.setattr(sampler_module, "sample_tokens", fails)
     engine = run(folder, {"min_p": BAD / 10}, {})
     assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
 
@@ -82,9 +82,9 @@ def test_failing_logprobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def fails(logits: torch.Tensor, tokens: Any, count: int) -> Any:
         if count == 7:
             raise ZeroDivisionError("injected error")
-        return report(logits, tokens, count)
+        return top_logprobs(logits, tokens, count)
 
-    monkeypatch.setattr(sampler_module, "report", fails)
+    monkeypatch.setattr(sampler_module, "top_logprobs", fails)
     engine = run(folder, {"logprobs": 7}, {"logprobs": 2})
     assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert all(output.logprobs for output in engine.results["last"].outputs)
@@ -94,7 +94,7 @@ def test_failing_prompt_logprobs(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("injected error")
 
-    monkeypatch.setattr(runner_module, "report", fails)
+    monkeypatch.setattr(runner_module, "top_logprobs", fails)
     engine = run(folder, {"prompt_logprobs": 1}, {})
     assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
 

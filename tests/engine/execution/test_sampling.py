@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.execution.sampling.choice import choose, uniform
+from quire.engine.execution.sampling.choice import sample_tokens, uniform
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import NewSequence, StepPlan
@@ -49,7 +49,7 @@ def sample_counts(count: int, target: torch.Tensor, **fields: Any) -> Counter[in
     """Count the tokens that `count` independent requests sample from the same logits."""
     rows = target.float().expand(count, -1).clone()
     one = params(temperature=1.0, **fields) if "temperature" not in fields else params(**fields)
-    return Counter(choose(rows, [one] * count, [uniform(seed, 0) for seed in range(count)]))
+    return Counter(sample_tokens(rows, [one] * count, [uniform(seed, 0) for seed in range(count)]))
 
 
 def test_greedy_returns_the_argmax() -> None:
@@ -111,9 +111,9 @@ def test_a_large_top_k_is_kept_in_a_batch_with_top_p() -> None:
     flat = logits(vocab=5000) / 100
     own = [params(temperature=1.0, top_k=2000)] * 50
     randoms = [uniform(seed, 0) for seed in range(50)]
-    alone = choose(flat.expand(50, -1).clone(), own, randoms)
+    alone = sample_tokens(flat.expand(50, -1).clone(), own, randoms)
     batch = [*own, params(temperature=1.0, top_p=0.01)]
-    assert choose(flat.expand(51, -1).clone(), batch, [*randoms, 0.5])[:50] == alone
+    assert sample_tokens(flat.expand(51, -1).clone(), batch, [*randoms, 0.5])[:50] == alone
     assert len(set(alone) - set(flat.topk(256).indices.tolist())) > 20
 
 
@@ -126,10 +126,10 @@ def test_tokens_with_equal_logits_do_not_depend_on_the_batch(fields: dict[str, A
     flat = logits(seed=1, vocab=8000)[None] / 100
     own = [params(temperature=1.0, **fields)] * 60
     randoms = [uniform(seed, 0) for seed in range(60)]
-    alone = choose(rounded.clone(), own, randoms)
+    alone = sample_tokens(rounded.clone(), own, randoms)
     for other in ({"top_p": 0.1}, {"top_p": 0.9}, {"top_k": 3000}):
         batch = [*own, params(temperature=1.0, **other)]
-        assert choose(torch.cat((rounded, flat)), batch, [*randoms, 0.5])[:60] == alone
+        assert sample_tokens(torch.cat((rounded, flat)), batch, [*randoms, 0.5])[:60] == alone
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(0, 1 << 62))

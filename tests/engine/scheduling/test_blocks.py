@@ -50,7 +50,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = self.pool.match(keys)
         assert [self.content[block] for block in blocks] == keys[: len(blocks)]
         if self.pool.can_take(blocks, 0):
-            self.pool.hold(blocks)
+            self.pool.acquire(blocks)
             self.holders.append(blocks)
 
     @precondition(lambda self: self.holders)
@@ -61,7 +61,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def evict_all(self) -> None:
-        self.pool.forget_all()
+        self.pool.reset_prefix_cache()
         self.content.clear()
 
     @invariant()

@@ -12,11 +12,12 @@ import pytest
 from quire.engine.wire import client as client_module
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, InvalidTask, RequestFailed
 from quire.engine.wire.launch import ThreadCore
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
+    ErrorOutput,
     PoolingParams,
     SamplingParams,
     StepStats,
@@ -321,5 +322,22 @@ async def test_pooling_fails_with_its_engine_and_after_its_timeout() -> None:
 async def test_an_output_of_another_task_fails_the_request() -> None:
     stream = PooledStream(pooling())
     stream.put(TokensOutput("id", [1]))
-    with pytest.raises(RequestFailed, match="does not fit"):
+    with pytest.raises(RequestFailed, match="TokensOutput instead of PooledOutput"):
         await stream.result()
+
+
+async def test_refusals_and_failures_are_different_errors() -> None:
+    wanted = request()
+    for output, expected in (
+        (ErrorOutput("id", "too long", invalid=True), InvalidTask),
+        (ErrorOutput("id", "broken"), RequestFailed),
+    ):
+        generating = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+        pooled = PooledStream(pooling())
+        for stream in (generating, pooled):
+            stream.put(output)
+            assert stream.finished_by_core
+        with pytest.raises(expected, match=output.error):
+            await generating.next()
+        with pytest.raises(expected, match=output.error):
+            await pooled.result()

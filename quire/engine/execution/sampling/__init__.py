@@ -1,1 +1,1 @@
-"""From logits to tokens: stages that change logits, in order, then a choice. Nobody pays for what nobody asked."""
+"""Sampling: stages change the logits in order, then a token is chosen. A stage costs nothing for rows that do not use it."""

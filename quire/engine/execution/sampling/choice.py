@@ -25,7 +25,7 @@ def uniform(seed: int, position: int) -> float:
     return (_mix(state) >> 11) / (1 << 53)
 
 
-def choose(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
+def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
     """Sample a token from each row of logits (rows, vocab). `randoms` are in [0, 1)."""
     chosen = [0] * len(params)
     groups: dict[_SampleRows, list[int]] = {}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.engine.execution.table import RequestTable
+from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.grammar import GrammarTokens
 from quire.engine.wire.protocol import SamplingParams
 from quire.kernels.sampling import Masks, apply_token_bitmask, mask_words
@@ -65,15 +66,15 @@ class GrammarState:
     def __init__(self, compiled: Future[LLMatcher]) -> None:
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
-        self.error: str | None = None  # why the sequence cannot continue
+        self.error: SequenceError | None = None  # why the sequence cannot continue
 
     def advance(self, tokens: Sequence[int], mask: NDArray[np.uint32]) -> None:
         """Consume tokens and write the mask of the tokens that may follow. After an error the mask allows all."""
         try:
             self._advance(tokens, mask)
-        except Exception as error:  # the sequence's edge: other masks follow on the same thread
+        except Exception as error:  # error boundary: other masks follow on the same thread
             logger.exception("a grammar's mask could not be computed")
-            self.error = f"the grammar failed: {type(error).__name__}: {error}"
+            self.error = SequenceError(f"the grammar failed: {type(error).__name__}: {error}")
         if self.error is not None:
             mask[:] = _ALLOW_ALL
 
@@ -84,7 +85,7 @@ class GrammarState:
             self._matcher.consume_tokens(list(tokens))
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            self.error = self._matcher.get_error()
+            self.error = SequenceError(self._matcher.get_error(), invalid=True)
 
 
 class GrammarStage:
@@ -129,7 +130,7 @@ class GrammarStage:
             self._unseen = []
             self._computing = self._thread.submit(_advance, steps, self._computing)
 
-    def apply(self, logits: Tensor, rows: Sequence[int]) -> dict[int, str]:
+    def apply(self, logits: Tensor, rows: Sequence[int]) -> dict[int, SequenceError]:
         """Mask logits (rows, vocab) of `rows`; returns the errors of sequences that cannot continue, by index."""
         pairs = [(index, row) for index, row in enumerate(rows) if row in self._states] if self._states else []
         if not pairs:

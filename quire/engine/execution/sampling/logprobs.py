@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.engine.wire.protocol import TokenLogprobs
 
 
-def report(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
+def top_logprobs(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
     """Return for each row of raw logits (rows, vocab) its token, then the `alternatives` top tokens."""
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(-1, torch.tensor(tokens)[:, None])

@@ -8,13 +8,14 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from quire.engine.execution.sampling.choice import choose, uniform
+from quire.engine.execution.sampling.choice import sample_tokens, uniform
 from quire.engine.execution.sampling.grammar import GrammarStage, GrammarState
-from quire.engine.execution.sampling.logprobs import report
+from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.stage import RowState, Stage
 from quire.engine.execution.table import RequestTable
+from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -27,13 +28,13 @@ class Choice(NamedTuple):
 
     token: int
     logprobs: TokenLogprobs | None
-    error: str | None = None
+    error: SequenceError | None = None
 
 
 class Sampler:
     """Samples the next token of each sequence whose known tokens are all computed.
 
-    Whatever fails for one sequence ends that sequence with an error and leaves the others alone.
+    A failure in one sequence ends that sequence with an error; the others continue.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Sampler:
             AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size),
         ]  # fmt: skip
         self._stateful: list[RowState] = [*self._stages, self._grammars]
-        self._errors: dict[int, str] = {}  # by row
+        self._errors: dict[int, SequenceError] = {}  # by row
 
     def update(self, freed: Iterable[int], filled: Iterable[int]) -> None:
         """Follow the rows of the table: some were freed, then some were filled."""
@@ -103,12 +104,12 @@ class Sampler:
             for row, one in zip(rows, params, strict=True)
         ]
         try:
-            return choose(logits, params, randoms)
-        except Exception:  # the sequences' edge: find the one that fails
-            logger.exception("sampling a batch failed; each row is sampled alone")
+            return sample_tokens(logits, params, randoms)
+        except Exception:  # error boundary: find the sequence that fails
+            logger.exception("batch sampling failed; retrying each row separately")
         tokens = [0] * len(rows)
         for i, row in enumerate(rows):
-            alone = self._contain(row, choose, logits[i : i + 1], params[i : i + 1], randoms[i : i + 1])
+            alone = self._contain(row, sample_tokens, logits[i : i + 1], params[i : i + 1], randoms[i : i + 1])
             tokens[i] = alone[0] if alone else 0
         return tokens
 
@@ -123,14 +124,14 @@ class Sampler:
         """Log-probabilities of the rows at indices `wanted`, whose logits before all stages are `raw`."""
         most = max(params[i].logprobs or 0 for i in wanted)
         try:
-            reports = report(raw, [tokens[i] for i in wanted], most)
-        except Exception:  # the sequences' edge: find the one that fails
-            logger.exception("reporting a batch failed; each row is reported alone")
+            reports = top_logprobs(raw, [tokens[i] for i in wanted], most)
+        except Exception:  # error boundary: find the sequence that fails
+            logger.exception("log-probabilities of a batch failed; retrying each row separately")
         else:
             return {i: _first(entry, params[i].logprobs or 0) for i, entry in zip(wanted, reports, strict=True)}
         found: dict[int, TokenLogprobs] = {}
         for at, i in enumerate(wanted):
-            alone = self._contain(rows[i], report, raw[at : at + 1], [tokens[i]], params[i].logprobs or 0)
+            alone = self._contain(rows[i], top_logprobs, raw[at : at + 1], [tokens[i]], params[i].logprobs or 0)
             if alone:
                 found[i] = alone[0]
         return found
@@ -139,9 +140,9 @@ class Sampler:
         """Call a function; an exception fails the sequence in `row`."""
         try:
             return call(*args, **kwargs)
-        except Exception as error:  # the sequence's edge: the others go on
+        except Exception as error:  # error boundary: only this sequence fails
             logger.exception("sampling for request %s failed", self._table[row].request_id)
-            self._errors[row] = f"sampling failed: {type(error).__name__}: {error}"
+            self._errors[row] = SequenceError(f"sampling failed: {type(error).__name__}: {error}")
             return None
 
 
