@@ -84,5 +84,5 @@ def _no_choice(params: SamplingParams, vocab_size: int) -> str | None:
     return (
         None
         if params.leaves_choice(vocab_size)
-        else "no token is left to choose: bad_words and min_tokens forbid all allowed tokens"
+        else "bad_words and min_tokens exclude every allowed token"
     )
