@@ -76,7 +76,9 @@ class BenchServe(Command):
     prefix_len: NonNegativeInt = Field(0, description="length of the shared prefix of all prompts, in words")
     output_len: PositiveInt = Field(128, description="tokens to generate per request")
     abandon: Fraction = Field(0.0, description="share of streams that the client aborts midway")
-    ignore_eos: Flag = Field(True, description="generate output-len tokens even if the model emits an end token earlier")
+    ignore_eos: Flag = Field(
+        True, description="generate output-len tokens even if the model emits an end token earlier"
+    )
     seed: NonNegativeInt = Field(0, description="seed of prompts and arrival times")
     timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
     result: Path | None = Field(None, description="JSON file to write the results to")

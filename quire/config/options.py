@@ -169,7 +169,8 @@ class EngineOptions(Options):
         "fcfs", description="order of waiting requests: first come first served, or lowest `priority` first"
     )
     speculation: Literal["none", "ngram"] = Field(
-        "none", description="speculative decoding; ngram: drafts are copied from earlier text; the output text is unchanged"
+        "none",
+        description="speculative decoding; ngram: drafts are copied from earlier text; the output text is unchanged",
     )
     num_speculative_tokens: PositiveInt = Field(
         16, description="maximum number of draft tokens of a sequence in a step"

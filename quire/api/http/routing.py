@@ -24,8 +24,8 @@ _RESOURCES = "quire.resources"  # key of a request's ExitStack in its ASGI scope
 class CheckedRoute(APIRoute):
     """A route that reads its body strictly and checks undeclared fields before its endpoint runs.
 
-    Context managers that the endpoint enters with `enter_for_request` are exited once the response has been sent, and on every
-    other path: if the endpoint raises, and if the client disconnects before anything of the response is read.
+    Context managers that the endpoint enters with `enter_for_request` are exited once the response has been sent, and
+    on every other path: if the endpoint raises, and if the client disconnects before anything of the response is read.
 
     An endpoint with a parameter `body` needs a parameter `request` as well.
     """

@@ -93,7 +93,7 @@ class ToolServers:
         if tool.server_url is not None:
             if tool.server_url not in self._urls.values():
                 raise InvalidRequest(
-                    f"The MCP server {tool.server_url!r} is not allowed; start the server with --tool-server to allow it.",
+                    f"MCP server {tool.server_url!r} is not allowed; start the server with --tool-server to allow it.",
                     f"{where}.server_url",
                 )
             return tool.server_url

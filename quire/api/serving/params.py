@@ -249,7 +249,7 @@ def _check_choice(params: SamplingParams, vocab_size: int) -> None:
         return
     if params.allowed_token_ids:
         raise InvalidRequest(
-            "`bad_words` and `min_tokens` exclude every allowed token; at least one of `allowed_token_ids` must remain.",
+            "`bad_words` and `min_tokens` exclude every allowed token; one of `allowed_token_ids` must remain.",
             "allowed_token_ids",
         )
     raise InvalidRequest("`bad_words` and `min_tokens` exclude every allowed token.", "bad_words")

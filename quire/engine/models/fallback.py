@@ -138,7 +138,9 @@ def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackMode
                 folder, dtype=dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
             )
     except (ValueError, KeyError) as error:
-        raise UnknownArchitecture(f"neither Quire nor transformers can run this model as a causal LM: {error}") from error
+        raise UnknownArchitecture(
+            f"neither Quire nor transformers can run this model as a causal LM: {error}"
+        ) from error
     except RuntimeError as error:  # mis-shaped weights
         raise WeightMismatch(str(error)) from error
     wrong = {kind: sorted(map(str, names)) for kind, names in report.items() if names}

@@ -210,5 +210,5 @@ def test_log_probabilities_are_those_of_the_text_before_the_first_call() -> None
             entries = [{"token": token, "bytes": list(token.encode())} for token, _ in tokens[start : start + size]]
             list(writer.write_tokens(one, entries))
         list(writer.end_turn("completed"))
-        tokens_of_items = [[one["token"] for one in item["content"][0]["logprobs"]] for item in writer.items if "content" in item]
-        assert tokens_of_items == [["a", "b"], []]
+        contents = [item["content"][0] for item in writer.items if "content" in item]
+        assert [[one["token"] for one in content["logprobs"]] for content in contents] == [["a", "b"], []]

@@ -91,7 +91,8 @@ async def test_log_probabilities_come_with_the_text(tmp_path: Path) -> None:
         fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
         body = await ask(server, **fields)
         events = await stream(server, **fields)
-    streamed_entries = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    streamed_entries = [one for event in deltas for one in event["logprobs"]]
     assert body["output"][1]["content"][0]["logprobs"] == streamed_entries
     assert "".join(one["token"] for one in streamed_entries).strip() == "abc"
 

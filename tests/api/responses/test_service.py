@@ -9,7 +9,17 @@ from typing import Any
 
 from quire.api.responses.store import ResponseStore, Stored
 from tests.support.fake_core import FakeCore
-from tests.support.responses import PATH, TOOLS, answers_with, ask, events_in, output_text, prompts, reasoning_server, stream
+from tests.support.responses import (
+    PATH,
+    TOOLS,
+    answers_with,
+    ask,
+    events_in,
+    output_text,
+    prompts,
+    reasoning_server,
+    stream,
+)
 from tests.support.server import running_server, until
 
 

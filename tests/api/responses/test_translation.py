@@ -25,11 +25,11 @@ async def test_reasoning_that_the_client_keeps(tmp_path: Path) -> None:
     core = answers_with("<think>\nRome, then.\n</think>\n\nYes")
     async with reasoning_server(tmp_path, core, chat_template=template) as server:
         body = await ask(server, store=False, include=["reasoning.encrypted_content"])
-        encoded_item = {**body["output"][0], "content": []}
+        item = {**body["output"][0], "content": []}
         await ask(
-            server, [{"role": "user", "content": "hi"}, encoded_item, body["output"][1], {"role": "user", "content": "so"}]
+            server, [{"role": "user", "content": "hi"}, item, body["output"][1], {"role": "user", "content": "so"}]
         )
-        foreign = {**encoded_item, "encrypted_content": "gAAAAA"}
+        foreign = {**item, "encrypted_content": "gAAAAA"}
         refused = await server.post(PATH, {"input": [foreign]})
     assert "[assistant:Rome, then.:Yes]" in prompts(core)[1]
     assert refused.status_code == 400
