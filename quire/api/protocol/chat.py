@@ -15,8 +15,8 @@ from pydantic import (
 )
 
 from quire.api.protocol.common import (
-    FinishReason,
     ChatAndCompletionFields,
+    FinishReason,
     ListOf,
     PromptLogprobs,
     RequestMetrics,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.common import (
-    FinishReason,
     ChatAndCompletionFields,
+    FinishReason,
     ListOf,
     PromptLogprobs,
     RequestMetrics,

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.chat import ChatLogprobs
 from quire.api.protocol.common import (
-    FinishReason,
     ChatAndCompletionFields,
+    FinishReason,
     Int64,
     ListOf,
     MinP,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from quire.api.protocol.common import ListOf, CommonSamplingFields
+from quire.api.protocol.common import CommonSamplingFields, ListOf
 from quire.api.protocol.custom import ResponseCustomTool
 from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.api.protocol.structured import JsonObjectFormat, JsonSchema, StructuredOutputs, TextFormat
