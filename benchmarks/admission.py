@@ -3,7 +3,7 @@
     python -m benchmarks.admission --characters 100000 --out benchmarks/results/FILE.json
 
 The prompt has 100,000 characters, and the answer is constrained by a JSON schema. For comparison, the same requests are
-sent to a server with room, which renders and tokenises the prompt and compiles the grammar before the engine gets it.
+sent to a server with room, which renders and tokenizes the prompt and compiles the grammar before the engine gets it.
 The core generates nothing. Only the server's process is counted; the client is another process.
 """
 

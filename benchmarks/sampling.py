@@ -37,7 +37,7 @@ def by_inverse(params: SamplingParams) -> Callable[[torch.Tensor], list[int]]:
     return lambda logits: sample_tokens(logits, [params] * ROWS, [uniform(row, 0) for row in range(ROWS)])
 
 
-def milliseconds(draw: Callable[[torch.Tensor], list[int]]) -> dict[str, float]:
+def milliseconds(sample: Callable[[torch.Tensor], list[int]]) -> dict[str, float]:
     """Return minimum, median and maximum over the repeats, after two warm-up runs."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(ROWS, VOCAB, generator=generator)
@@ -46,7 +46,7 @@ def milliseconds(draw: Callable[[torch.Tensor], list[int]]) -> dict[str, float]:
     for _ in range(REPEATS + 2):
         fresh = logits.clone()
         started = time.perf_counter()
-        draw(fresh)
+        sample(fresh)
         times.append((time.perf_counter() - started) * 1000)
     low, median, high = np.percentile(times[2:], (0, 50, 100))
     return {"min": low, "median": median, "max": high}
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    draws = {
+    samplers = {
         "greedy": by_inverse(SamplingParams(max_tokens=1, temperature=0.0)),
         "exponential noise": by_noise,
         "inverse CDF": by_inverse(SamplingParams(max_tokens=1)),
@@ -69,7 +69,7 @@ def main() -> None:
         "rows": ROWS,
         "vocabulary": VOCAB,
         "threads": torch.get_num_threads(),
-        "milliseconds": {name: milliseconds(draw) for name, draw in draws.items()},
+        "milliseconds": {name: milliseconds(sample) for name, sample in samplers.items()},
     }
     print(json.dumps(report, indent=1))
     if options.out is not None:

@@ -38,7 +38,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
-        """Tokenise a text or a conversation."""
+        """Tokenize a text or a conversation."""
         model = state.model(body.model)
         if body.prompt is not None:
             fields.ignore(request, _unused_with_prompt(body))

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command, rest = found
     try:
         for name in unknown_variables(COMMANDS):
-            raise ConfigError(f"quire: the environment variable {name} does not belong to a setting")
+            raise ConfigError(f"quire: unknown environment variable {name}")
         settings = command.parse(rest)
         status = importlib.import_module(_MODULES[command.name]).run(settings)
     except ConfigError as error:

@@ -69,7 +69,7 @@ def _names(models: Sequence[str], served: Sequence[str]) -> dict[str, tuple[str,
             raise ConfigError(f"quire serve: with several models --served-model-name expects NAME=MODEL, not {entry!r}")
         target = model if equals else models[0]
         if target not in own or not name:
-            raise ConfigError(f"quire serve: --served-model-name {entry!r} does not name a served model")
+            raise ConfigError(f"quire serve: --served-model-name {entry!r} does not match any MODEL")
         own[target].append(name)
     return {model: tuple(names) or _default_names(model) for model, names in own.items()}
 

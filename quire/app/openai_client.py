@@ -24,7 +24,7 @@ def connect(url: str, api_key: str | None, timeout: httpx.Timeout) -> httpx.Clie
     try:
         return httpx.Client(base_url=url.rstrip("/") + "/", headers=_headers(api_key), timeout=timeout)
     except (httpx.InvalidURL, UnicodeEncodeError) as error:
-        raise ServerError(f"{url} is not a valid server: {error}") from error
+        raise ServerError(f"invalid server URL {url}: {error}") from error
 
 
 def first_model(client: httpx.Client) -> str:
@@ -37,7 +37,7 @@ def first_model(client: httpx.Client) -> str:
         answer = client.get("models").raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise ServerError(f"{client.base_url} does not list models: {error}") from error
+        raise ServerError(f"could not list the models of {client.base_url}: {error}") from error
 
 
 def stream_chat(client: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str, Any]]:

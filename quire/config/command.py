@@ -90,7 +90,7 @@ class Command(BaseSettings):
         field = str(error["loc"][0]) if error["loc"] else ""
         info = cls.model_fields.get(field)
         if info is None:
-            return f"quire {cls.name}: " + (f"there is no setting {field!r}" if field else str(error["msg"]))
+            return f"quire {cls.name}: " + (f"unknown setting {field!r}" if field else str(error["msg"]))
         return f"quire {cls.name}: {cls.flag(field)} expects {describe(info)}, not {error['input']!r}"
 
 
@@ -139,7 +139,7 @@ def _check_tables(table: Any, commands: set[str], *parents: str) -> None:
     for key, value in table.items():
         name, title = " ".join((*parents, key)), ".".join((*parents, key))
         if not isinstance(value, dict):
-            outside = "is outside of the table of a command, such as [serve]"
+            outside = "must be inside a command's table, such as [serve]"
             raise ConfigError(f"{title!r} {'expects a table of settings' if name in commands else outside}")
         if name in commands:
             continue

@@ -75,8 +75,10 @@ class BenchServe(Command):
     )
     prefix_len: NonNegativeInt = Field(0, description="length of the shared prefix of all prompts, in words")
     output_len: PositiveInt = Field(128, description="tokens to generate per request")
-    abandon: Fraction = Field(0.0, description="fraction of streams that the client closes half-way")
-    ignore_eos: Flag = Field(True, description="generate output-len tokens even if the model ends earlier")
+    abandon: Fraction = Field(0.0, description="share of streams that the client aborts midway")
+    ignore_eos: Flag = Field(
+        True, description="generate output-len tokens even if the model emits an end token earlier"
+    )
     seed: NonNegativeInt = Field(0, description="seed of prompts and arrival times")
     timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
     result: Path | None = Field(None, description="JSON file to write the results to")
@@ -91,7 +93,7 @@ class BenchStartup(Command):
     positional = frozenset({"model"})
 
     model: CliPositionalArg[Names] = Field((), description="model to start; default: the bundled quire-nano")
-    runs: PositiveInt = Field(3, description="number of starts")
+    runs: PositiveInt = Field(3, description="number of server starts to measure")
     timeout: Seconds = Field(600.0, description="timeout of a start in seconds")
     serve_args: str = Field("", description="further flags of `quire serve`, as one quoted string")
     result: Path | None = Field(None, description="JSON file to write the results to")

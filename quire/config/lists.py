@@ -36,5 +36,5 @@ Keys = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=r"\S")], ...],
     NoDecode,
     BeforeValidator(_split),
-    WithJsonSchema({"accepts": "keys that are not empty"}),
+    WithJsonSchema({"accepts": "non-empty strings"}),
 ]

@@ -67,13 +67,11 @@ class ServerOptions(Options):
         30 * 24 * 3600.0, description="seconds after which a stored response expires; 0: never"
     )
     tool_server: ToolServers = Field(
-        (), description="MCP server whose tools requests to /v1/responses may use; can be repeated; needs quire[mcp]"
+        (), description="MCP server available to /v1/responses; repeatable; requires quire[mcp]"
     )
     tool_timeout: Seconds = Field(60.0, description="timeout of calls to MCP servers in seconds")
     drain_timeout: Seconds = Field(30.0, description="seconds after SIGTERM until running requests are aborted")
-    stall_timeout: Seconds = Field(
-        120.0, description="seconds without progress of an engine after which /health returns 503"
-    )
+    stall_timeout: Seconds = Field(120.0, description="seconds without engine progress after which /health returns 503")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level of messages that are logged"
     )
@@ -133,11 +131,13 @@ class ChatOptions(Options):
     )
     reasoning_parser: str = Field(
         "auto",
-        description="parser that splits off reasoning: auto (by the chat template), none, a name as in vLLM, or "
-        "START...END tags",
+        description="parser that splits off reasoning: auto (detected in the chat template), none (keep it in the "
+        "content), a vLLM parser name, or START...END",
     )
     tool_call_parser: str = Field(
-        "auto", description="parser that finds tool calls: auto (by the chat template), none, or a name as in vLLM"
+        "auto",
+        description="parser that finds tool calls: auto (detected in the chat template), none (keep them in the "
+        "content), or a vLLM parser name",
     )
 
 
@@ -156,7 +156,7 @@ class EngineOptions(Options):
         "auto", description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head"
     )
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.5, description="fraction of the memory that is free after loading which all KV caches together may use"
+        0.5, description="share of the free memory (after loading) used for all KV caches"
     )
     prefix_caching: Flag = Field(True, description="reuse the KV blocks of common prompt prefixes")
     prefix_hash: Literal["sha256", "xxhash"] = Field(
@@ -167,7 +167,8 @@ class EngineOptions(Options):
         "fcfs", description="order of waiting requests: first come first served, or lowest `priority` first"
     )
     speculation: Literal["none", "ngram"] = Field(
-        "none", description="speculative decoding; ngram: drafts are copied from earlier text; outputs do not change"
+        "none",
+        description="speculative decoding; ngram: drafts are copied from earlier text; the output text is unchanged",
     )
     num_speculative_tokens: PositiveInt = Field(
         16, description="maximum number of draft tokens of a sequence in a step"

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-_KINDS = {"string": "text", "boolean": "true or false", "object": "a JSON object"}
+_LONG_POWER = 20  # larger powers of two are written as powers
+_KINDS = {"string": "a string", "boolean": "true or false", "object": "a JSON object"}
 
 
 def describe(field: FieldInfo) -> str:
@@ -37,10 +38,18 @@ def _choice(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
+def _minus_one(bound: int) -> str:
+    """The largest integer below a bound, as a power of two minus 1 if that is shorter."""
+    power = bound.bit_length() - 1
+    return f"2^{power}-1" if power > _LONG_POWER and bound == 1 << power else str(bound - 1)
+
+
 def _bounds(schema: dict[str, Any]) -> str:
     low, high = schema.get("minimum"), schema.get("maximum", schema.get("exclusiveMaximum"))
     above = schema.get("exclusiveMinimum")
     if low is not None and high is not None:
+        if schema.get("type") == "integer" and "maximum" not in schema:
+            return f" from {low} to {_minus_one(high)}"
         return f" from {low} to {high}" if "maximum" in schema else f" from {low} below {high}"
     if above is not None:
         return f" above {above}" + (f", at most {high}" if high is not None else "")

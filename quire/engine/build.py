@@ -62,7 +62,7 @@ def serve_core(config: CoreConfig, address: str) -> None:
             finally:
                 core.close()
         except LoadingStopped:
-            logger.info("loading was stopped")
+            logger.info("loading was cancelled")
         except (ModelError, OutOfCacheMemory) as error:
             channel.send(CoreDied(str(error)))
         except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
@@ -159,7 +159,7 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -
     if config.model.max_model_len is not None:
         raise OutOfCacheMemory(
             f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "
-            "lower it, or raise --kv-cache-memory"
+            "lower --max-model-len, or raise --kv-cache-memory"
         )
     logger.warning("the KV cache holds %d tokens, so the context length is reduced from %d", held, loaded.context_len)
     return held

@@ -46,7 +46,7 @@ class _SubmittedStep:
 
 
 class EngineCore:
-    """Serves the requests that arrive on a channel until it is told to stop."""
+    """Serves the requests that arrive on a channel until a `Shutdown` message."""
 
     def __init__(
         self,

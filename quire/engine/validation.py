@@ -81,8 +81,4 @@ def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
 
 
 def _no_choice(params: SamplingParams, vocab_size: int) -> str | None:
-    return (
-        None
-        if params.has_allowed_token(vocab_size)
-        else "no token is left to choose: bad_words and min_tokens forbid all allowed tokens"
-    )
+    return None if params.has_allowed_token(vocab_size) else "bad_words and min_tokens exclude every allowed token"

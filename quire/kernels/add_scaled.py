@@ -15,7 +15,7 @@ def scaled(x: Tensor, scale: float) -> Tensor:
     """x * scale, where the scale is rounded to x's dtype first, as in transformers."""
     if scale == 1.0:
         return x
-    factor = _rounded(scale, x.dtype)
+    factor = _round_to_dtype(scale, x.dtype)
     if not (native.supports(x) and x.is_contiguous()):
         return x * factor
     out = empty(x.shape, x.dtype)
@@ -24,7 +24,7 @@ def scaled(x: Tensor, scale: float) -> Tensor:
 
 
 @lru_cache
-def _rounded(scale: float, dtype: torch.dtype) -> float:
+def _round_to_dtype(scale: float, dtype: torch.dtype) -> float:
     return torch.tensor(scale, dtype=dtype).item()
 
 

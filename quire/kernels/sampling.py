@@ -70,12 +70,12 @@ def sample(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[floa
     """
     if not _is_supported(logits):
         scaled = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
-        return invert(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64))
+        return sample_by_inverse_cdf(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64))
     tokens: list[int] = native.kernels.sample(logits=logits, temperatures=list(temperatures), randoms=list(randoms))
     return tokens
 
 
-def invert(probs: Tensor, randoms: Tensor) -> list[int]:
+def sample_by_inverse_cdf(probs: Tensor, randoms: Tensor) -> list[int]:
     """For each row of unnormalized probabilities, the token where the running sum exceeds random * total."""
     sums = probs.cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(sums, randoms[:, None] * sums[:, -1:], right=True)[:, 0]

@@ -1,4 +1,4 @@
-"""Normalises messages for chat templates."""
+"""Normalizes messages for chat templates."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _TEXT_PARTS = {
 }
 
 
-def normalise(messages: Sequence[Mapping[str, Any]], *, as_parts: bool) -> list[Message]:
+def normalize(messages: Sequence[Mapping[str, Any]], *, as_parts: bool) -> list[Message]:
     """Copies of the messages, with content as text or as a list of text parts, and tool arguments as objects.
 
     Raises:
         PromptError: a content part or a tool call is not valid.
     """
-    return [_normalise(message, f"messages[{i}]", as_parts) for i, message in enumerate(messages)]
+    return [_normalize(message, f"messages[{i}]", as_parts) for i, message in enumerate(messages)]
 
 
-def _normalise(message: Mapping[str, Any], where: str, as_parts: bool) -> Message:
+def _normalize(message: Mapping[str, Any], where: str, as_parts: bool) -> Message:
     out = {key: value for key, value in message.items() if value is not None}
     texts = _texts(message.get("content"), f"{where}.content")
     out["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)

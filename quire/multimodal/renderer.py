@@ -1,4 +1,4 @@
-"""Renders chat templates and tokenises, in worker threads."""
+"""Renders chat templates and tokenizes, in worker threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.config.options import ChatOptions
 from quire.engine.wire.protocol import TokenArray
 from quire.multimodal.chat_template import ChatTemplate, load_templates
 from quire.multimodal.errors import PromptError
-from quire.multimodal.messages import normalise
+from quire.multimodal.messages import normalize
 from quire.multimodal.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -69,12 +69,12 @@ class Renderer:
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="quire-render")
 
     async def text(self, text: str, *, add_special_tokens: bool, room: int | None = None) -> Prompt:
-        """Tokenise a text.
+        """Tokenize a text.
 
         Args:
             text: the prompt.
             add_special_tokens: add the special tokens that the model expects at the start and end.
-            room: number of tokens; texts that certainly have more are refused without being tokenised.
+            room: number of tokens; texts that certainly have more are refused without being tokenized.
 
         Raises:
             PromptError: the text is too long or contains lone surrogates.
@@ -83,7 +83,7 @@ class Renderer:
         return await self._in_worker(partial(self._encode, text, add_special_tokens))
 
     async def chat(self, conversation: Conversation, *, room: int | None = None) -> Prompt:
-        """Render and tokenise a conversation. `room`: as in `text`.
+        """Render and tokenize a conversation. `room`: as in `text`.
 
         Raises:
             PromptError: the template refuses it, or the prompt is too long.
@@ -100,7 +100,7 @@ class Renderer:
 
     def final_text(self, conversation: Conversation) -> str:
         """Text of the last message, as it is passed to the template."""
-        (last,) = normalise(conversation.messages[-1:], as_parts=self._template(conversation).wants_parts)
+        (last,) = normalize(conversation.messages[-1:], as_parts=self._template(conversation).wants_parts)
         content = last["content"]
         return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
@@ -139,7 +139,7 @@ class Renderer:
         if reserved:
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(reserved)}.", "chat_template_kwargs")
         template = self._template(conversation)
-        messages = normalise(conversation.messages, as_parts=template.wants_parts)
+        messages = normalize(conversation.messages, as_parts=template.wants_parts)
         if conversation.continue_final_message:
             _mark_end(messages)
         text = template.render(

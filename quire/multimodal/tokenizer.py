@@ -52,7 +52,7 @@ class Tokenizer:
         return cls(_converted(folder), config)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenise a text. `add_special_tokens`: add those that the model expects at the start and end."""
+        """Tokenize a text. `add_special_tokens`: add those that the model expects at the start and end."""
         # `encode` would hold the GIL; a batch of one does not.
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 

@@ -25,7 +25,7 @@ WEATHER: Any = {
 
 
 class Person(BaseModel):
-    """What a client wants to be told of somebody."""
+    """The fields that a client wants extracted about a person."""
 
     name: str
     age: int | None

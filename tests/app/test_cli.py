@@ -67,7 +67,7 @@ def test_files_that_will_not_do_are_refused_before_the_work(tmp_path: Path) -> N
 def test_a_server_that_cannot_be_asked_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("chat", "--message", "x"), ("bench", "serve")):
         assert status(*command, "--url", "http://[::") == 1
-        assert "http://[:: is not a valid server" in capsys.readouterr().err
+        assert "invalid server URL http://[::" in capsys.readouterr().err
 
 
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert names(["a", "b"], ["x=a", "y=a"]) == [("x", "y"), ("b",)]
     for given, served, complaint in (
         (["a", "b"], ["x"], "NAME=MODEL"),
-        (["a"], ["x=z"], "does not name a served model"),
+        (["a"], ["x=z"], "does not match any MODEL"),
         (["a", "b"], ["x=a", "x=b"], "two models"),
         (["a", "b"], ["b=a"], "two models"),
         (["a", "a"], [], "twice"),

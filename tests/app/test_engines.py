@@ -1,4 +1,4 @@
-"""What engines side by side may take of the machine."""
+"""How several engines in one server share the free memory."""
 
 from __future__ import annotations
 

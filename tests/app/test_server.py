@@ -1,4 +1,4 @@
-"""How a server ends: running requests finish, or are told why they do not."""
+"""How a server shuts down: running requests finish, or get an error that says why they do not."""
 
 from __future__ import annotations
 

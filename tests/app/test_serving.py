@@ -1,4 +1,4 @@
-"""The life of the `quire serve` process: it ends cleanly whenever it is told to, and nothing outlives it."""
+"""The life of the `quire serve` process: it shuts down cleanly at any time and leaves no processes behind."""
 
 from __future__ import annotations
 

@@ -65,9 +65,12 @@ def test_an_invalid_prompt_fails_only_its_request(folder: Path, prompt: Any, mes
         ({"logit_bias": {1: math.nan}}, "bias of token 1"),
         ({"allowed_token_ids": (-1,)}, "allowed_token_ids"),
         ({"stop_token_ids": (1 << 70,)}, "stop_token_ids"),
-        ({"allowed_token_ids": (EOS, 7), "min_tokens": 2, "eos_token_ids": (EOS,), "stop_token_ids": (7,)}, "no token"),
-        ({"allowed_token_ids": (5, 6), "bad_words": ((5,), (6,))}, "no token"),
-        ({"bad_words": tuple((token,) for token in range(VOCAB_SIZE))}, "no token"),
+        (
+            {"allowed_token_ids": (EOS, 7), "min_tokens": 2, "eos_token_ids": (EOS,), "stop_token_ids": (7,)},
+            "every allowed token",
+        ),
+        ({"allowed_token_ids": (5, 6), "bad_words": ((5,), (6,))}, "every allowed token"),
+        ({"bad_words": tuple((token,) for token in range(VOCAB_SIZE))}, "every allowed token"),
     ],
 )
 def test_invalid_params_fail_only_their_request(folder: Path, fields: dict[str, Any], message_part: str) -> None:

@@ -21,7 +21,7 @@ TOOLS = [
     {"type": "web_search"},
 ]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-THOUGHTFUL = f"<think>\nRome, then.\n</think>\n\nLet me see.\n{CALL}"
+REASONING_AND_CALL = f"<think>\nRome, then.\n</think>\n\nLet me see.\n{CALL}"
 
 
 async def ask(server: Server, given: Any = "hi", **fields: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ async def stream(server: Server, given: Any = "hi", **fields: Any) -> list[dict[
     return events_in(answer.text)
 
 
-def said(response: dict[str, Any]) -> str:
+def output_text(response: dict[str, Any]) -> str:
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return "".join(part["text"] for part in parts)
 
@@ -56,9 +56,9 @@ def prompts(core: FakeCore) -> list[str]:
     return [byte_tokenizer().decode(message.prompt.tolist(), skip_special_tokens=False) for message in added]
 
 
-def calling(text: str = THOUGHTFUL) -> FakeCore:
+def answers_with(text: str = REASONING_AND_CALL) -> FakeCore:
     return FakeCore(answer=says(text))
 
 
-def thinking(folder: Path, core: FakeCore, **settings: Any) -> Any:
+def reasoning_server(folder: Path, core: FakeCore, **settings: Any) -> Any:
     return running_server(folder, core, tool_call_parser="hermes", reasoning_parser="qwen3", **settings)

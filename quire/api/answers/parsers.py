@@ -34,7 +34,7 @@ def tool_format(parser: str, template: str) -> ToolFormat | None:
     if parser == _DETECT:
         return detect_format(template)
     if parser not in FORMATS:
-        raise ValueError(f"there is no tool call parser {parser!r}")
+        raise ValueError(f"unknown tool call parser {parser!r}; known: {', '.join(FORMATS)}")
     return FORMATS[parser]
 
 

@@ -33,7 +33,7 @@ class ReasoningParser:
 
     Attributes:
         name: vLLM's name of it, or that of a model that shares it.
-        marker: a text by which chat templates are recognised; empty: the parser is never chosen automatically.
+        marker: a text by which chat templates are recognized; empty: the parser is never chosen automatically.
     """
 
     name: str
@@ -99,7 +99,7 @@ def tags_named(text: str) -> ReasoningTags:
         return PARSERS[text].tags
     start, dots, end = text.partition("...")
     if not (start and dots and end):
-        raise ValueError(f"there is no reasoning parser {text!r}")
+        raise ValueError(f"unknown reasoning parser {text!r}; known: {', '.join(PARSERS)} or START...END")
     return ReasoningTags(starts=(start,), ends=(end,))
 
 

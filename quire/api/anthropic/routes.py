@@ -23,7 +23,7 @@ from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http import fields
 from quire.api.http.identity import answer_id
 from quire.api.http.routing import CheckedRoute
-from quire.api.http.sse import EventStream, answer
+from quire.api.http.sse import EventStream, respond_unless_disconnected
 from quire.api.protocol.anthropic import (
     AnsweredMessage,
     AnthropicError,
@@ -59,7 +59,7 @@ def router(state: ServerState) -> APIRouter:
         fields.ignore(request, unused)
         if body.stream:
             return EventStream(_events(prepared), keepalive=state.sse_keepalive, error=error_event, done=b"")
-        return await answer(request, _message(prepared))
+        return await respond_unless_disconnected(request, _message(prepared))
 
     @routes.post("/v1/messages/count_tokens", responses=_ERRORS)
     async def count_tokens(body: Conversation, request: Request) -> TokenCount:

@@ -34,7 +34,7 @@ def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> Co
         InvalidRequest: the request brings a template without being trusted, or a tool call is malformed.
     """
     if body.chat_template is not None and not trusted:
-        raise InvalidRequest("`chat_template` needs a server with --trust-request-chat-template.", "chat_template")
+        raise InvalidRequest("`chat_template` requires a server with --trust-request-chat-template.", "chat_template")
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
     documents = None
     if isinstance(body, ChatRequest):

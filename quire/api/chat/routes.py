@@ -15,7 +15,7 @@ from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http import fields
 from quire.api.http.identity import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute
-from quire.api.http.sse import EventStream, answer, event
+from quire.api.http.sse import EventStream, event, respond_unless_disconnected
 from quire.api.protocol.chat import (
     AnswerMessage,
     CalledFunction,
@@ -46,7 +46,7 @@ def router(state: ServerState) -> APIRouter:
         fields.ignore(request, prepared.unused_fields)
         if body.stream:
             return EventStream(_chunks(prepared), keepalive=state.sse_keepalive)
-        return await answer(request, _complete(prepared))
+        return await respond_unless_disconnected(request, _complete(prepared))
 
     return routes
 

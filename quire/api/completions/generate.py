@@ -17,7 +17,7 @@ from quire.api.http.body import request_of
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.identity import answer_id
 from quire.api.http.routing import CheckedRoute
-from quire.api.http.sse import EventStream, answer, event
+from quire.api.http.sse import EventStream, event, respond_unless_disconnected
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
 from quire.api.protocol.common import ERRORS, streamed
 from quire.api.protocol.completions import CompletionRequest
@@ -51,11 +51,11 @@ def router(state: ServerState) -> APIRouter:
         prepared = await prepare_completion(completion, model, state, response_id)
         if body.stream:
             return EventStream(_chunks(prepared, body), keepalive=state.sse_keepalive)
-        return await answer(request, _complete(prepared, body))
+        return await respond_unless_disconnected(request, _complete(prepared, body))
 
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
     async def render_chat(body: ChatRequest, request: Request) -> Rendered:
-        """Render and tokenise a conversation without generating anything."""
+        """Render and tokenize a conversation without generating anything."""
         model = state.model(body.model)
         prepared = await prepare_chat(body, model, state, answer_id("chatcmpl", request, body.request_id))
         fields.ignore(request, prepared.unused_fields)
@@ -63,7 +63,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/v1/completions/render", responses=ERRORS)
     async def render_completion(body: CompletionRequest, request: Request) -> list[Rendered]:
-        """Tokenise prompts without generating anything."""
+        """Tokenize prompts without generating anything."""
         model = state.model(body.model)
         prepared = await prepare_completion(body, model, state, answer_id("cmpl", request, body.request_id))
         return [
@@ -83,7 +83,7 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
     left_out = {"detokenize", *_OUTER_FIELDS, *(body.sampling_params.model_extra or ())}
     given = body.sampling_params.model_dump(by_alias=True, exclude=left_out, exclude_none=True)
     if not body.sampling_params.detokenize and body.sampling_params.stop:
-        raise InvalidRequest("`stop` needs `detokenize`.", "sampling_params.stop")
+        raise InvalidRequest("`stop` requires `detokenize: true`.", "sampling_params.stop")
     own = {
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
         "priority": body.priority, "max_tokens": body.sampling_params.max_tokens,

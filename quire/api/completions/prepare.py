@@ -82,14 +82,14 @@ def count_sequences(body: CompletionRequest, limits: LimitOptions) -> int:
 async def prepare_completion(
     body: CompletionRequest, model: ServedModel, state: ServerState, response_id: str
 ) -> PreparedCompletion:
-    """Tokenise the prompts and check everything that can be checked before the request runs.
+    """Tokenize the prompts and check everything that can be checked before the request runs.
 
     Raises:
         InvalidRequest: a field is not valid.
-        PromptError: a prompt cannot be tokenised.
+        PromptError: a prompt cannot be tokenized.
     """
     if body.suffix:
-        raise InvalidRequest("`suffix` is not supported: models here continue texts and cannot fill gaps.", "suffix")
+        raise InvalidRequest("`suffix`: fill-in-the-middle is not supported.", "suffix")
     prompts = [truncate_prompt(prompt, body, model) for prompt in await _prompts(body, model, state.limits)]
     requests: list[GenerateRequest] = []
     grammar = await checked_grammar(body, model.grammars, model.reasoning, model.tools)

@@ -14,7 +14,7 @@ from quire.api.answers.logprobs import TextPosition
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http.identity import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute
-from quire.api.http.sse import EventStream, answer, event
+from quire.api.http.sse import EventStream, event, respond_unless_disconnected
 from quire.api.protocol.common import streamed
 from quire.api.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from quire.api.serving.admission import admit
@@ -36,7 +36,7 @@ def router(state: ServerState) -> APIRouter:
         prepared = await prepare_completion(body, model, state, answer_id("cmpl", request, body.request_id))
         if body.stream:
             return EventStream(_chunks(prepared), keepalive=state.sse_keepalive)
-        return await answer(request, _complete(prepared))
+        return await respond_unless_disconnected(request, _complete(prepared))
 
     return routes
 

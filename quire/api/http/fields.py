@@ -99,7 +99,7 @@ def check_unknown_fields(body: BaseModel) -> list[str]:
 
 
 def ignore(request: Request, names: Sequence[str]) -> None:
-    """Note that fields of a request have no effect, to name them in a header of the response.
+    """Record that fields of a request have no effect; `add_header` lists them in a header of the response.
 
     Raises:
         InvalidRequest: there are such fields, and the server runs with --strict-fields.

@@ -24,8 +24,8 @@ _RESOURCES = "quire.resources"  # key of a request's ExitStack in its ASGI scope
 class CheckedRoute(APIRoute):
     """A route that reads its body strictly and checks undeclared fields before its endpoint runs.
 
-    Context managers that the endpoint enters with `hold` are exited once the response has been sent, and on every
-    other path: if the endpoint raises, and if the client disconnects before anything of the response is read.
+    Context managers that the endpoint enters with `enter_for_request` are exited once the response has been sent, and
+    on every other path: if the endpoint raises, and if the client disconnects before anything of the response is read.
 
     An endpoint with a parameter `body` needs a parameter `request` as well.
     """
@@ -55,17 +55,17 @@ class CheckedRoute(APIRoute):
             await super().handle(scope, receive, send)
 
 
-def hold(request: Request, context: AbstractContextManager[Any]) -> None:
+def enter_for_request(request: Request, context: AbstractContextManager[Any]) -> None:
     """Enter a context manager that is exited when the request has been answered."""
     _resources(request).enter_context(context)
 
 
-def release(request: Request) -> None:
+def release_resources(request: Request) -> None:
     """Exit all context managers of a request now."""
     _resources(request).close()
 
 
-def take_over(request: Request) -> ExitStack:
+def detach_resources(request: Request) -> ExitStack:
     """Hand the context managers of a request to the caller, who exits them."""
     return _resources(request).pop_all()
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.api.http.errors import ApiError, Internal, as_api_error
-from quire.api.http.routing import release
+from quire.api.http.routing import release_resources
 from quire.engine.wire.errors import EngineError
 from quire.multimodal.errors import PromptError
 
@@ -113,7 +113,7 @@ class EventStream(Response):
                 yield self._done
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:
+async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:
     """A JSON response with the result of `work`, which is cancelled when the client disconnects.
 
     What the request holds is released as soon as `work` has ended, however slowly the client reads.
@@ -122,7 +122,7 @@ async def answer(request: Request, work: Coroutine[Any, Any, BaseModel]) -> Resp
     try:
         await _run_until_disconnect(task, request.receive)
     finally:
-        release(request)
+        release_resources(request)
     if task.cancelled():
         return Response(status_code=_CLIENT_CLOSED)
     return Response(task.result().model_dump_json(), media_type="application/json")

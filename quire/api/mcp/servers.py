@@ -93,13 +93,13 @@ class ToolServers:
         if tool.server_url is not None:
             if tool.server_url not in self._urls.values():
                 raise InvalidRequest(
-                    f"The server {tool.server_url!r} is not allowed; --tool-server sets the allowed servers.",
+                    f"MCP server {tool.server_url!r} is not allowed; start the server with --tool-server to allow it.",
                     f"{where}.server_url",
                 )
             return tool.server_url
         if tool.server_label not in self._urls:
             raise InvalidRequest(
-                f"There is no MCP server {tool.server_label!r}; --tool-server sets the allowed servers.",
+                f"There is no MCP server {tool.server_label!r}; start the server with --tool-server to allow it.",
                 f"{where}.server_label",
             )
         return self._urls[tool.server_label]
@@ -126,7 +126,7 @@ def _check_serialisable(tool: RemoteTool) -> None:
     try:
         orjson.dumps(tool.to_json())
     except TypeError as error:  # integers of more than 64 bits, or too deep nesting
-        message = f"the tool {tool.name!r} cannot be serialised as JSON: {error}"
+        message = f"the tool {tool.name!r} cannot be serialized as JSON: {error}"
         raise ToolServerFailed(protocol_error(_INTERNAL_ERROR, message)) from error
 
 

@@ -15,8 +15,8 @@ from pydantic import (
 )
 
 from quire.api.protocol.common import (
+    ChatAndCompletionFields,
     FinishReason,
-    GenerationFields,
     ListOf,
     PromptLogprobs,
     RequestMetrics,
@@ -109,7 +109,7 @@ class AllowedTools(BaseModel):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
 
 
-class ChatRequest(GenerationFields, StructuredFields):
+class ChatRequest(ChatAndCompletionFields, StructuredFields):
     """Answer a conversation."""
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]
@@ -205,8 +205,8 @@ class AnswerMessage(BaseModel):
     tool_calls: list[ToolCall | CustomToolCall] | None = None
 
     @model_serializer(mode="wrap")
-    def _omit_absent_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = serialise(self)
+    def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
         return {name: value for name, value in fields.items() if value is not None or name in ("content", "refusal")}
 
 

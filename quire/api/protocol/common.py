@@ -54,7 +54,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = Field(False, description="have the token counts in every chunk; with include_usage")
 
 
-class SampledFields(RequestBody):
+class CommonSamplingFields(RequestBody):
     """Sampling fields that have the same meaning at every endpoint that generates."""
 
     stream: bool | None = Field(False, description="answer with server-sent events")
@@ -83,7 +83,7 @@ class SampledFields(RequestBody):
     )
 
 
-class GenerationFields(SampledFields):
+class ChatAndCompletionFields(CommonSamplingFields):
     """Fields that have the same meaning in completions and chat."""
 
     n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
@@ -182,7 +182,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (408, "generation exceeded its time limit"),
         (413, "the body is larger than --max-body-size"),
         (500, "internal server error"),
-        (503, "the queue is full, or the engine has ended"),
+        (503, "the queue is full, or the engine has stopped"),
     )
 }
 

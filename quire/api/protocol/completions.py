@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.common import (
+    ChatAndCompletionFields,
     FinishReason,
-    GenerationFields,
     ListOf,
     PromptLogprobs,
     RequestMetrics,
@@ -19,7 +19,7 @@ from quire.api.protocol.common import (
 from quire.api.protocol.structured import StructuredFields
 
 
-class CompletionRequest(GenerationFields, StructuredFields):
+class CompletionRequest(ChatAndCompletionFields, StructuredFields):
     """Continue one or more prompts, given as text or token ids."""
 
     prompt: str | ListOf[TokenId] | ListOf[ListOf[TokenId]] | ListOf[str]

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.chat import ChatLogprobs
 from quire.api.protocol.common import (
+    ChatAndCompletionFields,
     FinishReason,
-    GenerationFields,
     Int64,
     ListOf,
     MinP,
@@ -27,7 +27,7 @@ from quire.api.protocol.common import (
 from quire.api.protocol.structured import StructuredOutputs
 
 
-class SamplingFields(GenerationFields):
+class GenerateSamplingParams(ChatAndCompletionFields):
     """vLLM's SamplingParams with its defaults; those of the model's files are not used."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(16, description="null: as many as fit into the context")
@@ -45,7 +45,7 @@ class TokensRequest(RequestBody):
     """Continue a prompt of tokens."""
 
     token_ids: Annotated[ListOf[TokenId], Field(min_length=1)]
-    sampling_params: SamplingFields
+    sampling_params: GenerateSamplingParams
     request_id: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None

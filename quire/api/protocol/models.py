@@ -30,7 +30,7 @@ class ModelList(BaseModel):
 
 
 class TokenizeRequest(RequestBody):
-    """Tokenise a prompt, or a conversation that is rendered by the chat template."""
+    """Tokenize a prompt, or a conversation that is rendered by the chat template."""
 
     prompt: str | None = None
     messages: Annotated[ListOf[Message], Field(min_length=1)] | None = None

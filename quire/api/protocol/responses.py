@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from quire.api.protocol.common import ListOf, SampledFields
+from quire.api.protocol.common import CommonSamplingFields, ListOf
 from quire.api.protocol.custom import ResponseCustomTool
 from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.api.protocol.structured import JsonObjectFormat, JsonSchema, StructuredOutputs, TextFormat
@@ -214,7 +214,7 @@ class ResponseStreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="without effect: events are never obfuscated")
 
 
-class ResponsesRequest(SampledFields):
+class ResponsesRequest(CommonSamplingFields):
     """Answer a conversation, which may be stored."""
 
     input: str | ListOf[InputItem]

@@ -41,12 +41,12 @@ class Database:
         with _failing("cannot be opened"):
             parsed = sa.make_url(url)
             options: dict[str, Any] = {}
-            self._serialised: AbstractContextManager[Any] = nullcontext()
+            self._serialized: AbstractContextManager[Any] = nullcontext()
             if parsed.get_backend_name() == "sqlite":
                 options["connect_args"] = {"timeout": _LOCK_TIMEOUT, "check_same_thread": False}
                 if not parsed.database or parsed.database == ":memory:":
                     options["poolclass"] = StaticPool  # each connection would have a database of its own
-                    self._serialised = threading.Lock()  # one transaction at a time
+                    self._serialized = threading.Lock()  # one transaction at a time
             self._engine = sa.create_engine(parsed, pool_pre_ping=True, **options)
             if self._engine.dialect.name == "sqlite":
                 sa.event.listen(self._engine, "connect", _write_ahead)
@@ -58,7 +58,7 @@ class Database:
 
     def put(self, row: Mapping[str, Any], now: float) -> None:
         """Insert or replace a row, and delete rows that have expired."""
-        with _failing("did not accept the response"), self._serialised, self._engine.begin() as connection:
+        with _failing("did not accept the response"), self._serialized, self._engine.begin() as connection:
             changed = connection.execute(sa.update(_responses).where(_responses.c.id == row["id"]).values(**row))
             if changed.rowcount == 0:
                 connection.execute(sa.delete(_responses).where(_responses.c.expires < now))
@@ -68,13 +68,13 @@ class Database:
         """The row with this id, unless it has expired."""
         alive = sa.or_(_responses.c.expires.is_(None), _responses.c.expires >= now)
         query = sa.select(_responses).where(_responses.c.id == response_id, alive)
-        with _failing("did not answer"), self._serialised, self._engine.connect() as connection:
+        with _failing("did not answer"), self._serialized, self._engine.connect() as connection:
             row = connection.execute(query).mappings().one_or_none()
             return None if row is None else dict(row)
 
     def delete(self, response_id: str) -> bool:
         """Delete a row; returns whether it existed."""
-        with _failing("did not answer"), self._serialised, self._engine.begin() as connection:
+        with _failing("did not answer"), self._serialized, self._engine.begin() as connection:
             return connection.execute(sa.delete(_responses).where(_responses.c.id == response_id)).rowcount > 0
 
 

@@ -117,7 +117,8 @@ class McpToolset:
         if not names:
             what = f"tool {choice.name!r} of MCP server" if choice.name else "tools of MCP server"
             raise InvalidRequest(
-                f"`tool_choice` names {what} {choice.server_label!r}, but `tools` does not offer them.", "tool_choice"
+                f"`tool_choice` names {what} {choice.server_label!r}, but `tools` does not contain them.",
+                "tool_choice",
             )
         for name in names:
             yield ChosenTool(type="function", name=name)

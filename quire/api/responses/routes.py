@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from quire.api.http import fields
 from quire.api.http.errors import ApiError, InvalidRequest
-from quire.api.http.routing import CheckedRoute, take_over
-from quire.api.http.sse import EventStream, answer, typed_event
+from quire.api.http.routing import CheckedRoute, detach_resources
+from quire.api.http.sse import EventStream, respond_unless_disconnected, typed_event
 from quire.api.protocol.common import ERRORS, ErrorBody, streamed
 from quire.api.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.service import ResponseService
@@ -43,11 +43,11 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
         run = await service.prepare(body, model)
         fields.ignore(request, run.unused_fields)
         if body.background:
-            log = await service.start(run, take_over(request))
+            log = await service.start(run, detach_resources(request))
             return stream(log.read(-1)) if body.stream else _object(run.to_json())
         if body.stream:
             return stream(service.events(run))
-        return await answer(request, service.complete(run))
+        return await respond_unless_disconnected(request, service.complete(run))
 
     @routes.get("/v1/responses/{response_id}", responses=responses, response_model=None)
     async def get_response(
@@ -57,7 +57,7 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
     ) -> Response:
         """A stored response, or its events again."""
         if starting_after is not None and not stream_again:
-            raise InvalidRequest("`starting_after` needs `stream=true`.", "starting_after")
+            raise InvalidRequest("`starting_after` requires `stream=true`.", "starting_after")
         if not stream_again:
             return _object((await service.stored(response_id)).response)
         return stream(await service.replay(response_id, -1 if starting_after is None else starting_after))

@@ -71,8 +71,10 @@ class ResponseRun:
     _usage_counters: list[UsageCounter] = field(default_factory=list)  # of all turns
 
     def __post_init__(self) -> None:
-        seal = "reasoning.encrypted_content" in (self.body.include or ())
-        self._writer = ItemWriter(reasoning=self.body.include_reasoning, seal=seal, servers=self.tools.labels)
+        encode_reasoning = "reasoning.encrypted_content" in (self.body.include or ())
+        self._writer = ItemWriter(
+            reasoning=self.body.include_reasoning, encode_reasoning=encode_reasoning, servers=self.tools.labels
+        )
 
     @property
     def id(self) -> str:
@@ -102,8 +104,8 @@ class ResponseRun:
                 async for event in events:
                     yield event
             client_calls = any(item["type"] in CLIENT_CALLS for item in self._writer.items[turn_start:])
-            ends = not calls or client_calls or limit_reached or self._turn_status != "completed"
-            turn = None if ends else await self._next_turn(limits, turn_start)
+            is_last_turn = not calls or client_calls or limit_reached or self._turn_status != "completed"
+            turn = None if is_last_turn else await self._next_turn(limits, turn_start)
         self.status = self._turn_status
 
     async def _run_turn(self, turn: PreparedChat) -> AsyncGenerator[Event, None]:

@@ -192,7 +192,7 @@ class ResponseService:
             return job.log.read(after)
         if stored.events is None:
             raise InvalidRequest(
-                "Only responses that were created with `stream` or `background` can be streamed again.", "stream"
+                "Only responses that were created with `stream` or `background` can be replayed as a stream.", "stream"
             )
         log = EventLog(stored.events)
         log.notify(last=True)
@@ -311,11 +311,11 @@ class ResponseService:
 
 @contextmanager
 def _refuse_unserialisable() -> Iterator[None]:
-    """Refuse requests that cannot be serialised as JSON, for example because they are nested too deeply."""
+    """Refuse requests that cannot be serialized as JSON, for example because they are nested too deeply."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"The request cannot be serialised as JSON: {error}", "input") from error
+        raise InvalidRequest(f"The request cannot be serialized as JSON: {error}", "input") from error
 
 
 def _droppable(items: Sequence[Any]) -> list[int]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from quire.api.http.body import request_of
 from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest
-from quire.api.protocol.common import SampledFields
+from quire.api.protocol.common import CommonSamplingFields
 from quire.api.protocol.custom import FlatGrammarFormat, ResponseCustomTool
 from quire.api.protocol.responses import (
     AllowedResponseTools,
@@ -35,8 +35,8 @@ from quire.api.protocol.responses import (
 from quire.api.responses.mcp_tools import as_function_calls
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_SAME_FIELDS = (*SampledFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
-_MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, unpacked
+_SAME_FIELDS = (*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
+_MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, decoded
 
 
 def input_items(body: ResponsesRequest) -> list[Any]:
@@ -146,7 +146,7 @@ def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[s
     if system:
         yield {"role": "system", "content": "\n\n".join(system)}
     turn: dict[str, Any] = {}  # the assistant's message so far
-    unsealer = _Unsealer()
+    decoder = _ReasoningDecoder()
     for item in items:
         match item:
             case ReasoningItem():
@@ -154,7 +154,7 @@ def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[s
                     yield turn
                     turn = {}
                 turn = {"role": "assistant", "content": None, **turn}
-                turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item, unsealer)
+                turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item, decoder)
             case FunctionCall() | CustomToolCall():
                 turn = {"role": "assistant", "content": None, **turn}
                 turn.setdefault("tool_calls", []).append(_call(item))
@@ -187,10 +187,10 @@ def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput) -> 
     return {"role": role, "content": _content(item.content)}
 
 
-def _reasoning(item: ReasoningItem, unsealer: _Unsealer) -> str:
+def _reasoning(item: ReasoningItem, decoder: _ReasoningDecoder) -> str:
     texts = [part.text for part in item.content or ()]
     if not texts and item.encrypted_content:
-        texts = [unsealer.open(item.encrypted_content)]
+        texts = [decoder.decode(item.encrypted_content)]
     return "\n".join(texts or [part.text for part in item.summary or ()])
 
 
@@ -199,7 +199,7 @@ def _text(content: Content) -> str:
         return content
     parts = [_part(part) for part in content]
     if any(part["type"] != "text" for part in parts):
-        raise InvalidRequest("Only messages of the user may contain anything but text.", "input")
+        raise InvalidRequest("Only user messages may contain non-text content.", "input")
     return "".join(part["text"] for part in parts)
 
 
@@ -226,19 +226,19 @@ def _part(part: Part) -> dict[str, Any]:
 # Reasoning that clients store and send back
 
 
-def sealed(text: str) -> str:
-    """Reasoning as `encrypted_content`. It is packed, not encrypted."""
+def encoded(text: str) -> str:
+    """Reasoning as `encrypted_content`: compressed and base64-encoded, not encrypted."""
     return base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
 
 
-class _Unsealer:
-    """Unpacks the `encrypted_content` of one request, with a limit: it may be a thousand times as long unpacked."""
+class _ReasoningDecoder:
+    """Decodes the `encrypted_content` of one request, with a limit: it may be a thousand times as long decompressed."""
 
     def __init__(self) -> None:
         self._left = _MAX_REASONING_BYTES
 
-    def open(self, encrypted: str) -> str:
-        """The text that `sealed` packed.
+    def decode(self, encrypted: str) -> str:
+        """The text that `encoded` encoded.
 
         Raises:
             InvalidRequest: it was not made by this server, or the request contains too much of it.

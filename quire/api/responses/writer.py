@@ -10,7 +10,7 @@ from typing import Any, Literal
 from quire.api.answers.event_writer import EventWriter, TextKind
 from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.mcp.outcome import CallOutcome
-from quire.api.responses.translation import sealed
+from quire.api.responses.translation import encoded
 
 Event = dict[str, Any]
 # Item types of calls: the prefix of their ids, and the field that grows while the call is generated.
@@ -29,17 +29,17 @@ class ItemWriter(EventWriter[Event]):
         items: the items so far; the last one may be unfinished.
     """
 
-    def __init__(self, *, reasoning: bool, seal: bool, servers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, reasoning: bool, encode_reasoning: bool, servers: Mapping[str, str] | None = None) -> None:
         """Make a writer without items.
 
         Args:
             reasoning: whether reasoning is shown.
-            seal: add `encrypted_content` to reasoning, so that clients can send it back.
+            encode_reasoning: add `encrypted_content` to reasoning, so that clients can send it back.
             servers: labels of MCP servers by the names of their tools.
         """
         super().__init__(reasoning=reasoning)
         self.items: list[dict[str, Any]] = []
-        self._seal = seal
+        self._encode_reasoning = encode_reasoning
         self._servers = servers or {}
         self._logprobs: list[Any] = []  # of tokens whose text was not written yet
         self._called = False  # after a call, log-probabilities cannot be matched with text
@@ -158,8 +158,8 @@ class ItemWriter(EventWriter[Event]):
             self._logprobs.clear()  # their tokens had no text
         yield self._item_event(f"response.{part['type']}.done", content_index=0, **fields)
         yield self._item_event("response.content_part.done", content_index=0, part=part)
-        if item["type"] == "reasoning" and self._seal:
-            item["encrypted_content"] = sealed(part["text"])
+        if item["type"] == "reasoning" and self._encode_reasoning:
+            item["encrypted_content"] = encoded(part["text"])
 
     def _take_logprobs(self, text: str) -> list[Any]:
         """Entries of the tokens up to the end of `text`; those that follow are of end tokens, stops or calls."""

@@ -1,11 +1,11 @@
-"""Admission: a request reserves slots in the engine before anything is rendered, tokenised or compiled."""
+"""Admission: a request reserves slots in the engine before anything is rendered, tokenized or compiled."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.routing import hold
+from quire.api.http.routing import enter_for_request
 from quire.api.serving.models import ServedModel
 
 
@@ -29,4 +29,4 @@ def admit(request: Request, model: ServedModel, sequences: int, param: str) -> N
             f"The request asks for {sequences} sequences; the server accepts at most {client.capacity} at once.",
             param,
         )
-    hold(request, client.slots(sequences))
+    enter_for_request(request, client.slots(sequences))

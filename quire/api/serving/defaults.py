@@ -60,14 +60,14 @@ def read_defaults(folder: Path, tokenizer: Tokenizer, mode: Literal["auto", "non
 
 
 def _within_bounds(given: dict[str, Any]) -> dict[str, Any]:
-    """The valid sampling defaults. A value that would be refused in a request is left out with a warning."""
+    """The valid sampling defaults. A value that would be refused in a request is ignored with a warning."""
     known = {name: given[name] for name in _GenerationConfig.model_fields if given.get(name) is not None}
     while True:
         try:
             return _GenerationConfig.model_validate(known).model_dump(exclude_none=True)
         except ValidationError as error:
             for name in {str(problem["loc"][0]) for problem in error.errors()}:
-                logger.warning("generation_config.json: left out %s=%r, which is out of bounds", name, known.pop(name))
+                logger.warning("generation_config.json: ignored %s=%r: out of range", name, known.pop(name))
 
 
 def _read(path: Path) -> dict[str, Any]:

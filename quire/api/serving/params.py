@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.protocol.common import GenerationFields
+from quire.api.protocol.common import ChatAndCompletionFields
 from quire.api.serving.models import ServedModel
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
@@ -22,7 +22,7 @@ _SEEDS = 1 << 64
 
 
 def sampling_params(
-    body: GenerationFields,
+    body: ChatAndCompletionFields,
     model: ServedModel,
     limits: LimitOptions,
     *,
@@ -38,7 +38,7 @@ def sampling_params(
     defaults = model.defaults
     _check_limits(body, limits, max_tokens, logprobs)
     if body.priority and not model.priority_scheduling:
-        raise InvalidRequest("`priority` needs a server with --scheduling-policy priority.", "priority")
+        raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
     if grammar and body.ignore_eos:
         raise InvalidRequest(
             "`ignore_eos` cannot be combined with structured outputs, which end with an end-of-sequence token.",
@@ -68,7 +68,7 @@ def sampling_params(
     return params
 
 
-def sequences_per_prompt(body: GenerationFields, limits: LimitOptions) -> int:
+def sequences_per_prompt(body: ChatAndCompletionFields, limits: LimitOptions) -> int:
     """The number of answers to each prompt.
 
     Raises:
@@ -81,7 +81,7 @@ def sequences_per_prompt(body: GenerationFields, limits: LimitOptions) -> int:
 
 
 def generate_requests(
-    body: GenerationFields,
+    body: ChatAndCompletionFields,
     prompt: Prompt,
     params: SamplingParams,
     limits: LimitOptions,
@@ -114,7 +114,7 @@ def generate_requests(
     ]
 
 
-def truncate_prompt(prompt: Prompt, body: GenerationFields, model: ServedModel) -> Prompt:
+def truncate_prompt(prompt: Prompt, body: ChatAndCompletionFields, model: ServedModel) -> Prompt:
     """The last `truncate_prompt_tokens` tokens of the prompt; all of them if the field is not set.
 
     Raises:
@@ -126,7 +126,7 @@ def truncate_prompt(prompt: Prompt, body: GenerationFields, model: ServedModel) 
     limit = model.info.max_model_len
     if keep > limit:
         raise InvalidRequest(
-            f"`truncate_prompt_tokens` is {keep}, but the context holds {limit} tokens. "
+            f"`truncate_prompt_tokens` must be at most the context length of {limit} tokens, not {keep}. "
             "Please request a smaller truncation size.",
             "truncate_prompt_tokens",
         )
@@ -161,7 +161,7 @@ def output_token_limit(prompt: Prompt, model: ServedModel, max_tokens: int | Non
     return min(limit - length, model.defaults.max_tokens or limit)
 
 
-def _check_limits(body: GenerationFields, limits: LimitOptions, max_tokens: int, logprobs: int | None) -> None:
+def _check_limits(body: ChatAndCompletionFields, limits: LimitOptions, max_tokens: int, logprobs: int | None) -> None:
     if body.min_tokens > max_tokens:
         raise InvalidRequest(
             f"`min_tokens` must be at most max_tokens={max_tokens}, not {body.min_tokens}.", "min_tokens"
@@ -177,7 +177,7 @@ def _check_limits(body: GenerationFields, limits: LimitOptions, max_tokens: int,
         )
 
 
-def _text_params(body: GenerationFields, limits: LimitOptions, visible_tokens: tuple[int, ...]) -> TextParams:
+def _text_params(body: ChatAndCompletionFields, limits: LimitOptions, visible_tokens: tuple[int, ...]) -> TextParams:
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > limits.max_stop:
         raise InvalidRequest(f"`stop` may have at most {limits.max_stop} strings, not {len(stop)}.", "stop")
@@ -237,19 +237,19 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
             if not tokens or max(tokens) >= size:
                 raise InvalidRequest(
-                    f"`bad_words`: {word!r} cannot be written with this model's vocabulary.", "bad_words"
+                    f"`bad_words`: {word!r} cannot be tokenized with this model's vocabulary.", "bad_words"
                 )
             found[tokens] = None
     return tuple(found)
 
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse requests that forbid every possible first token."""
+    """Refuse requests that exclude every possible first token."""
     if params.has_allowed_token(vocab_size):
         return
     if params.allowed_token_ids:
         raise InvalidRequest(
-            "`bad_words` or `min_tokens` forbid all of the `allowed_token_ids`; at least one token must remain.",
+            "`bad_words` and `min_tokens` exclude every allowed token; one of `allowed_token_ids` must remain.",
             "allowed_token_ids",
         )
-    raise InvalidRequest("`bad_words` or `min_tokens` forbid every token; at least one must remain.", "bad_words")
+    raise InvalidRequest("`bad_words` and `min_tokens` exclude every allowed token.", "bad_words")

@@ -22,7 +22,7 @@ class Sample:
 
     Attributes:
         arrivals: times of the chunks with text.
-        abandoned: the client closed the stream half-way, because of --abandon.
+        abandoned: the client closed the stream midway, because of --abandon.
     """
 
     arrivals: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class LoadResult:
 async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[Sample], None]) -> LoadResult:
     """Send the requests. `on_sample` is called with each request when it ends."""
     prompts = PromptMaker(settings.seed, settings.prefix_len, settings.input_len)
-    chance = random.Random(settings.seed + 1)
+    rng = random.Random(settings.seed + 1)
     samples: list[Sample] = []
     slots = asyncio.Semaphore(settings.concurrency)
     timeout = aiohttp.ClientTimeout(total=settings.timeout)
@@ -79,21 +79,21 @@ async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[S
             on_sample(sample)
 
         async with asyncio.TaskGroup() as tasks:
-            async for _ in _starts(settings, chance, started):
+            async for _ in _starts(settings, rng, started):
                 await slots.acquire()
                 if settings.duration is not None and time.perf_counter() - started >= settings.duration:
                     slots.release()
                     break
-                tasks.create_task(one(prompts.next(), chance.random() < settings.abandon))
+                tasks.create_task(one(prompts.next(), rng.random() < settings.abandon))
         return LoadResult(samples, time.perf_counter() - started)
 
 
-async def _starts(settings: BenchServe, chance: random.Random, started: float) -> AsyncIterator[None]:
+async def _starts(settings: BenchServe, rng: random.Random, started: float) -> AsyncIterator[None]:
     """Yield when the next request is due."""
     due, sent = 0.0, 0
     while settings.duration is not None or sent < settings.num_requests:
         if settings.request_rate is not None:
-            due += chance.expovariate(settings.request_rate)
+            due += rng.expovariate(settings.request_rate)
             if settings.duration is not None and due > settings.duration:
                 return
             await asyncio.sleep(max(0.0, started + due - time.perf_counter()))

@@ -15,7 +15,7 @@ from quire.config.commands import BenchServe
 _PERCENTILES = (50, 90, 95, 99)
 
 
-def summarise(result: LoadResult, settings: BenchServe, model: str) -> dict[str, Any]:
+def summarize(result: LoadResult, settings: BenchServe, model: str) -> dict[str, Any]:
     """All figures of a run; latencies are in milliseconds."""
     completed = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
     errors = [sample.error for sample in result.samples if sample.error is not None]

@@ -29,7 +29,7 @@ def run(settings: BenchServe) -> int:
         print(f"quire bench serve: {error}", file=sys.stderr)
         return 1
     result = asyncio.run(_with_bar(settings, model))
-    figures = report.summarise(result, settings, model)
+    figures = report.summarize(result, settings, model)
     print(report.as_table(figures))
     if settings.result is not None:
         report.write_json(figures, settings.result)

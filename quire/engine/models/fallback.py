@@ -47,7 +47,7 @@ def _paged_attention(
 ) -> tuple[Tensor, None]:
     """Paged attention with Hugging Face's signature: query, key and value are (1, heads, tokens, dim)."""
     if attention_mask is not None:
-        raise UnsupportedModel("its attention takes a mask of its own")
+        raise UnsupportedModel("the model's attention passes its own attention mask, which is not supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     dtype = module.quire_binding.dtype  # some modules leave a rope's or a norm's float32 as it is
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
@@ -92,7 +92,7 @@ class FallbackModel:
         self._module = module
         accepted = set(inspect.signature(module.forward).parameters)
         if "position_ids" not in accepted:
-            raise UnsupportedModel("its forward takes no position_ids")
+            raise UnsupportedModel("the model's forward() does not accept position_ids")
         self._selects_rows = "logits_to_keep" in accepted
         self._binding = _Binding()
         self._binding.dtype = module.dtype
@@ -128,8 +128,8 @@ def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackMode
 
     Raises:
         UnknownArchitecture: transformers knows no causal LM of this kind.
-        UnsupportedModel: its attention cannot be taken over, or its rope depends on the batch.
-        WeightMismatch: the checkpoint does not fit.
+        UnsupportedModel: its attention cannot be replaced, or its rope depends on the batch.
+        WeightMismatch: the checkpoint does not match the model.
     """
     _check_rope(config.get_text_config())
     try:
@@ -138,14 +138,16 @@ def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackMode
                 folder, dtype=dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
             )
     except (ValueError, KeyError) as error:
-        raise UnknownArchitecture(f"neither Quire nor transformers can run it as a causal LM: {error}") from error
+        raise UnknownArchitecture(
+            f"neither Quire nor transformers can run this model as a causal LM: {error}"
+        ) from error
     except RuntimeError as error:  # mis-shaped weights
         raise WeightMismatch(str(error)) from error
     wrong = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
     if wrong:
-        raise WeightMismatch(f"the checkpoint does not fit the model: {wrong}")
+        raise WeightMismatch(f"the checkpoint does not match the model: {wrong}")
     if not getattr(module, "_supports_attention_backend", False):
-        raise UnsupportedModel(f"{type(module).__name__} does not let its attention be replaced")
+        raise UnsupportedModel(f"{type(module).__name__} does not support custom attention implementations")
     return FallbackModel(module.eval())
 
 
@@ -159,8 +161,8 @@ def _check_rope(config: Any) -> None:
         kind = part.get("rope_type", "default")
         if "dynamic" in kind or kind == "longrope":
             raise UnsupportedModel(
-                f"transformers derives its rope, of type {kind!r}, from the largest position in the batch, "
-                "so requests would change each other's output"
+                f"rope type {kind!r} is not supported with transformers models: "
+                "it depends on the largest position in the batch"
             )
 
 
@@ -195,9 +197,11 @@ def _probe(model: FallbackModel, config: Any) -> list[CacheShape]:
     model.run(ModelInputs(token, token), probe)
     text = config.get_text_config()
     if sorted(probe.shapes) != list(range(text.num_hidden_layers)):
-        raise UnsupportedModel("some of its layers are not softmax attention, or do not use transformers' interface")
+        raise UnsupportedModel(
+            "some layers of the model are not softmax attention, or do not use transformers' attention interface"
+        )
     for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
         windowed = kind == "sliding_attention"
         if kind not in ("full_attention", "sliding_attention") or windowed != (probe.windows[layer] is not None):
-            raise UnsupportedModel(f"its layer {layer} is of type {kind}, whose mask is not passed to the attention")
+            raise UnsupportedModel(f"layer {layer} of the model has the unsupported type {kind}")
     return [probe.shapes[layer] for layer in range(text.num_hidden_layers)]

@@ -131,4 +131,4 @@ def _max_positions(config: Any) -> int:
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
         if isinstance(value := getattr(config, name, None), int):
             return value
-    raise UnsupportedModel("its config does not give a maximum context length")
+    raise UnsupportedModel("the model's config.json gives no maximum context length (such as max_position_embeddings)")

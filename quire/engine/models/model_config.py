@@ -100,14 +100,14 @@ def start_reading_configs(folders: Sequence[Path], implementation: ModelImplemen
     return reading
 
 
-def model_config_of(reading: Future[ModelConfig]) -> ModelConfig:
+def model_config_of(future: Future[ModelConfig]) -> ModelConfig:
     """Wait for a config from `start_reading_configs`.
 
     Raises:
         ModelError: as `read_model_config` does.
     """
     try:
-        return reading.result()
+        return future.result()
     except BrokenProcessPool as error:
         raise BrokenFolder(f"the process that reads model configs ended unexpectedly: {error}") from error
 

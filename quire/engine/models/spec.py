@@ -95,7 +95,7 @@ class GatedMLP:
 class SoftmaxRouter:
     """Selects the top_k experts by the softmax of the router's logits."""
 
-    renormalise: bool = True  # the weights of the selected experts sum to 1
+    renormalize: bool = True  # the weights of the selected experts sum to 1
     bias: bool = False
 
 
@@ -105,7 +105,7 @@ class GroupedSigmoidRouter:
 
     groups: int
     top_groups: int
-    renormalise: bool
+    renormalize: bool
     scale: float
 
 

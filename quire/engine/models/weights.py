@@ -54,10 +54,10 @@ class WeightFiller:
         for name, tensor in weights:
             self._put(name, tensor)
         if self._extra:
-            raise WeightMismatch(f"the checkpoint has weights that the model does not know: {_some(self._extra)}")
+            raise WeightMismatch(f"unexpected weights in the checkpoint: {_some(self._extra)}")
         missing = [name for name, parts in self._missing.items() if parts]
         if missing:
-            raise WeightMismatch(f"the checkpoint lacks weights: {_some(missing)}")
+            raise WeightMismatch(f"weights missing from the checkpoint: {_some(missing)}")
 
     def _put(self, name: str, tensor: Tensor) -> None:
         if _NOT_NEEDED.fullmatch(name) or (self._model.spec.tied and name == "lm_head.weight") or self._beyond(name):
@@ -105,7 +105,7 @@ class WeightFiller:
         missing = self._missing[target.parameter]
         loaded = set(missing) if target.part is None else missing & {target.part}
         if not loaded:
-            raise WeightMismatch(f"{name} comes twice in the checkpoint")
+            raise WeightMismatch(f"{name} occurs more than once in the checkpoint")
         missing -= loaded
 
     def _complete(self, parameter: str) -> None:

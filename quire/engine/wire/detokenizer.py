@@ -124,11 +124,11 @@ class Detokenizer:
             return text
         seen = len(self._held)
         self._held += text
-        if self._num_tokens > self._params.min_tokens and text and (cut := self._find_stop(seen)) is not None:
-            final, self._held = self._held[:cut], ""
+        if self._num_tokens > self._params.min_tokens and text and (stop_at := self._find_stop(seen)) is not None:
+            final, self._held = self._held[:stop_at], ""
             return final
-        cut = len(self._held) - partial_suffix(self._held, self._params.stop, self._longest_stop)
-        final, self._held = self._held[:cut], self._held[cut:]
+        hold_from = len(self._held) - partial_suffix(self._held, self._params.stop, self._longest_stop)
+        final, self._held = self._held[:hold_from], self._held[hold_from:]
         return final
 
     def _find_stop(self, seen: int) -> int | None:

@@ -128,7 +128,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
-    """The result of one pooling request, which it finishes. `data` is float32, whose shape depends on `PoolingParams.kind`."""
+    """The result of a pooling request, which is then finished. `PoolingParams.kind` decides the shape of `data`."""
 
     request_id: str
     data: PooledArray

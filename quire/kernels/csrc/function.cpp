@@ -24,7 +24,7 @@ bool arrange_arguments(const char *function, const char *const *parameters, size
         }
         out[at] = values[i];
     }
-    return true;  // as many as parameters, each known and, as Python sees to it, none twice
+    return true;  // all parameters are set: their count matches, all are known, and Python rejects repeated keywords
 }
 
 void fail_type(const char *name, const char *expected, PyObject *object) {

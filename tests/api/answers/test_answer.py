@@ -1,4 +1,4 @@
-"""What an answer says and calls comes in its own order, however its tokens arrive together."""
+"""The order of text and tool calls in an answer does not depend on how its tokens are grouped."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "now": {"type": "object"},
     "note": {"type": "object", "properties": {"text": {"type": "string"}}},
 }
-THOUGHT = "<think>\nhm\n</think>\n\n"
+REASONING = "<think>\nhm\n</think>\n\n"
 ANALYSIS = "<|start|>assistant<|channel|>analysis<|message|>hm<|end|>"
-# Format -> a call of each function, and what a text that is no call stands in.
+# Format -> a call of each function, and the pattern of a text that is not a call.
 CALLS: dict[str, tuple[str, str, str]] = {
     "hermes": (
         '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
@@ -71,7 +71,7 @@ CALLS: dict[str, tuple[str, str, str]] = {
 TEXTS = ("Let me see.", " a < b ", "\n\n", "[", "Done.\n")
 
 
-def reading(name: str, *, parallel: bool = True, custom: frozenset[str] = frozenset()) -> AnswerFormat:
+def answer_format(name: str, *, parallel: bool = True, custom: frozenset[str] = frozenset()) -> AnswerFormat:
     form = FORMATS[name]
     plan = ToolPlan(format=form, schemas=SCHEMAS, parallel=parallel, custom=custom)
     return AnswerFormat(tags=tags_named("qwen3"), prompt="", plan=plan, tools=form if form.full_answer else None)
@@ -91,7 +91,7 @@ def parsed(read: AnswerFormat, pieces: Sequence[str]) -> Iterator[Parsed]:
 
 def items(found: Iterable[Parsed]) -> list[tuple[str, str, str]]:
     """Type, name and text of each item of a response."""
-    writer = ItemWriter(reasoning=True, seal=False)
+    writer = ItemWriter(reasoning=True, encode_reasoning=False)
     for one in found:
         for event in writer.write(one):
             assert event["output_index"] == len(writer.items) - 1
@@ -123,76 +123,76 @@ def blocks(found: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
 
 
 def chunks(read: AnswerFormat, pieces: Sequence[str]) -> list[list[Any]]:
-    """What a chat's chunks tell, in their order: what belongs together in one."""
+    """Kind and text of the parts of a chat's chunks, in order; consecutive ones of a kind are merged."""
     writer = ChatChunkWriter(
         ChunkHead("c", 0, "m"), 0, role="assistant", echo="", parser=read.parser(), include_reasoning=True,
         formatter=None, prompt_token_ids=None,
     )  # fmt: skip
-    told: list[list[Any]] = []
+    merged: list[list[Any]] = []
     for piece in [*pieces, None]:
         delta = Delta(piece) if piece is not None else Delta(finish_reason="stop")
         for chunk in writer.write(delta, None):
             fields = json.loads(chunk.removeprefix(b"data: "))["choices"][0]["delta"]
             for kind in ("reasoning", "content"):
                 if fields.get(kind):
-                    _put(told, kind, fields[kind])
+                    _append(merged, kind, fields[kind])
             for call in fields.get("tool_calls", ()):
                 called = call.get("function") or call["custom"]
-                said = called["arguments"] if "function" in call else called["input"]
-                _put(told, f"call {call['index']}", called.get("name", "") + said)
-    return told
+                arguments = called["arguments"] if "function" in call else called["input"]
+                _append(merged, f"call {call['index']}", called.get("name", "") + arguments)
+    return merged
 
 
-def _put(told: list[list[Any]], kind: str, text: str) -> None:
-    if told and told[-1][0] == kind:
-        told[-1][1] += text
+def _append(merged: list[list[Any]], kind: str, text: str) -> None:
+    if merged and merged[-1][0] == kind:
+        merged[-1][1] += text
     else:
-        told.append([kind, text])
+        merged.append([kind, text])
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
-def test_each_thing_stands_where_the_model_said_it(name: str) -> None:
+def test_items_are_in_the_order_of_the_answer(name: str) -> None:
     now, note, text = CALLS[name]
-    thought = ANALYSIS if name == "openai" else THOUGHT
+    reasoning = ANALYSIS if name == "openai" else REASONING
     first, second, third = (text.replace("{}", word) for word in "abc")
-    answer = thought + first + now + second + note + third
+    answer = reasoning + first + now + second + note + third
     for pieces in ([answer], list(answer)):
-        found = items(parsed(reading(name), pieces))
+        found = items(parsed(answer_format(name), pieces))
         assert [(kind, of) for kind, of, _ in found] == [
             ("reasoning", ""), ("message", ""), ("function_call", "now"), ("message", ""), ("function_call", "note"),
             ("message", ""),
         ]  # fmt: skip
-        texts = [said for kind, _, said in found if kind == "message"]
-        assert all(f"'text': '{word}'" in said for word, said in zip("abc", texts, strict=True))
+        texts = [content for kind, _, content in found if kind == "message"]
+        assert all(f"'text': '{word}'" in content for word, content in zip("abc", texts, strict=True))
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_no_order_depends_on_how_tokens_are_grouped(data: st.DataObject) -> None:
+def test_results_do_not_depend_on_how_tokens_are_grouped(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(CALLS)))
     now, note, text = CALLS[name]
     parts = st.sampled_from([now, note, ANALYSIS, *(text.replace("{}", one) for one in TEXTS)])
-    answer = data.draw(st.sampled_from(["", THOUGHT])) + "".join(data.draw(st.lists(parts, max_size=7)))
+    answer = data.draw(st.sampled_from(["", REASONING])) + "".join(data.draw(st.lists(parts, max_size=7)))
     answer = answer[: data.draw(st.integers(0, len(answer)), "end")]
     pieces = cut(answer, data.draw(st.lists(st.integers(0, len(answer)), max_size=12)))
-    custom = frozenset(data.draw(st.sets(st.sampled_from(["now", "note"]))))  # what they are called with is no `input`
-    read = reading(name, parallel=data.draw(st.booleans()), custom=custom)
+    custom = frozenset(data.draw(st.sets(st.sampled_from(["now", "note"]))))  # their arguments have no `input`
+    read = answer_format(name, parallel=data.draw(st.booleans()), custom=custom)
     for cuts in (pieces, list(answer)):
         assert items(parsed(read, cuts)) == items(parsed(read, [answer]))
         assert chunks(read, cuts) == chunks(read, [answer])
         for thinking in (True, False):
-            told = blocks(parsed(read, cuts), thinking=thinking)
-            assert told == blocks(parsed(read, [answer]), thinking=thinking)
+            grouped = blocks(parsed(read, cuts), thinking=thinking)
+            assert grouped == blocks(parsed(read, [answer]), thinking=thinking)
 
 
 def test_a_whole_message_has_its_blocks_in_the_order_of_the_stream() -> None:
     now, note, _ = CALLS["hermes"]
-    read = reading("hermes")
-    answer = f"{THOUGHT}First.\n{now}\nThen.\n{note}"
+    read = answer_format("hermes")
+    answer = f"{REASONING}First.\n{now}\nThen.\n{note}"
     for thinking in (True, False):
         whole = content_blocks(read.parser().push(answer, last=True), thinking=thinking)
-        told = blocks(parsed(read, list(answer)), thinking=thinking)
-        assert [block["type"] for block in whole] == [block["type"] for block in told]
+        streamed = blocks(parsed(read, list(answer)), thinking=thinking)
+        assert [block["type"] for block in whole] == [block["type"] for block in streamed]
         assert [block["text"] for block in whole if "text" in block] == ["First.", "Then."]
         assert [block["input"] for block in whole if "input" in block] == [{}, {"text": "a\nb"}]
 
@@ -200,7 +200,7 @@ def test_a_whole_message_has_its_blocks_in_the_order_of_the_stream() -> None:
 def test_log_probabilities_are_those_of_the_text_before_the_first_call() -> None:
     tokens = [("a", "a"), ("b", "b"), ("<c>", ""), ("", ""), ("d", "d")]
     for size in (1, 2, 5):
-        writer = ItemWriter(reasoning=True, seal=False)
+        writer = ItemWriter(reasoning=True, encode_reasoning=False)
         for start in range(0, len(tokens), size):
             one = Parsed()
             for token, text in tokens[start : start + size]:
@@ -210,5 +210,5 @@ def test_log_probabilities_are_those_of_the_text_before_the_first_call() -> None
             entries = [{"token": token, "bytes": list(token.encode())} for token, _ in tokens[start : start + size]]
             list(writer.write_tokens(one, entries))
         list(writer.end_turn("completed"))
-        told = [[one["token"] for one in item["content"][0]["logprobs"]] for item in writer.items if "content" in item]
-        assert told == [["a", "b"], []]
+        contents = [item["content"][0] for item in writer.items if "content" in item]
+        assert [[one["token"] for one in content["logprobs"]] for content in contents] == [["a", "b"], []]

@@ -108,7 +108,7 @@ def test_holds_an_answer_to_a_schema(client: anthropic.Anthropic) -> None:
     assert json.loads(message.content[0].text) == {"name": "Anna", "age": 33, "city": "Rome"}
 
 
-def test_stops_where_it_is_told_to(client: anthropic.Anthropic) -> None:
+def test_generation_ends_at_stop_sequences(client: anthropic.Anthropic) -> None:
     message = ask(client, "What is Quire?", stop_sequences=["server"])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "server")
     cut = client.messages.create(model=NAME, max_tokens=2, messages=[{"role": "user", "content": "What is Quire?"}])

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from quire.api.http import fields
 from quire.api.http.errors import install_error_handlers
-from quire.api.http.routing import CheckedRoute, hold, release, take_over
+from quire.api.http.routing import CheckedRoute, detach_resources, enter_for_request, release_resources
 
 
 class Body(BaseModel):
@@ -38,14 +38,14 @@ async def post(strict: bool = False, **body: object) -> httpx.Response:
 
     @routes.post("/")
     async def endpoint(body: Body, request: Request) -> list[str]:
-        hold(request, held("slot"))
+        enter_for_request(request, held("slot"))
         fields.ignore(request, ["unused"] if body.mode == "unused" else [])
         if body.mode == "raise":
             raise ZeroDivisionError
         if body.mode == "release":
-            release(request)
-        if body.mode == "take over":
-            with take_over(request):
+            release_resources(request)
+        if body.mode == "detach":
+            with detach_resources(request):
                 assert HELD == ["slot"]
         return list(HELD)
 
@@ -59,7 +59,7 @@ async def post(strict: bool = False, **body: object) -> httpx.Response:
 
 @pytest.mark.parametrize(
     ("mode", "status", "seen"),
-    [("plain", 200, ["slot"]), ("release", 200, []), ("take over", 200, []), ("raise", 500, None)],
+    [("plain", 200, ["slot"]), ("release", 200, []), ("detach", 200, []), ("raise", 500, None)],
 )
 async def test_resources_are_released(mode: str, status: int, seen: list[str] | None) -> None:
     answer = await post(mode=mode)

@@ -1,4 +1,4 @@
-"""Tools of MCP servers that are not granted."""
+"""MCP tools in requests that are refused: unreachable, not allowed or contradictory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.responses.test_mcp_tools import OWN, WEATHER, serving
 from tests.support.mcp_server import mcp_server
-from tests.support.responses import PATH, ask, said
+from tests.support.responses import PATH, ask, output_text
 from tests.support.server import running_server, until
 
 
@@ -45,7 +45,7 @@ async def test_what_cannot_be_granted_is_refused(tmp_path: Path, change: dict[st
         assert answer.status_code == 400, answer.text
         if param is not None:
             assert answer.json()["error"]["param"] == param
-        assert said(await ask(server, "hi", tools=[WEATHER])) == "Yes."
+        assert output_text(await ask(server, "hi", tools=[WEATHER])) == "Yes."
         await until(lambda: server.state.models[0].client.slots_in_use == 0)
     assert tools.calls == []
 

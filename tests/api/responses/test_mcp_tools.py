@@ -1,4 +1,4 @@
-"""Tools of MCP servers in responses: a real server of tools, and a core that says what it is told to."""
+"""Tools of MCP servers in responses: a real server of tools, and a fake core with scripted answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says_in_turn
 from tests.support.mcp_server import Tools, mcp_server
-from tests.support.responses import PATH, ask, prompts, said, stream
+from tests.support.responses import PATH, ask, output_text, prompts, stream
 from tests.support.server import Server, running_server, until
 from tests.support.tokenizer import byte_tokenizer
 
@@ -156,7 +156,7 @@ async def test_a_call_of_the_clients_ends_the_response(tmp_path: Path) -> None:
         assert len(prompts(core)) == 1
         result = {"type": "function_call_output", "call_id": first["output"][1]["call_id"], "output": "mine"}
         second = await ask(server, [result], tools=[WEATHER, OWN], previous_response_id=first["id"])
-    assert said(second) == "Done."
+    assert output_text(second) == "Done."
     assert "[assistant:(own)(get_weather)][tool:21 degrees in Rome][tool:mine]" in prompts(core)[1]
 
 
@@ -169,11 +169,11 @@ async def test_a_conversation_goes_on(tmp_path: Path) -> None:
         third = await ask(server, "And now?", tools=[fewer], previous_response_id=second["id"])
         assert kinds(third) == ["mcp_list_tools", "message"]  # it is another one
         assert [tool["name"] for tool in third["output"][0]["tools"]] == ["get_weather"]
-        items = (await server.http.get(f"{PATH}/{second['id']}/input_items", params={"order": "asc"})).json()
-        told = [{"role": "user", "content": "Weather?"}, *first["output"], {"role": "user", "content": "So?"}]
-        fourth = await ask(server, told, tools=[WEATHER], store=False)
+        stored = (await server.http.get(f"{PATH}/{second['id']}/input_items", params={"order": "asc"})).json()
+        items = [{"role": "user", "content": "Weather?"}, *first["output"], {"role": "user", "content": "So?"}]
+        fourth = await ask(server, items, tools=[WEATHER], store=False)
     assert kinds(fourth) == ["message"]
-    assert [item["type"] for item in items["data"]] == ["message", "mcp_list_tools", "mcp_call", "message", "message"]
+    assert [item["type"] for item in stored["data"]] == ["message", "mcp_list_tools", "mcp_call", "message", "message"]
     history = "[user:Weather?][assistant:(get_weather)][tool:21 degrees in Rome][assistant:Warm.]"
     assert history in prompts(core)[2]
     assert history in prompts(core)[4]
@@ -191,7 +191,7 @@ async def test_calls_beyond_the_limit_are_not_made(tmp_path: Path) -> None:
     assert len(prompts(core)) == 2
 
 
-async def test_what_fails_is_told_to_the_model(tmp_path: Path) -> None:
+async def test_failed_calls_are_reported_to_the_model(tmp_path: Path) -> None:
     broken = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ro\n</tool_call>'
     answers = (call("fail"), call("get_weather", town=1), broken, "Sorry.")
     async with serving(tmp_path, *answers) as (server, core, tools):
@@ -202,7 +202,7 @@ async def test_what_fails_is_told_to_the_model(tmp_path: Path) -> None:
     assert [item["error"]["type"] for item in calls[:2]] == ["mcp_tool_execution_error"] * 2
     assert "no such luck" in calls[0]["error"]["content"][0]["text"]
     assert "no such luck" in prompts(core)[1]
-    assert said(body) == "Sorry."
+    assert output_text(body) == "Sorry."
 
 
 async def test_a_server_that_stops_and_comes_back(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_a_server_that_stops_and_comes_back(tmp_path: Path) -> None:
             async with mcp_server(port=port) as tools:
                 second = await ask(server, "Weather?", tools=[WEATHER])
     assert first["output"][1]["error"]["type"] == "http_error"
-    assert said(first) == "Sorry."
+    assert output_text(first) == "Sorry."
     assert refused.status_code == 424
     assert "'weather'" in refused.json()["error"]["message"]
     assert second["output"][1]["output"] == "21 degrees in Rome"
@@ -261,7 +261,7 @@ async def test_a_call_that_takes_too_long_fails(tmp_path: Path) -> None:
         "code": 504,
         "message": "The tool server did not answer within 2 seconds.",
     }
-    assert said(body) == "Sorry."
+    assert output_text(body) == "Sorry."
 
 
 async def test_in_the_background(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ async def test_output_tokens_are_of_the_whole_response(tmp_path: Path) -> None:
         short = await ask(server, "hi", tools=[WEATHER], max_output_tokens=room + 2, min_tokens=5)
         none = await ask(server, "hi", tools=[WEATHER], max_output_tokens=room)
         cut = await ask(server, "hi", tools=[WEATHER], max_output_tokens=room - 20)
-    assert (said(short), short["usage"]["output_tokens"]) == ("Wa", room + 2)
+    assert (output_text(short), short["usage"]["output_tokens"]) == ("Wa", room + 2)
     assert kinds(none) == kinds(cut) == ["mcp_list_tools", "mcp_call"]
     assert [item["output"][1]["status"] for item in (none, cut)] == ["completed", "incomplete"]
     assert {item["status"] for item in (short, none, cut)} == {"incomplete"}
@@ -289,8 +289,8 @@ async def test_output_tokens_are_of_the_whole_response(tmp_path: Path) -> None:
 
 
 async def test_a_context_that_is_full_ends_the_response(tmp_path: Path) -> None:
-    long, told = call("get_weather", city="x" * 180), TEMPLATE.replace("c.function.name", "c.function.arguments")
-    async with serving(tmp_path, long, "Never said.", chat_template=told) as (server, core, _):
+    long, template = call("get_weather", city="x" * 180), TEMPLATE.replace("c.function.name", "c.function.arguments")
+    async with serving(tmp_path, long, "Never said.", chat_template=template) as (server, core, _):
         body = await ask(server, "y" * 150, tools=[WEATHER])
     assert (body["status"], kinds(body)) == ("incomplete", ["mcp_list_tools", "mcp_call"])
     assert len(prompts(core)) == 1
@@ -315,7 +315,7 @@ async def test_only_the_first_turn_is_forced_to_call(tmp_path: Path, choice: Any
     first, second = (message for message in core.received if isinstance(message, AddRequest))
     assert first.params.grammar
     assert not second.params.grammar
-    assert said(body) == "Warm."
+    assert output_text(body) == "Warm."
     assert body["tool_choice"] == choice
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore
-from tests.support.responses import PATH, TOOLS, ask, calling, said, stream, thinking
+from tests.support.responses import PATH, TOOLS, answers_with, ask, output_text, reasoning_server, stream
 from tests.support.server import running_server
 
 
@@ -22,14 +22,14 @@ async def test_an_answer_is_a_message(tmp_path: Path) -> None:
     assert (body["status"], body["error"], body["incomplete_details"]) == ("completed", None, None)
     (message,) = body["output"]
     assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
-    assert "HELLO" in said(body)
+    assert "HELLO" in output_text(body)
     assert body["usage"]["total_tokens"] == body["usage"]["input_tokens"] + body["usage"]["output_tokens"]
     assert (body["metadata"], body["temperature"], body["user"]) == ({"a": "b"}, 0.5, "me")
     assert body["text"] == {"verbosity": "medium", "format": {"type": "text"}}
 
 
 async def test_thoughts_and_calls_are_items(tmp_path: Path) -> None:
-    async with thinking(tmp_path, calling()) as server:
+    async with reasoning_server(tmp_path, answers_with()) as server:
         body = await ask(server, tools=TOOLS)
         hidden = await ask(server, tools=TOOLS, include_reasoning=False)
     thought, message, call = body["output"]
@@ -41,7 +41,7 @@ async def test_thoughts_and_calls_are_items(tmp_path: Path) -> None:
 
 
 async def test_tools_of_others_are_left_out_by_name(tmp_path: Path) -> None:
-    async with thinking(tmp_path, calling()) as server:
+    async with reasoning_server(tmp_path, answers_with()) as server:
         answer = await server.post(PATH, {"input": "hi", "tools": TOOLS})
         refused = await server.post(PATH, {"input": "hi", "tools": TOOLS[1:], "tool_choice": "required"})
     assert "tools.1" in answer.headers["x-quire-ignored-fields"]
@@ -50,7 +50,7 @@ async def test_tools_of_others_are_left_out_by_name(tmp_path: Path) -> None:
 
 
 async def test_events_tell_the_same_as_the_whole(tmp_path: Path) -> None:
-    async with thinking(tmp_path, calling()) as server:
+    async with reasoning_server(tmp_path, answers_with()) as server:
         events = await stream(server, tools=TOOLS)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"].removeprefix("response.") for event in events]
@@ -87,13 +87,14 @@ async def test_answers_that_break_off_are_incomplete(tmp_path: Path) -> None:
 
 
 async def test_log_probabilities_come_with_the_text(tmp_path: Path) -> None:
-    async with thinking(tmp_path, calling("<think>\nHm\n</think>\n\nabc")) as server:
+    async with reasoning_server(tmp_path, answers_with("<think>\nHm\n</think>\n\nabc")) as server:
         fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
         body = await ask(server, **fields)
         events = await stream(server, **fields)
-    told = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
-    assert body["output"][1]["content"][0]["logprobs"] == told
-    assert "".join(one["token"] for one in told).strip() == "abc"
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    streamed_entries = [one for event in deltas for one in event["logprobs"]]
+    assert body["output"][1]["content"][0]["logprobs"] == streamed_entries
+    assert "".join(one["token"] for one in streamed_entries).strip() == "abc"
 
 
 async def test_a_format_is_kept_to(tmp_path: Path) -> None:

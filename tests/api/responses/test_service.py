@@ -9,7 +9,17 @@ from typing import Any
 
 from quire.api.responses.store import ResponseStore, Stored
 from tests.support.fake_core import FakeCore
-from tests.support.responses import PATH, TOOLS, ask, calling, events_in, prompts, said, stream, thinking
+from tests.support.responses import (
+    PATH,
+    TOOLS,
+    answers_with,
+    ask,
+    events_in,
+    output_text,
+    prompts,
+    reasoning_server,
+    stream,
+)
 from tests.support.server import running_server, until
 
 
@@ -38,8 +48,8 @@ async def test_streams_can_be_taken_up_again(tmp_path: Path) -> None:
 
 
 async def test_a_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
-    core = calling()
-    async with thinking(tmp_path, core) as server:
+    core = answers_with()
+    async with reasoning_server(tmp_path, core) as server:
         first = await ask(server, "Where is it warm?", tools=TOOLS, instructions="Be brief.")
         result = {"type": "function_call_output", "call_id": first["output"][2]["call_id"], "output": "25 degrees"}
         second = await ask(server, [result], previous_response_id=first["id"], tools=TOOLS)
@@ -99,7 +109,7 @@ async def test_responses_in_the_background(tmp_path: Path) -> None:
         whole = (await server.http.get(path)).json()
         assert whole == events[-1]["response"]
         assert whole["status"] == "completed"
-        assert "HELLO" in said(whole)
+        assert "HELLO" in output_text(whole)
         late = await server.http.post(f"{path}/cancel")
         assert late.status_code == 400
 
@@ -174,5 +184,5 @@ async def test_nobody_can_choose_the_name_under_which_a_response_is_kept(tmp_pat
     async with running_server(tmp_path) as server:
         headers = {"x-request-id": "mine"}
         bodies = [(await server.post(PATH, {"input": text}, headers=headers)).json() for text in ("one", "two")]
-        assert "ONE" in said((await server.http.get(f"{PATH}/{bodies[0]['id']}")).json())
+        assert "ONE" in output_text((await server.http.get(f"{PATH}/{bodies[0]['id']}")).json())
     assert bodies[0]["id"] != bodies[1]["id"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from quire.api.responses.translation import sealed
+from quire.api.responses.translation import encoded
 from tests.support.fake_core import FakeCore
-from tests.support.responses import PATH, TOOLS, ask, calling, prompts, stream, thinking
+from tests.support.responses import PATH, TOOLS, answers_with, ask, prompts, reasoning_server, stream
 from tests.support.server import running_server
 
 
@@ -22,14 +22,14 @@ async def test_nothing_can_be_left_out_of_no_input(tmp_path: Path) -> None:
 
 async def test_reasoning_that_the_client_keeps(tmp_path: Path) -> None:
     template = "{% for m in messages %}[{{ m.role }}:{{ m.reasoning or '' }}:{{ m.content or '' }}]{% endfor %}"
-    core = calling("<think>\nRome, then.\n</think>\n\nYes")
-    async with thinking(tmp_path, core, chat_template=template) as server:
+    core = answers_with("<think>\nRome, then.\n</think>\n\nYes")
+    async with reasoning_server(tmp_path, core, chat_template=template) as server:
         body = await ask(server, store=False, include=["reasoning.encrypted_content"])
-        sealed = {**body["output"][0], "content": []}
+        item = {**body["output"][0], "content": []}
         await ask(
-            server, [{"role": "user", "content": "hi"}, sealed, body["output"][1], {"role": "user", "content": "so"}]
+            server, [{"role": "user", "content": "hi"}, item, body["output"][1], {"role": "user", "content": "so"}]
         )
-        foreign = {**sealed, "encrypted_content": "gAAAAA"}
+        foreign = {**item, "encrypted_content": "gAAAAA"}
         refused = await server.post(PATH, {"input": [foreign]})
     assert "[assistant:Rome, then.:Yes]" in prompts(core)[1]
     assert refused.status_code == 400
@@ -55,7 +55,7 @@ async def test_the_result_of_a_call_keeps_its_call(tmp_path: Path) -> None:
         {"type": "function_call_output", "call_id": "c", "output": "warm" + "y" * 60},
     ]
     core = FakeCore()
-    async with thinking(tmp_path, core) as server:
+    async with reasoning_server(tmp_path, core) as server:
         await ask(server, items, tools=TOOLS, truncation="auto", max_output_tokens=20)
         hopeless = {"input": items, "truncation": "auto", "max_output_tokens": 1 << 30}
         assert (await server.post(PATH, hopeless)).status_code == 400
@@ -74,7 +74,7 @@ async def test_the_result_of_a_call_keeps_its_call(tmp_path: Path) -> None:
 )
 async def test_monsters_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     text = json.dumps({"input": "hi", **fields})
-    bomb = sealed("\0" * (1 << 23))
+    bomb = encoded("\0" * (1 << 23))
     text = text.replace('"DEEP"', '{"a":' * 300 + "{}" + "}" * 300).replace("BOMB", bomb)
     async with running_server(tmp_path, tool_call_parser="hermes") as server:
         answer = await server.http.post(PATH, content=text, headers={"content-type": "application/json"})
@@ -83,7 +83,7 @@ async def test_monsters_are_refused(tmp_path: Path, fields: dict[str, Any]) -> N
 
 
 async def test_half_characters_in_arguments_are_replaced(tmp_path: Path) -> None:
-    core = calling('<tool_call>\n{"name": "weather", "arguments": {"city": "\\ud800"}}\n</tool_call>')
-    async with thinking(tmp_path, core) as server:
+    core = answers_with('<tool_call>\n{"name": "weather", "arguments": {"city": "\\ud800"}}\n</tool_call>')
+    async with reasoning_server(tmp_path, core) as server:
         assert (await ask(server, tools=TOOLS))["output"][0]["type"] == "function_call"
         assert (await stream(server, tools=TOOLS))[-1]["type"] == "response.completed"

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: which of them may be called, what the next turn is told, and what cannot be told at all."""
+"""Turns of a response with MCP tools: which tools may be called, the prompt of the next turn, and unusable tools."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ import pytest
 
 from quire.api.answers.tools.calls import Parsed
 from quire.api.responses.writer import ItemWriter
-from tests.support.responses import CALL, PATH, TOOLS, ask, calling, events_in, stream, thinking
+from tests.support.responses import CALL, PATH, TOOLS, answers_with, ask, events_in, reasoning_server, stream
 from tests.support.server import until
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_log_probabilities_do_not_depend_on_how_tokens_are_grouped(size: int) -> None:
     tokens = [("\n\n", ""), ("a", "a"), ("b", "b"), ("c", "c"), ("<end>", "")]
-    writer = ItemWriter(reasoning=True, seal=False)
+    writer = ItemWriter(reasoning=True, encode_reasoning=False)
     for start in range(0, len(tokens), size):
         group = tokens[start : start + size]
         entries = [{"token": token, "bytes": list(token.encode())} for token, _ in group]
@@ -31,8 +31,8 @@ def test_log_probabilities_do_not_depend_on_how_tokens_are_grouped(size: int) ->
 
 
 async def test_nothing_of_an_event_comes_before_it(tmp_path: Path) -> None:
-    """A stream that is told again has the same events, though what they told of has grown since."""
-    async with thinking(tmp_path, calling()) as server:
+    """A replayed stream has the same events, although its items have changed since."""
+    async with reasoning_server(tmp_path, answers_with()) as server:
         fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
         live = await stream(server, **fields)
         again = await server.http.get(f"{PATH}/{live[0]['response']['id']}?stream=true")
@@ -40,8 +40,8 @@ async def test_nothing_of_an_event_comes_before_it(tmp_path: Path) -> None:
 
 
 async def test_text_behind_a_call_does_not_cut_it_short(tmp_path: Path) -> None:
-    core = calling(f"{CALL}\nDone.")
-    async with thinking(tmp_path, core) as server:
+    core = answers_with(f"{CALL}\nDone.")
+    async with reasoning_server(tmp_path, core) as server:
         whole = await ask(server, tools=TOOLS)
         core.hold.set()
         streaming = asyncio.create_task(stream(server, tools=TOOLS))

@@ -1,4 +1,4 @@
-"""Answers that take too long, and what is told of how long they took."""
+"""Timeouts of requests, and the timings that are returned in `metrics`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_an_answer_in_time_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_times_are_told_to_those_who_ask(tmp_path: Path, path: str) -> None:
+async def test_timings_are_returned_on_request(tmp_path: Path, path: str) -> None:
     async with running_server(tmp_path) as server:
         whole = (await server.post(path, {**PATHS[path], "return_metrics": True, "n": 2})).json()
         streamed = await server.post(path, {**PATHS[path], "return_metrics": True, "stream": True})

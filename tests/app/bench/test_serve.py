@@ -101,4 +101,4 @@ def test_load_at_a_rate_over_chat(server: ServerProcess, tmp_path: Path) -> None
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
     for command in (("bench", "serve"), ("chat", "--message", "x")):
-        assert "does not list models" in quire(*command, "--url", "http://127.0.0.1:9/v1", status=1)
+        assert "could not list the models of" in quire(*command, "--url", "http://127.0.0.1:9/v1", status=1)

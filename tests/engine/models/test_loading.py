@@ -21,6 +21,7 @@ from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.weight_names import WeightTarget
 from quire.engine.models.weights import WeightFiller
 from quire.kernels import native
+from quire.kernels.linear import pack_weight
 from tests.support.engine import load
 from tests.support.models import make_model, save_model
 
@@ -73,13 +74,15 @@ def test_dtypes(tmp_path: Path, stored: str, requested: str, loaded_as: str) -> 
 
 def test_a_missing_weight_is_reported(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.pop("model.layers.1.self_attn.k_proj.weight"))
-    with pytest.raises(WeightMismatch, match=r"lacks weights: layers\.1\.attn\.qkv\.weight"):
+    with pytest.raises(WeightMismatch, match=r"weights missing from the checkpoint: layers\.1\.attn\.qkv\.weight"):
         load(folder)
 
 
 def test_an_unexpected_weight_is_reported(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"model.layers.0.adapter.weight": torch.ones(2)}))
-    with pytest.raises(WeightMismatch, match=r"does not know: model\.layers\.0\.adapter\.weight"):
+    with pytest.raises(
+        WeightMismatch, match=r"unexpected weights in the checkpoint: model\.layers\.0\.adapter\.weight"
+    ):
         load(folder)
 
 
@@ -87,7 +90,7 @@ def test_an_unexpected_expert_is_reported(tmp_path: Path) -> None:
     folder = save_model(make_model("mixtral"), tmp_path)
     name = "model.layers.0.block_sparse_moe.experts.99.w2.weight"
     change_weights(folder, lambda weights: weights.update({name: torch.ones(2, 2)}))
-    with pytest.raises(WeightMismatch, match=r"does not know: .*experts\.99\.w2"):
+    with pytest.raises(WeightMismatch, match=r"unexpected weights in the checkpoint: .*experts\.99\.w2"):
         load(folder)
 
 
@@ -300,7 +303,7 @@ def test_each_expert_is_packed_before_the_next_one_is_copied(
 ) -> None:
     """So the plain weights of at most one expert exist beside the packed ones."""
     plain = most_plain = 0
-    copy_weight, pack = WeightFiller._copy, linear_module.pack_weight
+    copy_weight = WeightFiller._copy
 
     def copy_and_count(filler: WeightFiller, name: str, target: WeightTarget, tensor: torch.Tensor) -> None:
         nonlocal plain, most_plain
@@ -312,7 +315,7 @@ def test_each_expert_is_packed_before_the_next_one_is_copied(
 
     def pack_and_count(weight: torch.Tensor, quantization: Any) -> Any:
         nonlocal plain
-        packed = pack(weight, quantization)
+        packed = pack_weight(weight, quantization)
         plain -= packed is not None and plain > 0
         return packed
 

@@ -108,7 +108,8 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
     )
     if plan.strict & plan.custom and not plan.needs_grammar:
         raise InvalidRequest(
-            "This model's calls match the `format` of a custom tool only if `tool_choice` requires a call.",
+            'A custom tool\'s `format` can be enforced for this model only with `tool_choice` "required" or a named '
+            "tool.",
             "tools",
         )
     return plan
@@ -128,6 +129,6 @@ def _chosen(tools: Sequence[_Tool], wanted: Sequence[NamedTool | NamedCustomTool
     if unknown:
         kind, name = min(unknown)
         raise InvalidRequest(
-            f"`tool_choice` names the {kind} {name!r}, which is not one of the `tools`.", "tool_choice"
+            f"`tool_choice` refers to the {kind} {name!r}, which is not one of the `tools`.", "tool_choice"
         )
     return chosen

@@ -98,37 +98,37 @@ def _call(out: ToolParser, *, known_only: bool) -> Generator[None, None, bool]:
     scan = out.scanner
     if not (yield from scan.accept("{")):
         return False
-    named, argued, pending = False, False, ""
+    has_name, has_arguments, pending = False, False, ""
     while (yield from scan.skip_whitespace()) and not (yield from scan.accept("}")):
         complete, key = yield from scan.read_value()
         yield from scan.skip_whitespace()
         if not complete or not (yield from scan.accept(":")):
-            return named
-        if key == "name" and not named:
+            return has_name
+        if key == "name" and not has_name:
             complete, name = yield from scan.read_value()
             if not complete or not isinstance(name, str) or not name or (known_only and not out.knows(name)):
                 return False
-            named = True
+            has_name = True
             out.begin_call(name)
             out.add_arguments(pending)
-        elif key in _ARGUMENTS and not argued:
-            argued = True
+        elif key in _ARGUMENTS and not has_arguments:
+            has_arguments = True
             collected: list[str] = []
-            yield from _arguments(out, named, collected)
+            yield from _arguments(out, has_name, collected)
             pending = "".join(collected)
         else:
             yield from scan.read_value()
         yield from scan.skip_whitespace()
         yield from scan.accept(",")
-    if (named and not argued and not scan.ended) or (named and not argued and scan.since_mark.rstrip().endswith("}")):
+    if has_name and not has_arguments and (not scan.ended or scan.since_mark.rstrip().endswith("}")):
         out.add_arguments("{}")
-    return named
+    return has_name
 
 
-def _arguments(out: ToolParser, named: bool, collected: list[str]) -> Steps:
+def _arguments(out: ToolParser, has_name: bool, collected: list[str]) -> Steps:
     """Parse arguments: a JSON object is reported unchanged, a string is reported as its content, null as `{}`."""
     scan = out.scanner
-    sink = out.add_arguments if named else collected.append
+    sink = out.add_arguments if has_name else collected.append
     if (yield from scan.skip_whitespace()) and scan.buffer[0] == "{":
         yield from scan.read_json(sink)
         return

@@ -6,7 +6,7 @@ import torch
 
 from quire.engine.execution.attention.backend import PreparedAttention
 from quire.engine.execution.attention.paged import DecodeTokens, PagedAttend, QueryAttention, VarlenSpans
-from quire.engine.execution.attention.reference import each_in_turn
+from quire.engine.execution.attention.reference import sequential_ranges
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import StepInputs
 from quire.engine.execution.table import RequestTable
@@ -34,7 +34,7 @@ class NativeAttention:
         elif self._varlen:
             all_rows, static = VarlenSpans(metadata.spans), inputs.static
         else:
-            all_rows, static = each_in_turn(inputs.spans, self._table, group_lengths=False), False
+            all_rows, static = sequential_ranges(inputs.spans, self._table, group_lengths=False), False
         logits_rows = DecodeTokens(metadata.logits.block_tables, metadata.logits.seq_lens)
         return PreparedAttention(PagedAttend(self._cache.layers, inputs.slots, all_rows, indices, logits_rows), static)
 

@@ -65,7 +65,7 @@ class PrefillSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class EachInTurn:
+class SequentialRanges:
     """Consecutive ranges [begin, end) of the step's tokens, one call each."""
 
     ranges: Sequence[tuple[int, int, QueryAttention]]

@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 
 from quire.engine.execution.attention.backend import PreparedAttention
-from quire.engine.execution.attention.paged import DecodeTokens, EachInTurn, PagedAttend, PrefillSpan
+from quire.engine.execution.attention.paged import DecodeTokens, PagedAttend, PrefillSpan, SequentialRanges
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import Span, StepInputs
 from quire.engine.execution.table import RequestTable
@@ -24,12 +24,12 @@ class ReferenceAttention:
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         """See `AttentionBackend`."""
         self._cache.ensure_mapped(inputs.last_block)
-        all_rows = each_in_turn(inputs.spans, self._table, group_lengths=True)
+        all_rows = sequential_ranges(inputs.spans, self._table, group_lengths=True)
         attend = PagedAttend(self._cache.layers, inputs.slots, all_rows, inputs.model.logits_indices)
         return PreparedAttention(attend, static=False)
 
 
-def each_in_turn(spans: Sequence[Span], table: RequestTable, *, group_lengths: bool) -> EachInTurn:
+def sequential_ranges(spans: Sequence[Span], table: RequestTable, *, group_lengths: bool) -> SequentialRanges:
     """Single tokens in groups, longer spans one by one.
 
     `group_lengths`: single tokens attend together only with others of similar length. All of a group pay for its
@@ -43,7 +43,7 @@ def each_in_turn(spans: Sequence[Span], table: RequestTable, *, group_lengths: b
     groups = [list(members) for _, members in groupby(single, group)]
     ranges = [(members[0].offset, members[0].offset + len(members), _decode(members, table)) for members in groups]
     prefills = [(s.offset, s.offset + s.count, _prefill(s, table)) for s in spans if s.count > 1]
-    return EachInTurn([*ranges, *prefills])
+    return SequentialRanges([*ranges, *prefills])
 
 
 def _decode(spans: Sequence[Span], table: RequestTable) -> DecodeTokens:

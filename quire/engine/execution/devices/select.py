@@ -18,5 +18,5 @@ def find_device(name: Literal["cpu", "torch"]) -> Device:
     if name == "cpu" and native.instructions() is not None:
         return CpuDevice()
     if name == "cpu":
-        logger.warning("the compiled kernels are not installed: torch runs everything, several times slower")
+        logger.warning("compiled kernels are not installed; falling back to PyTorch, which is several times slower")
     return ReferenceDevice()

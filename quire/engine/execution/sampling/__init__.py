@@ -1,1 +1,1 @@
-"""Sampling: stages change the logits in order, then a token is chosen. A stage costs nothing for rows that do not use it."""
+"""Sampling: stages change the logits, then a token is chosen. A stage costs nothing for rows that do not use it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.wire.protocol import SamplingParams
-from quire.kernels.sampling import argmax, invert, sample
+from quire.kernels.sampling import argmax, sample, sample_by_inverse_cdf
 
 _SampleRows = Callable[[Tensor, Sequence[SamplingParams], Sequence[float]], list[int]]
 _TOP_P_WIDTHS = (256, 4096)  # numbers of top tokens tried before the whole vocabulary is sorted
@@ -84,7 +84,7 @@ def _sample_top_k_top_p(logits: Tensor, params: Sequence[SamplingParams], random
     probs = (values - log_total).exp()
     dropped = probs.cumsum(-1) - probs >= top_p
     dropped[:, 0] = False  # the top token is always kept
-    picked = invert(probs.masked_fill_(dropped, 0.0), torch.tensor(randoms, dtype=torch.float64))
+    picked = sample_by_inverse_cdf(probs.masked_fill_(dropped, 0.0), torch.tensor(randoms, dtype=torch.float64))
     return ids.gather(-1, torch.tensor(picked)[:, None])[:, 0].tolist()
 
 

@@ -38,7 +38,7 @@ def qwen3_moe(config: Any) -> DecoderSpec:
         size=config.moe_intermediate_size,
         experts=config.num_experts,
         top_k=config.num_experts_per_tok,
-        router=SoftmaxRouter(renormalise=config.norm_topk_prob),
+        router=SoftmaxRouter(renormalize=config.norm_topk_prob),
         expert=GatedExperts(act=config.hidden_act),
     )
     window = config.sliding_window if config.use_sliding_window else None
@@ -85,7 +85,7 @@ def deepseek_v3(config: Any) -> DecoderSpec:
         router=GroupedSigmoidRouter(
             groups=config.n_group,
             top_groups=config.topk_group,
-            renormalise=config.norm_topk_prob,
+            renormalize=config.norm_topk_prob,
             scale=config.routed_scaling_factor,
         ),
         expert=GatedExperts(act=config.hidden_act),

@@ -16,7 +16,7 @@ class Embedding(Packable):
     def __init__(self, vocab: int, hidden: int, tied: Linear | None = None) -> None:
         """`tied`: the head that shares the table."""
         super().__init__()
-        # Not nn.Embedding: it initialises its table, which on the meta device imports a second's worth of torch.
+        # Not nn.Embedding: it initializes its table, which on the meta device imports a second's worth of torch.
         self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
         self._tied = () if tied is None else (tied,)  # in a tuple: not a submodule of this one
         if tied is not None:

@@ -64,7 +64,7 @@ class MoELayer(nn.Module):
             assert self.score_bias is not None
             return grouped_sigmoid(logits, self.score_bias, router, self.spec.top_k)
         weights, chosen = logits.softmax(-1).topk(self.spec.top_k, -1)
-        return chosen, weights / weights.sum(-1, keepdim=True) if router.renormalise else weights
+        return chosen, weights / weights.sum(-1, keepdim=True) if router.renormalize else weights
 
 
 def grouped_sigmoid(logits: Tensor, bias: Tensor, router: GroupedSigmoidRouter, top_k: int) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def grouped_sigmoid(logits: Tensor, bias: Tensor, router: GroupedSigmoidRouter, 
     kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)
     chosen = grouped.masked_fill(~kept[..., None], 0.0).flatten(-2).topk(top_k, -1).indices
     weights = scores.gather(-1, chosen)
-    if router.renormalise:
+    if router.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return chosen, weights * router.scale
 

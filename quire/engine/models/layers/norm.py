@@ -9,7 +9,7 @@ from quire.kernels.rms_norm import rms_norm
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm with a learnt weight, to which `offset` is added."""
+    """Root mean square norm with a learned weight, to which `offset` is added."""
 
     def __init__(self, dim: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
@@ -18,5 +18,5 @@ class RMSNorm(nn.Module):
         self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalize the last dimension."""
         return rms_norm(x, self.weight, self.eps, self.offset)

@@ -1,4 +1,4 @@
-// Tokens from logits: the likeliest, or a random one.
+// Chooses a token for each row of logits: the one with the largest logit, or a random one by inverse CDF.
 #pragma once
 
 constexpr int64_t VOCAB_CHUNK = 4096;  // tokens that are reduced together, before one of them is searched for

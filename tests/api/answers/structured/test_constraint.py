@@ -1,4 +1,4 @@
-"""Which fields hold an answer to a form, and what is refused."""
+"""Fields that constrain an answer with a grammar, and requests that are refused."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
 
 
-async def test_calls_are_told_from_text(tmp_path: Path) -> None:
+async def test_calls_are_distinguished_from_text(tmp_path: Path) -> None:
     async with serving(tmp_path, TWO) as server:
         choice = await ask(server)
     message = choice["message"]

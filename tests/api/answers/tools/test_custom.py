@@ -114,7 +114,7 @@ def test_arguments_that_are_not_as_they_should_be(arguments: str, text: str) -> 
     assert read([arguments]) == read(list(arguments)) == text
 
 
-def test_an_input_is_told_while_it_comes() -> None:
+def test_an_input_is_streamed_while_it_is_generated() -> None:
     reader = CustomInputReader()
     assert [reader.push(piece) for piece in ('{"input": "ab', "\\", "n\\ud83d", "\\ude00c")] == ["ab", "", "\n", "😀c"]
 
@@ -236,7 +236,7 @@ async def test_the_result_of_a_custom_call_keeps_its_call(tmp_path: Path) -> Non
     assert "xxx" not in prompts(core)[0]
 
 
-async def test_a_response_can_be_told_which_custom_tool_to_call(tmp_path: Path) -> None:
+async def test_a_response_can_require_a_named_custom_tool(tmp_path: Path) -> None:
     core = FakeCore(answer=says(CALL))
     async with serving(tmp_path, core) as server:
         for choice in (
