@@ -99,7 +99,7 @@ def test_bad_variables_and_files_are_refused_alike(tmp_path: Path, monkeypatch: 
         ("port = 1", "'port' must be inside a command's table.*quire.toml"),
         ("[serv]\nport = 1", r"\[serv\] does not belong to a command; .*\[bench.serve\].*quire.toml"),
         ("[bench.sreve]\nseed = 1", r"\[bench.sreve\] does not belong to a command"),
-        ("[bench]\nconcurrency = 5", "'bench.concurrency' is outside"),
+        ("[bench]\nconcurrency = 5", "'bench.concurrency' must be inside a command's table"),
         ("[bench]\nserve = 5", "'bench.serve' expects a table"),
         ("[[serve]]\nport = 5", "'serve' expects a table"),
         ("[serve]\nprot = 1", "unknown setting 'prot'"),
