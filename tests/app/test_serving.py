@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -70,6 +71,7 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
     from quire.engine.wire.stream import GenerateRequest
     from tests.support.fake_core import prompt_of
 
+    before = threading.enumerate()
     folder = tiny_model(tmp_path)
     settings = Serve.parse([str(folder), "--kv-cache-memory", "16MiB"])
     source = ModelSource(folder, str(folder), ("model",))
@@ -81,5 +83,7 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
     request: Any = GenerateRequest(prompt=prompt_of("yes or no?"), params=params)
     assert [delta async for delta in model.client.generate(request)]
     await engine.stop()
-    left = {thread.name for thread in threading.enumerate() if thread.name.startswith("quire")}
-    assert not left
+    started = [thread for thread in threading.enumerate() if thread.name.startswith("quire") and thread not in before]
+    for thread in started:  # those that were told to end may still be at it
+        await asyncio.to_thread(thread.join, 10)
+    assert not [thread.name for thread in started if thread.is_alive()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,21 @@ def oracle(model: Any, prompt: list[int], count: int) -> tuple[list[int], torch.
     return out.sequences[0, len(prompt) :].tolist(), torch.stack(out.logits)[:, 0]
 
 
+@cache
+def references(case: str) -> list[tuple[list[int], list[int], torch.Tensor]]:
+    """Two prompts for the model of a case, each with what `oracle` gives for it; computed once for all devices."""
+    model = make_model(case)
+    prompts = [random_prompt(seed, length) for seed, length in ((1, 5), (2, 40))]
+    return [(prompt, *oracle(model, prompt, TOKENS)) for prompt in prompts]
+
+
 @pytest.mark.parametrize("device", ["cpu", "torch"])
 @pytest.mark.parametrize("case", [*DECODERS, *FALLBACKS])
 def test_engine_equals_hugging_face(case: str, device: Any, tmp_path: Path) -> None:
-    model = make_model(case)
     options = ModelOptions(device=device)
-    engine = Engine(save_model(model, tmp_path), model=options, block_size=8, max_num_batched_tokens=48)
+    engine = Engine(save_model(make_model(case), tmp_path), model=options, block_size=8, max_num_batched_tokens=48)
     assert engine.info.implementation == ("quire" if case in DECODERS else "transformers")
-    for seed, length in ((1, 5), (2, 40)):
-        prompt = random_prompt(seed, length)
-        tokens, logits = oracle(model, prompt, TOKENS)
+    for prompt, tokens, logits in references(case):
         result = engine.generate(prompt, greedy(TOKENS, logprobs=20))
         assert result.tokens == tokens
         expected = logits.log_softmax(-1)

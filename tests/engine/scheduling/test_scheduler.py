@@ -293,5 +293,5 @@ def test_aborted_requests_do_not_accumulate_in_the_queue() -> None:
 
 
 def test_a_token_budget_below_max_seqs_is_rejected() -> None:
-    with pytest.raises(ValueError, match="budget"):
+    with pytest.raises(ValueError, match="max_tokens must be at least max_seqs"):
         SchedulerLimits(max_seqs=8, max_tokens=4, max_model_len=10)
