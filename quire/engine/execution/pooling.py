@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -98,14 +98,8 @@ class Pooler:
         """Rows of pooling requests."""
         return self._rows
 
-    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> dict[str, PooledArray]:
-        """Add the hidden states of a step, (tokens, hidden) of all its tokens; returns what is complete, by id."""
-        pooled: dict[str, PooledArray] = {}
-        for span in spans:
-            state = self._rows.get(span.row)
-            if state is not None:
-                state.add(hidden[span.offset : span.offset + span.count])
-                row = self._table[span.row]
-                if span.length == row.prompt_len:
-                    pooled[row.request_id] = state.result().cpu().numpy()
-        return pooled
+    def pool(self, hidden: Tensor, span: Span) -> PooledArray | None:
+        """Add the hidden states (span.count, hidden) of a span of one of `rows`; the array once it is complete."""
+        state = self._rows[span.row]
+        state.add(hidden)
+        return state.result().cpu().numpy() if span.length == self._table[span.row].prompt_len else None

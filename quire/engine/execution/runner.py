@@ -65,7 +65,7 @@ class ModelRunner:
             logits = compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling))
             self._sample(logits, sampling, result)
         self._report_prompts(hidden, [span for span in inputs.spans if self._reports_prompt(span)], result)
-        result.pooled.update(self._pooler.pool(hidden, inputs.spans))
+        self._pool(hidden, [span for span in inputs.spans if span.row in self._pooler.rows], result)
         return result
 
     def check(self) -> None:
@@ -121,6 +121,19 @@ class ModelRunner:
             except Exception as error:  # error boundary: only this sequence fails
                 logger.exception("the prompt log-probabilities of request %s failed", request_id)
                 result.errors[request_id] = SequenceError(f"prompt_logprobs failed: {type(error).__name__}: {error}")
+
+    def _pool(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
+        """Pool the hidden states of the spans of pooling requests."""
+        for span in spans:
+            request_id = self._table[span.row].request_id
+            try:
+                pooled = self._pooler.pool(hidden[span.offset : span.offset + span.count], span)
+            except Exception as error:  # error boundary: only this sequence fails
+                logger.exception("pooling for request %s failed", request_id)
+                result.errors[request_id] = SequenceError(f"pooling failed: {type(error).__name__}: {error}")
+            else:
+                if pooled is not None:
+                    result.pooled[request_id] = pooled
 
     def _prompt_logprobs(self, hidden: Tensor, span: Span) -> list[TokenLogprobs]:
         row = self._table[span.row]

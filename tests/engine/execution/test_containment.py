@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from quire.engine.execution import runner as runner_module
+from quire.engine.execution.pooling import Pooler
 from quire.engine.execution.sampling import sampler as sampler_module
 from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.execution.sampling.grammar import GrammarState
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
+from quire.engine.wire.protocol import PoolingParams
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 
@@ -122,3 +124,20 @@ def test_the_row_of_a_failed_sequence_is_reused(folder: Path, monkeypatch: pytes
         engine.run()
         assert "ZeroDivisionError" in (engine.results["bad"].error or "")
     assert len(engine.generate(random_prompt(1, 5), greedy(3, logit_bias={1: 2.0})).tokens) == 3
+
+
+def test_pooling_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sequences that share its step go on."""
+
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("injected error")
+
+    expected = Engine(folder).generate(random_prompt(1, 12), greedy(5)).tokens
+    monkeypatch.setattr(Pooler, "pool", fails)
+    engine = Engine(folder)
+    engine.add("good", random_prompt(1, 12), greedy(5))
+    engine.add("bad", random_prompt(2, 15), PoolingParams(kind="mean"))
+    engine.run()
+    assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
+    assert engine.results["good"].tokens == expected
+    assert engine.blocks_used == 0
