@@ -1,7 +1,7 @@
 """Compares two builds of Quire under the workloads of the shared load.py, in alternation on the same machine.
 
 Both servers run throughout, and one of them at a time is loaded, so that a turn of one is followed by the same turn of
-the other: the speed of a shared machine changes over minutes. Every turn has prompts of its own, so no prefix cache helps.
+the other: the speed of a shared machine changes over minutes. Every turn has its own prompts, so no prefix cache helps.
 
     python -m benchmarks.before_after MODEL old=PATH new=PATH --load LOAD.PY --out FILE.json -- --dtype bfloat16
 
