@@ -51,7 +51,8 @@ class JsonSyntax:
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for calls of these functions."""
-        call = writer.json({"anyOf": [self._schema(name, schema) for name, schema in schemas.items()]}, spaces=2)
+        calls = [self._schema(name, _embedded(schema, index)) for index, (name, schema) in enumerate(schemas.items())]
+        call = writer.json({"anyOf": calls}, spaces=2)
         begin, end = writer.text("".join(self.begins[:1])), writer.text(self.end)
         if self.as_list:
             more = f'("," " "? {call})*' if parallel else ""
@@ -91,6 +92,11 @@ class JsonSyntax:
             yield from scan.skip_whitespace()
         if self.end:
             yield from scan.accept(self.end)
+
+
+def _embedded(schema: object, index: int) -> object:
+    """A schema inside another one: with an `$id`, its references (`#/$defs/...`) still start at its own root."""
+    return {"$id": f"urn:quire:tool:{index}", **schema} if isinstance(schema, dict) else schema
 
 
 def _call(out: ToolParser, *, known_only: bool) -> Generator[None, None, bool]:
