@@ -119,11 +119,13 @@ class RunningEngine:
             EngineDead: it could not be loaded.
         """
         await self._handle.join(_STOP_TIMEOUT)
+        gc.unfreeze()
         gc.collect()  # of a core in a thread: its model and KV cache, before the next ones need their memory
         self._handle = self._new_handle()
         await self.client.reconnect(FrontChannel(self._handle.address))
         self._start()
         await self.client.ready()
+        gc.freeze()
 
     async def stop(self) -> None:
         """Stop the core, loaded or not, and wait until it has ended, but not for long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -94,6 +95,7 @@ async def _serve_models(
     responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
     app = create_app(state, metrics, responses, options)
     server = Server(app, state, responses, options, ConnectionOptions.of(settings))
+    gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
     watching = [
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines

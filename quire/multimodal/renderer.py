@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from quire.engine.wire.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.multimodal.prompts import ChatJob, Conversation, Prompt, PromptBuilder, RenderedChat, TextJob
 from quire.multimodal.tokenizer import Tokenizer
-from quire.workers.errors import JobKilled, JobTimedOut
+from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
 from quire.workers.threads import FairThreads
@@ -92,7 +93,7 @@ class Renderer:
         """
         job = ChatJob(conversation, room)
         parts = {
-            "messages": measured(conversation.messages),
+            "messages": _with_arguments(measured(conversation.messages), conversation.messages),
             "tools": measured(conversation.tools or ()),
             "documents": measured(conversation.documents or ()),
             "chat_template_kwargs": measured(conversation.variables),
@@ -145,9 +146,23 @@ class Renderer:
         try:
             return await self._processes.run(job, tenant=tenant)
         except JobTimedOut as error:
+            if error.stalled:
+                raise QueueFull("the server is too busy to prepare the prompt") from error
             raise PromptError(f"{what} took more than {self._limits.seconds:g} s.", field) from error
         except JobKilled as error:
             raise PromptError(f"{what} is not possible: {error}.", field) from error
+
+
+def _with_arguments(size: tuple[int, int], messages: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """The size of messages, with the values in the arguments of tool calls, which are JSON texts."""
+    values, characters = size
+    for message in messages if values <= MAX_VALUES else ():
+        for call in message.get("tool_calls") or ():
+            function = call.get("function")
+            arguments = function.get("arguments") if isinstance(function, Mapping) else None
+            if isinstance(arguments, str):
+                values += sum(map(arguments.count, ",[{"))
+    return values, characters
 
 
 def measured(value: Any) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -19,8 +20,9 @@ from quire.multimodal.errors import PromptError
 from quire.multimodal.prompts import Conversation
 from quire.multimodal.renderer import MAX_VALUES, Renderer
 from quire.multimodal.tokenizer import Tokenizer
-from quire.workers.errors import QueueFull
+from quire.workers.errors import JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
+from quire.workers.pool import WorkerPool
 from tests.support.server import Server, running_server, until
 from tests.support.tokenizer import CHAT_TEMPLATE, write_tokenizer
 
@@ -182,6 +184,30 @@ async def test_a_full_queue_of_prompts_is_a_503(tmp_path: Path, monkeypatch: pyt
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         answer = await server.post("/v1/messages", {"messages": HI, "max_tokens": 5})
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")
+
+
+async def test_a_prompt_that_gets_no_processor_time_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stalled(*_: Any, **__: Any) -> None:
+        raise JobTimedOut("took more than 10 s", stalled=True)
+
+    monkeypatch.setattr(WorkerPool, "run", stalled)
+    async with running_server(tmp_path) as server:
+        answer = await server.post(COMPLETIONS, {"prompt": "some words " * 40_000, "truncate_prompt_tokens": 5})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_arguments_of_tool_calls_are_values_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process: list[Any] = []
+
+    async def run(self: WorkerPool, job: Any, **_: Any) -> None:
+        in_process.append(job)
+
+    monkeypatch.setattr(WorkerPool, "run", run)
+    async with running_renderer(tmp_path) as renderer:
+        for arguments in ('{"a": 1}', json.dumps([{}] * 5_000)):
+            call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+            await renderer.chat(Conversation(messages=[*HI, {"role": "assistant", "tool_calls": [call]}]))
+    assert len(in_process) == 1
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize", "/v1/messages/count_tokens", "/v1/responses"])

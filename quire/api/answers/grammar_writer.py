@@ -12,6 +12,7 @@ from llguidance import regex_to_lark
 from quire.engine.wire.grammar import CLIENT_GRAMMAR
 
 _MAX_WHITESPACE = 64  # enough for deep indentation; without a limit, models may generate endless whitespace
+_MAX_LENGTH = 1 << 20  # characters
 _MANY = 1000  # texts
 _ANYTHING = r"ANYTHING: /(.|\n)*/"
 _KINDS: Mapping[type, str] = {type(None): "null", list: "an array", str: "a string"}
@@ -19,8 +20,18 @@ _KINDS: Mapping[type, str] = {type(None): "null", list: "an array", str: "a stri
 _REFERENCE = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)*/|@(g\d+)')
 
 
+class GrammarTooLong(ValueError):
+    """A grammar has more characters than are allowed."""
+
+    def __init__(self) -> None:
+        super().__init__(f"The constraint of the answer has more than {_MAX_LENGTH} characters.")
+
+
 class GrammarWriter:
-    """Builds a grammar. Methods return Lark expressions, to be joined by spaces (sequence) or `|` (alternatives)."""
+    """Builds a grammar. Methods return Lark expressions, to be joined by spaces (sequence) or `|` (alternatives).
+
+    All of them raise `GrammarTooLong` before they do work for a longer grammar than is allowed.
+    """
 
     def __init__(self, special: Mapping[str, int]) -> None:
         """`special`: ids of special tokens by their texts."""
@@ -29,9 +40,17 @@ class GrammarWriter:
         self._rules: list[str] = []
         self._has_anything = False
         self._grammars: list[dict[str, Any]] = []
+        self._room = _MAX_LENGTH
+
+    def reserve(self, characters: int) -> None:
+        """Count characters of the grammar, before work is done for them."""
+        self._room -= characters
+        if self._room < 0:
+            raise GrammarTooLong
 
     def text(self, text: str) -> str:
         """This text, with special tokens in it matched as tokens; an empty expression if it is empty."""
+        self.reserve(len(text))
         pieces, at = [], 0
         for mark in self._marks.finditer(text):
             pieces += [_quoted(text[at : mark.start()]), f"<[{self._special[mark[0]]}]>"]
@@ -40,6 +59,7 @@ class GrammarWriter:
 
     def plain(self, text: str) -> str:
         """This text, also where it spells a special token; an empty expression if it is empty."""
+        self.reserve(len(text))
         return _quoted(text)
 
     def json(self, schema: Any, *, spaces: int = _MAX_WHITESPACE) -> str:
@@ -50,6 +70,7 @@ class GrammarWriter:
         """
         if not isinstance(schema, dict | bool):
             raise ValueError(f"A JSON schema must be an object or a boolean, not {_kind(schema)}.")
+        self.reserve(_length(schema, self._room))
         schema = {} if schema is True else schema
         if isinstance(schema, dict) and "x-guidance" not in schema:
             schema = {**schema, "x-guidance": {"whitespace_pattern": rf"[ \t\r\n]{{1,{spaces}}}"}}
@@ -57,10 +78,12 @@ class GrammarWriter:
 
     def grammar(self, text: str) -> str:
         """Text of a Lark or GBNF grammar. It is read where it is compiled."""
+        self.reserve(len(text))
         return self._other({CLIENT_GRAMMAR: text})
 
     def regex(self, pattern: str) -> str:
         """Text that fully matches a regular expression; `\\d`, `\\w` and `\\s` match ASCII only."""
+        self.reserve(len(pattern))
         return self._terminal(f"/{regex_to_lark(pattern, 'dws')}/")
 
     def choice(self, texts: Iterable[str]) -> str:
@@ -83,7 +106,7 @@ class GrammarWriter:
         """Any text up to and including the first `end`."""
         if end.startswith(tuple(self._special)):
             return self.rule(f"{self.anything()} {self.text(end)}")
-        return self.rule(f"{self.anything()} {_quoted(end)}", "[lazy]")
+        return self.rule(f"{self.anything()} {self.plain(end)}", "[lazy]")
 
     def matching(self, pattern: str, end: str) -> str:
         """Text that fully matches a regular expression, followed by the first possible `end`."""
@@ -141,6 +164,24 @@ def as_lark(grammar: str) -> str:
         inner = f"%lark {{\n{other['lark_grammar']}\n}}" if schema is None else f"%json {json.dumps(schema)}"
         rules.append(f"{other['name']}: {inner}")
     return "\n".join(rules)
+
+
+def _length(value: Any, limit: int) -> int:
+    """Number of characters of a JSON value, or a smaller number above the limit."""
+    length, left = 0, [value]
+    while left and length <= limit:
+        one = left.pop()
+        length += 2
+        if isinstance(one, str):
+            length += len(one)
+        elif isinstance(one, dict):
+            length += sum(map(len, one)) + 4 * len(one)
+            left.extend(one.values())
+        elif isinstance(one, list):
+            left.extend(one)
+        else:
+            length += len(repr(one))
+    return length
 
 
 def _kind(value: Any) -> str:

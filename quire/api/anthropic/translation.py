@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -116,7 +115,7 @@ def _turn(turn: MessageTurn) -> Iterator[dict[str, Any]]:
             case RedactedThinkingBlock():
                 pass
             case ToolUseBlock():
-                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
                 results += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from quire.engine.execution import runner as runner_module
 from quire.engine.execution.pooling import Pooler
 from quire.engine.execution.sampling import sampler as sampler_module
 from quire.engine.execution.sampling.choice import sample_tokens
-from quire.engine.execution.sampling.grammar import GrammarState
+from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
@@ -114,6 +116,30 @@ def test_a_failing_grammar(folder: Path) -> None:
     assert state.error is not None
     assert "ZeroDivisionError: injected error" in state.error.message
     assert (mask == 0xFFFFFFFF).all()
+
+
+def test_sequences_of_one_grammar_share_the_time_of_their_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Matcher:
+        def deep_copy(self) -> Matcher:
+            return self
+
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+            clock.append(clock[-1] + 0.1)
+
+        def is_error(self) -> bool:
+            return False
+
+    clock, compiled = [0.0], Future[Any]()
+    compiled.set_result(Matcher())
+    monkeypatch.setattr(time, "thread_time", lambda: clock[-1])
+    usage = GrammarUsage()
+    states = [GrammarState(compiled, usage) for _ in range(64)]
+    for state in states:
+        state.advance([], np.zeros(4, np.uint32), 0.01)
+    assert clock[-1] == pytest.approx(0.3)
+    assert [state.error is None for state in states] == [True] * 2 + [False] * 62
+    assert all("too expensive" in state.error.message for state in states if state.error)
+    assert usage.failed
 
 
 def test_the_row_of_a_failed_sequence_is_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

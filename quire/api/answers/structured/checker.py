@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quire.api.answers.structured import compilation
@@ -20,8 +20,10 @@ from quire.engine.wire.sized_cache import Key, SizedCache, key_of
 from quire.workers.errors import Cause, JobKilled, JobTimedOut, QueueFull, WorkerError
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
+from quire.workers.threads import FairThreads
 
 _MAX_LENGTH = 1 << 20  # characters of a grammar
+_MAX_WAITING = 1024  # requests whose grammar is to be written
 _CACHE = 16 << 20  # bytes of results
 _RETRY_AFTER = {"Retry-After": "5"}  # seconds
 _LIMITS = WorkerLimits(memory=256 << 20, seconds=5.0, stack=64 << 20)
@@ -48,7 +50,7 @@ class GrammarChecker:
         self._pool = WorkerPool(
             "grammar", f"{compilation.__name__}:worker", (folder, vocab_size, eos_token_ids), _LIMITS
         )
-        self._writers = ThreadPoolExecutor(2, "quire-write-grammar")
+        self._writers = FairThreads("write-grammar", max_queued=_MAX_WAITING)
         self._special: dict[str, int] | None = None
         self._loading = asyncio.Lock()
         self._unsupported: str | None = None  # why the model has no grammars
@@ -77,7 +79,7 @@ class GrammarChecker:
         """
         try:
             special = await self._special_tokens()
-            grammar = await asyncio.get_running_loop().run_in_executor(self._writers, write, special)
+            grammar = await self._writers.run(partial(write, special), tenant=tenant)
             result = await self._result(grammar, tenant)
         except GrammarError as error:
             result = str(error)
@@ -93,7 +95,7 @@ class GrammarChecker:
 
     async def close(self) -> None:
         """End the worker processes; grammars that have not been checked are dropped."""
-        self._writers.shutdown(wait=False, cancel_futures=True)
+        self._writers.close()
         await self._pool.close()
 
     async def _special_tokens(self) -> Mapping[str, int]:

@@ -72,7 +72,8 @@ def grammar_of(
     if plan is not None and (answer is None or plan.required or plan.has_grammar):
         with _errors_of("tools"):
             answer = plan.expression(writer, answer)
-    return writer.finish(_after_reasoning(writer, answer or writer.anything(), tags, prefix))
+    with _errors_of(field if plan is None else "tools"):
+        return writer.finish(_after_reasoning(writer, answer or writer.anything(), tags, prefix))
 
 
 @contextmanager

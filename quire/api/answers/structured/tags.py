@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +25,14 @@ def triggered(writer: GrammarWriter, triggers: Sequence[str], tags: Sequence[tup
     Raises:
         ValueError: a trigger is empty, or the begin of a tag starts with none of the triggers.
     """
-    known, sizes = set(triggers), sorted({len(trigger) for trigger in triggers}, reverse=True)
+    writer.reserve(sum(map(len, triggers)) + sum(len(begin) for begin, _, _ in tags))
+    known, sizes = set(triggers), sorted({len(trigger) for trigger in triggers})
     if "" in known:
         raise ValueError("A trigger of the structural tag is empty.")
     rules = []
     for begin, content, end in tags:
-        trigger = next((begin[:size] for size in sizes if begin[:size] in known), None)
+        possible = reversed(sizes[: bisect_right(sizes, len(begin))])
+        trigger = next((begin[:size] for size in possible if begin[:size] in known), None)
         if trigger is None:
             raise ValueError(f"The tag {begin!r} starts with none of the `triggers`.")
         rest = begin[len(trigger) :]

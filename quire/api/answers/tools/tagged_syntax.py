@@ -162,9 +162,26 @@ def _resolved(properties: Mapping[str, Any], schema: Mapping[str, Any]) -> Mappi
     if not definitions:
         return properties
     return {
-        key: {**_definition(of, definitions), **definitions} if isinstance(of, Mapping) else of
+        key: _with_definitions(_definition(of, definitions), definitions) if isinstance(of, Mapping) else of
         for key, of in properties.items()
     }
+
+
+def _with_definitions(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**schema, **definitions} if _has_reference(schema) else schema
+
+
+def _has_reference(schema: Any) -> bool:
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            if "$ref" in one or "$dynamicRef" in one:
+                return True
+            left.extend(one.values())
+        elif isinstance(one, list):
+            left.extend(one)
+    return False
 
 
 def _definition(schema: Mapping[str, Any], definitions: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -22,9 +22,10 @@ from quire.kernels.sampling import Masks, apply_token_bitmask, mask_words
 
 logger = logging.getLogger(__name__)
 _ALLOW_ALL = 0xFFFFFFFF  # a word of a mask
-# Processor time of a sequence's masks, in seconds. The library's limits bound what a token creates, not what it visits.
-_PER_TOKEN = 0.01
-_AT_ONCE = 0.25  # that may be used beyond it, and is regained by later tokens
+# Processor time of masks, in seconds. The library's limits bound what a token creates, not what it visits.
+_PER_STEP = 0.05  # of all sequences; each has an equal share within these bounds:
+_PER_TOKEN, _LEAST_PER_TOKEN = 0.01, 0.002
+_AT_ONCE = 0.25  # that the sequences of a grammar may use beyond it; later tokens regain it
 
 
 @dataclass(slots=True)
@@ -34,10 +35,16 @@ class GrammarUsage:
     Attributes:
         tokens: that were matched.
         failed: a sequence could not continue, for example since the table is full.
+        seconds: that the next masks may take.
     """
 
     tokens: int = 0
     failed: bool = False
+    seconds: float = _AT_ONCE
+
+    def spend(self, seconds: float, allowed: float) -> None:
+        """Count the time of a mask, for which some was allowed."""
+        self.seconds = min(_AT_ONCE, self.seconds + allowed - seconds)
 
 
 class GrammarState:
@@ -48,24 +55,30 @@ class GrammarState:
         self._compiled = compiled
         self._usage = usage or GrammarUsage()
         self._matcher: LLMatcher | None = None
-        self._seconds = _AT_ONCE  # that the next masks may take
         self.error: SequenceError | None = None  # why the sequence cannot continue
 
-    def advance(self, tokens: Sequence[int], mask: NDArray[np.uint32]) -> None:
-        """Consume tokens and write the mask of the tokens that may follow. After an error the mask allows all."""
+    def advance(self, tokens: Sequence[int], mask: NDArray[np.uint32], allowed: float = _PER_TOKEN) -> None:
+        """Consume tokens and write the mask of the tokens that may follow. After an error the mask allows all.
+
+        Args:
+            tokens: that follow those consumed so far.
+            mask: of the row.
+            allowed: seconds of processor time for each token.
+        """
         if self.error is not None:
             return
-        started = time.thread_time()
-        try:
-            self._advance(tokens, mask)
-        except Exception as error:  # error boundary: other masks follow on the same thread
-            logger.exception("a grammar's mask could not be computed")
-            self.error = SequenceError(f"the grammar failed: {type(error).__name__}: {error}")
-        self._seconds = min(_AT_ONCE, self._seconds + _PER_TOKEN * (len(tokens) + 1) - (time.thread_time() - started))
-        if self._seconds < 0 and self.error is None:
-            message = f"the grammar is too expensive: it takes more than {1000 * _PER_TOKEN:.0f} ms for each token"
+        if self._usage.seconds >= 0:
+            started = time.thread_time()
+            try:
+                self._advance(tokens, mask)
+            except Exception as error:  # error boundary: other masks follow on the same thread
+                logger.exception("a grammar's mask could not be computed")
+                self.error = SequenceError(f"the grammar failed: {type(error).__name__}: {error}")
+            self._usage.spend(time.thread_time() - started, allowed * max(1, len(tokens)))
+            self._usage.tokens += len(tokens)
+        if self._usage.seconds < 0 and self.error is None:
+            message = f"the grammar is too expensive: it takes more than {1000 * allowed:.0f} ms for each token"
             self.error = SequenceError(message, invalid=True)
-        self._usage.tokens += len(tokens)
         if self.error is not None:
             self._usage.failed = True
             mask[:] = _ALLOW_ALL
@@ -145,5 +158,6 @@ def _advance(
 ) -> None:
     if before is not None:
         before.result()  # raises again what was raised before
+    allowed = max(_LEAST_PER_TOKEN, min(_PER_TOKEN, _PER_STEP / len(steps)))
     for state, tokens, mask in steps:
-        state.advance(tokens, mask)
+        state.advance(tokens, mask, allowed)

@@ -316,6 +316,21 @@ async def test_references_start_at_the_schema_of_their_tool(tmp_path: Path, name
             assert answer.status_code == 200, (kind, answer.text)
 
 
+@pytest.mark.timeout(30)
+async def test_definitions_that_many_parameters_refer_to_have_a_limit(tmp_path: Path) -> None:
+    """Each parameter is written by itself, with the definitions; without a limit these would be gigabytes."""
+    definitions = {f"d{number}": {"items": {"$ref": "#/$defs/d0"}} for number in range(5_000)}
+    parameters = {"properties": {f"p{number}": {"$ref": "#/$defs/d1"} for number in range(5_000)}, "$defs": definitions}
+    plain = {**parameters, "properties": {"p": {"type": "string"}}}
+    async with running_server(tmp_path, tool_call_parser="qwen3_coder") as server:
+        answer = await server.post(PATH, {**ASK, "tools": [function(parameters)], "tool_choice": "required"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "tools"
+        assert "more than 1048576 characters" in answer.json()["error"]["message"]
+        answer = await server.post(PATH, {**ASK, "tools": [function(plain)], "tool_choice": "required"})
+        assert answer.status_code == 200
+
+
 def test_a_referenced_string_is_parsed_as_text() -> None:
     text = "<tool_call>\n<function=f>\n<parameter=city>\n7\n</parameter>\n</function>\n</tool_call>"
     for kind, city in (("string", "7"), ("integer", 7)):
