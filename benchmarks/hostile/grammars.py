@@ -113,6 +113,7 @@ def _schemas() -> list[Hostile]:
         _structured("choice: 4,096 texts", choice=[f"text {number}" for number in range(4096)]),
         _structured("choice: 1,000 texts of 16,000 letters", choice=[f"{n}" + "x" * 16_000 for n in range(1000)]),
         Hostile("structural tags: 20,000", CHAT, lambda: chat(response_format=_tags(20_000))),
+        Hostile("structural tags: triggers of 2,000 lengths", CHAT, lambda: chat(response_format=_triggers(2000))),
         Hostile(
             "schema: 20,000 properties, Responses",
             RESPONSES,
@@ -130,6 +131,10 @@ def _object(properties: Json, required: list[str]) -> Json:
 def _tags(count: int) -> Json:
     tags = [{"begin": f"<tag{number}>", "schema": {"type": "object"}, "end": "</tag>"} for number in range(count)]
     return {"type": "structural_tag", "structures": tags, "triggers": ["<tag"]}
+
+
+def _triggers(count: int) -> Json:
+    return {**_tags(20_000), "triggers": ["<" + "t" * length for length in range(count)]}
 
 
 def _deep() -> list[Hostile]:
@@ -177,6 +182,7 @@ def _tools() -> list[Hostile]:
     return [
         required("tools: schemas that are no schemas", {"properties": {"a": True, "b": None, "c": 5}}, {"enum": 5}),
         required("tools: properties of other types", {"properties": {"a": {"enum": 5}, "b": {"enum": [1]}}}),
+        required("tools: 5,000 parameters and definitions", _with_definitions(5000)),
         required("tools: 3,000 required", *[{"type": "object"}] * 3000),
         Hostile(
             "tools: custom, with an expensive regex",
@@ -195,6 +201,12 @@ def _tools() -> list[Hostile]:
             lambda: {"messages": [{"role": "assistant", "tool_calls": [_call(json.dumps(["x"] * 1_600_000))]}]},
         ),
     ]
+
+
+def _with_definitions(count: int) -> Json:
+    properties = {f"p{number}": {"$ref": "#/$defs/d1"} for number in range(count)}
+    definitions = {f"d{number}": {"items": {"$ref": "#/$defs/d0"}} for number in range(count)}
+    return {**_object(properties, list(properties)), "$defs": definitions}
 
 
 def _call(arguments: str) -> Json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import statistics
 import threading
 import time
@@ -38,6 +39,7 @@ MEMORY_MARGIN = 200_000_000  # bytes that may be added in all
 _RECOVERY_SECONDS = 60.0
 _SETTLE_SECONDS = 30.0
 _PAUSE = 0.5  # seconds after a body until the next one
+_CACHE_TOKENS, _PROMPT_TOKENS = 250_000, 1900  # more than the cache holds; the length of prompts that fill it
 _FLAGS = ("--kv-cache-memory", "1GiB", "--no-access-log")  # a cache of known size, as memory is compared
 
 
@@ -223,6 +225,11 @@ def _warm_up(server: Server) -> None:
         (RENDER_CHAT, chat()),
         (TOKENIZE, {"prompt": "word " * 100_000}),
     ]
+    # Pages of the KV cache take memory when they are first written, which would look like memory that is not returned.
+    numbers = random.Random(0)
+    for _ in range(_CACHE_TOKENS // (16 * _PROMPT_TOKENS)):
+        prompts = [[numbers.randrange(1000, 3000) for _ in range(_PROMPT_TOKENS)] for _ in range(16)]
+        requests.append((COMPLETIONS, completion(prompts, max_tokens=1)))
     for path, body in requests:
         connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})

@@ -73,6 +73,7 @@ def _limits() -> list[Hostile]:
     return [
         Hostile("n=64, ordinary", COMPLETIONS, lambda: completion(n=64, max_tokens=64, ignore_eos=True), control=True),
         Hostile("one chat, ordinary", CHAT, lambda: chat(max_tokens=64, ignore_eos=True), control=True),
+        Hostile("prompt_logprobs of 500 prompts", COMPLETIONS, lambda: completion([long] * 500, prompt_logprobs=20)),
         Hostile("1,024 biases, n=64", COMPLETIONS, lambda: completion(n=64, logit_bias=biases)),
         Hostile(
             "a bias for every token, n=64",

@@ -125,7 +125,6 @@ class RunningEngine:
         await self.client.reconnect(FrontChannel(self._handle.address))
         self._start()
         await self.client.ready()
-        gc.freeze()
 
     async def stop(self) -> None:
         """Stop the core, loaded or not, and wait until it has ended, but not for long."""

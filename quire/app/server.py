@@ -49,6 +49,7 @@ class Server(uvicorn.Server):
         self._state = state
         self._responses = responses
         self._settings = settings
+        self._told_to_stop = False  # a first signal has arrived
         self._aborting = False  # a second signal has arrived
         self._gave_up = False  # on requests whose clients do not read their error
         self._loop = asyncio.get_running_loop()
@@ -102,13 +103,15 @@ class Server(uvicorn.Server):
         """Drain on the first signal, abort running requests on the second, end the process on the third."""
         if self._aborting:
             end_process(1)
-        elif self.should_exit:
+        elif self._told_to_stop:
             self._aborting = True
             end_process_after(_STOP_GRACE)
             self._loop.call_soon_threadsafe(self._abort_requests)
         else:
+            self._told_to_stop = True
             logger.info("shutting down: running requests have %g s to finish", self._settings.drain_timeout)
-            self._drain()
+            if not self.should_exit:  # it is already shutting down if an engine has died
+                self._drain()
 
     def stop_failed(self, reason: str) -> None:
         """Stop because an engine has died. Requests to other models may finish."""

@@ -30,6 +30,7 @@ from quire.engine.wire.protocol import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.prompts import Prompt
 
+_MAX_PROMPT_LOGPROBS = 1 << 22  # entries, of about 70 bytes each
 PromptInput = str | NDArray[np.int32]
 
 
@@ -100,6 +101,7 @@ async def prepare_completion(
         output_token_limit(prompt, model, 1 if body.max_tokens == 0 else body.max_tokens) for prompt in prompts
     ]
     params = _params(body, model, state, max_tokens[0], grammar)
+    _check_prompt_logprobs(prompts, params.prompt_logprobs, (body.n or 1) if body.stream else 1)
     for prompt, limit in zip(prompts, max_tokens, strict=True):
         requests += generate_requests(body, prompt, with_max_tokens(params, limit), state.limits)
     echoes = [
@@ -118,6 +120,19 @@ def _params(
         count = body.logprobs if body.prompt_logprobs is None else max(body.logprobs, body.prompt_logprobs)
         body = body.model_copy(update={"prompt_logprobs": count})
     return sampling_params(body, model, state.limits, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
+
+
+def _check_prompt_logprobs(prompts: Sequence[Prompt], count: int | None, copies: int) -> None:
+    """Check the number of log-probabilities that are kept until all prompts have been computed."""
+    if count is None:
+        return
+    total = copies * (count + 1) * sum(len(prompt.token_ids) for prompt in prompts)
+    if total > _MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"The request asks for {total} log-probabilities of prompt tokens; at most {_MAX_PROMPT_LOGPROBS} are "
+            "allowed. Please reduce `prompt_logprobs`, `logprobs`, or the number or length of the prompts.",
+            "prompt_logprobs",
+        )
 
 
 def _inputs(body: CompletionRequest, limits: LimitOptions) -> Sequence[PromptInput]:

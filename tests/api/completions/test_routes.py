@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.api.completions import prepare
 from quire.api.protocol.completions import Completion
 from quire.engine.wire.protocol import AddRequest
 from quire.engine.wire.token_mask import token_ids
@@ -152,6 +153,19 @@ async def test_tokens_as_ids(tmp_path: Path) -> None:
         first, *rest = chunks_of((await server.post(PATH, {**wanted, "stream": True})).text)
         assert first["choices"][0]["prompt_token_ids"] == prompt_of("hi").tolist()
         assert [token for chunk in (first, *rest) for token in chunk["choices"][0]["token_ids"]] == ids
+
+
+async def test_the_number_of_prompt_logprobs_has_a_limit(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        prompts = [[5] * 90] * 5
+        for fields in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}):
+            body = {"prompt": prompts, "max_tokens": 1, **fields}
+            assert (await server.post(PATH, body)).status_code == 200
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prepare, "_MAX_PROMPT_LOGPROBS", 21 * 90 * 4)
+            for fields in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}):
+                answer = await server.post(PATH, {"prompt": prompts, "max_tokens": 1, **fields})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
 async def test_prompt_logprobs(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_an_endpoint_with_a_body_needs_the_request() -> None:
             "/v1/messages",
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "a": "JUNK"}]}], "max_tokens": 9},
         ),
+        ("/v1/responses", {"input": "x", "unknown": "JUNK"}),
         ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"unknown": "JUNK"}}),
     ],
 )
