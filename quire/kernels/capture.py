@@ -114,6 +114,11 @@ class _ComputeDetector(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.complete = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is ever compiled. Otherwise the first call imports torch._dynamo, for a second and 100 MB."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
