@@ -11,6 +11,7 @@ from quire.api.protocol.common import ClosedModel, ListOf, field_error
 JsonSchema = dict[str, Any] | bool
 # Longer grammars are refused; llguidance's own limits usually take effect earlier.
 MAX_GRAMMAR_LENGTH = 1 << 18
+_MAX_TAGS = 1024  # structures, and triggers, of a structural tag
 Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
 Choices = Annotated[ListOf[Annotated[str, Field(max_length=1 << 14)]], Field(min_length=1, max_length=1 << 12)]
 
@@ -55,8 +56,8 @@ class StructuralTagFormat(BaseModel):
     """Free text in which triggers start one of the structures, or a tree of formats as in xgrammar."""
 
     type: Literal["structural_tag"]
-    structures: ListOf[TagStructure] | None = None
-    triggers: ListOf[Annotated[str, Field(min_length=1)]] | None = None
+    structures: Annotated[ListOf[TagStructure], Field(max_length=_MAX_TAGS)] | None = None
+    triggers: Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(max_length=_MAX_TAGS)] | None = None
     format: dict[str, Any] | None = None
 
     @model_validator(mode="after")

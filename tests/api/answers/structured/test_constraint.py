@@ -206,3 +206,15 @@ async def test_the_form_begins_behind_the_reasoning(tmp_path: Path) -> None:
     chat, completion = (grammar["grammars"][0]["lark_grammar"] for grammar in grammars(core))
     assert "? r" in chat.splitlines()[0]
     assert completion.splitlines()[0] == "start: r0"
+
+
+async def test_the_number_of_tags_has_a_limit(tmp_path: Path) -> None:
+    def body(structures: int, triggers: int) -> dict[str, Any]:
+        tags = [{"begin": f"<t{number}>", "schema": {}, "end": "</t>"} for number in range(structures)]
+        names = ["<t", *(f"<u{number}" for number in range(1, triggers))]
+        return {**ASK, "response_format": {"type": "structural_tag", "structures": tags, "triggers": names}}
+
+    async with running_server(tmp_path) as server:
+        for structures, triggers, status in ((1024, 1, 200), (1025, 1, 400), (1, 1025, 400)):
+            answer = await server.post("/v1/chat/completions", body(structures, triggers))
+            assert answer.status_code == status, answer.text
