@@ -41,6 +41,7 @@ def create_app(state: ServerState, metrics: Metrics, service: ResponseService, s
     """The app with all routes and middleware."""
     app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
     app.state.strict_fields = server.strict_fields
+    app.state.heap = state.heap
     app.state.max_json_values = state.limits.max_json_values
     errors.install_error_handlers(app)
     for module in (completions, chat, anthropic, generate, models, health):

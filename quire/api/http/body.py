@@ -37,6 +37,7 @@ class JsonRequest(Request):
             orjson.JSONDecodeError: it is not valid JSON.
         """
         content = await self.body()
+        self.app.state.heap.received(len(content))
         await check_number_of_values(content, self.app.state.max_json_values)
         try:
             return parse_json(content)

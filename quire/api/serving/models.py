@@ -10,6 +10,7 @@ from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.answers.tools.registry import ToolFormat
 from quire.api.http.errors import NotFound, shortened
+from quire.api.http.heap import Heap
 from quire.api.serving.defaults import GenerationDefaults
 from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
@@ -77,6 +78,7 @@ class ServerState:
     in_flight: int = 0
     draining: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
+    heap: Heap = field(default_factory=Heap)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name; the first model if the name is None or empty.
