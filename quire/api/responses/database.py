@@ -92,7 +92,8 @@ class Database:
         self._used = 0  # bytes of all rows; other servers' rows are counted by `sweep`
         self._count_lock = threading.Lock()
         self._closing = False
-        self._serialized: AbstractContextManager[Any] = nullcontext()
+        # Of operations that do not write and of those that do.
+        self._locks: dict[bool, AbstractContextManager[Any]] = {False: nullcontext(), True: nullcontext()}
         with _failing():
             parsed = sa.make_url(url)
             self._sqlite = parsed.get_backend_name() == "sqlite"
@@ -215,9 +216,11 @@ class Database:
         options: dict[str, Any] = {}
         if self._sqlite:
             options["connect_args"] = {"timeout": _LOCK_STEP, "check_same_thread": False}
+            # SQLite has one writer and serves those who wait in no order: a check would starve behind many saves.
+            self._locks[True] = threading.Lock()
             if not url.database or url.database == ":memory:":
                 options["poolclass"] = StaticPool  # each connection would have a database of its own
-                self._serialized = threading.Lock()  # one transaction at a time
+                self._locks[False] = self._locks[True]  # one transaction at a time
         engine = sa.create_engine(url, pool_pre_ping=True, hide_parameters=True, **options)
         if self._sqlite:
             sa.event.listen(engine, "connect", _configure_sqlite)
@@ -229,7 +232,7 @@ class Database:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             try:
-                with _failing(), self._serialized, self._engines[write].begin() as connection:
+                with _failing(), self._locks[write], self._engines[write].begin() as connection:
                     return work(connection)
             except StoreBlocked:
                 if self._closing or time.monotonic() > deadline:
@@ -247,7 +250,8 @@ class Database:
 
 def _configure_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # transactions begin in `_begin_sqlite`
-    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before anything is written
+    if connection.execute("PRAGMA page_count").fetchone()[0] == 0:  # in other files it would wait for the write lock
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     connection.execute("PRAGMA journal_mode=WAL")  # readers do not wait for writers
     connection.execute("PRAGMA synchronous=NORMAL")  # commits survive the process; a power cut may undo the last ones
     connection.execute(f"PRAGMA journal_size_limit={_MAX_LOG_FILE}")

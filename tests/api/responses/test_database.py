@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -200,8 +201,9 @@ def test_a_damaged_page_is_said(tmp_path: Path) -> None:
 
 def test_a_read_only_database_is_said(tmp_path: Path) -> None:
     Database(url_of(tmp_path)).close()
-    with pytest.raises(StoreFailed, match="is read-only"):
-        Database(f"sqlite:///file:{tmp_path / 'kept.db'}?mode=ro&uri=true")
+    with closing(Database(f"sqlite:///file:{tmp_path / 'kept.db'}?mode=ro&uri=true")) as database:
+        with pytest.raises(StoreFailed, match="is read-only"):
+            database.check(write=True)
 
 
 def test_a_full_database_is_said_until_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,3 +295,35 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
         assert database.replaced()
     with closing(Database("sqlite://")) as database:
         assert not database.replaced()
+
+
+def test_a_new_connection_reads_while_another_program_writes(tmp_path: Path) -> None:
+    with closing(Database(url_of(tmp_path))) as database:
+        database.put(row("kept", 100))
+        database._engine.dispose()
+        with closing(sqlite3.connect(tmp_path / "kept.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert names(database, "kept") == ["kept"]
+
+
+def test_operations_of_one_server_do_not_wait_for_each_other_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite serves those who wait for its lock in no order: a check would starve behind saves on a slow disk."""
+    monkeypatch.setattr(module, "LOCK_SECONDS", 0.0)
+    with closing(Database(url_of(tmp_path))) as database:
+        holding, release = threading.Event(), threading.Event()
+
+        def hold(_: Any) -> None:
+            holding.set()
+            assert release.wait(20)
+
+        with ThreadPoolExecutor(2) as threads:
+            first = threads.submit(database._do, hold, write=True)
+            assert holding.wait(20)
+            waiting = threads.submit(database.check, write=True)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=1.0)  # four times as long as SQLite itself waits
+            release.set()
+            first.result(timeout=20)
+            waiting.result(timeout=20)
