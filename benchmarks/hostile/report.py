@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +16,8 @@ MAX_HEALTH_MS = 100.0
 def as_json(row: Row, quiet: dict[str, float]) -> dict[str, Any]:
     """A row of the stored report; answers to the same body are summarized."""
     answers = [_summary(name, answers) for name, answers in zip(row.names, row.answers, strict=True)]
-    return {**asdict(row), "answers": answers, "itl_ratio": ratio(row, quiet), "problems": row.problems}
+    values = {name: value for name, value in asdict(row).items() if name != "gaps"}
+    return {**values, "answers": answers, "itl_ratio": ratio(row, quiet), "problems": row.problems}
 
 
 def _summary(name: str, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -35,8 +37,13 @@ def ratio(row: Row, quiet: dict[str, float]) -> float:
 
 
 def criteria(rows: Sequence[Row], quiet: dict[str, float], end: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each criterion: whether it is met, its value, and what failed it."""
+    """Each criterion: whether it is met, its value, and what failed it.
+
+    The ITL is judged over all rows together; rows that are above the limit by themselves are named beside it.
+    """
     judged = [row for row in rows if not row.control]
+    gaps = [gap for row in judged for gap in row.gaps]
+    overall = statistics.quantiles(gaps, n=100, method="inclusive")[98] / quiet["p99"] if gaps else 0.0
     slow = [row for row in judged if ratio(row, quiet) >= MAX_ITL_RATIO]
     unhealthy = [row for row in judged if row.health_max >= MAX_HEALTH_MS]
     memory, held = end["memory_mb"], end["held"]
@@ -44,7 +51,12 @@ def criteria(rows: Sequence[Row], quiet: dict[str, float], end: dict[str, Any]) 
     wrong = [row for row in judged if row.problems]
     stuck = [row for row in judged if row.recovery_seconds is None]
     return {
-        "ITL p99 below 3 x undisturbed": _criterion(slow, max((ratio(row, quiet) for row in judged), default=0)),
+        "ITL p99 of all rows below 3 x undisturbed": {
+            "met": overall < MAX_ITL_RATIO,
+            "value": overall,
+            "failed": [_name(row) for row in slow],
+            "worst_row": max((ratio(row, quiet) for row in judged), default=0),
+        },
         "/health within 100 ms": _criterion(unhealthy, max((row.health_max for row in judged), default=0)),
         "memory back to within 200 MB": {"met": added < MEMORY_MARGIN / 1e6, "value": added, "failed": []},
         "nothing held afterwards": {

@@ -63,7 +63,11 @@ class Options:
 
 @dataclass(slots=True)
 class Row:
-    """What one body, or several at a time, did to the others. Times are in milliseconds, memory is in megabytes."""
+    """What one body, or several at a time, did to the others. Times are in milliseconds, memory is in megabytes.
+
+    Attributes:
+        gaps: the times between chunks of the streams, of which `itl` has percentiles.
+    """
 
     names: list[str]
     control: bool
@@ -72,6 +76,7 @@ class Row:
     health_max: float
     memory: dict[str, float]
     recovery_seconds: float | None
+    gaps: list[float]
     ended: str | None = None
 
     @property
@@ -136,11 +141,12 @@ class Session:
         recovery = self._recover()
         window = (start, time.monotonic())
         time.sleep(_PAUSE)
+        spans = self._streams.spans(*window)
         return Row(
             names=[hostile.name for hostile in bodies],
             control=all(hostile.control for hostile in bodies),
             answers=[[answer.to_json() for answer in one] for one in answers],
-            itl=itl_of(self._streams.spans(*window), window),
+            itl=itl_of(spans, window),
             health_max=longest(self._health.spans(*window)),
             memory={
                 "before": memory / 1e6,
@@ -148,6 +154,7 @@ class Session:
                 "after": self.server.memory() / 1e6,
             },
             recovery_seconds=recovery,
+            gaps=lengths(spans, window),
             ended=self.server.ended,
         )
 
@@ -192,9 +199,7 @@ class Session:
 
 def itl_of(spans: Sequence[Span], window: Span) -> dict[str, float]:
     """Percentiles of the time between chunks in milliseconds, and chunks per second."""
-    times = [1e3 * (end - start) for start, end in spans]
-    if len(times) < 2:  # nothing came
-        times = [1e3 * (window[1] - window[0])] * 2
+    times = lengths(spans, window)
     cuts = statistics.quantiles(times, n=100, method="inclusive")
     return {
         "p50": cuts[49],
@@ -202,6 +207,12 @@ def itl_of(spans: Sequence[Span], window: Span) -> dict[str, float]:
         "max": max(times),
         "per_second": len(spans) / (window[1] - window[0]),
     }
+
+
+def lengths(spans: Sequence[Span], window: Span) -> list[float]:
+    """Times between chunks in milliseconds; the window's length if nothing came."""
+    times = [1e3 * (end - start) for start, end in spans]
+    return times if len(times) > 1 else [1e3 * (window[1] - window[0])] * 2
 
 
 def longest(spans: Sequence[Span]) -> float:

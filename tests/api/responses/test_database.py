@@ -201,9 +201,9 @@ def test_a_damaged_page_is_said(tmp_path: Path) -> None:
 
 def test_a_read_only_database_is_said(tmp_path: Path) -> None:
     Database(url_of(tmp_path)).close()
-    with closing(Database(f"sqlite:///file:{tmp_path / 'kept.db'}?mode=ro&uri=true")) as database:
-        with pytest.raises(StoreFailed, match="is read-only"):
-            database.check(write=True)
+    url = f"sqlite:///file:{tmp_path / 'kept.db'}?mode=ro&uri=true"
+    with closing(Database(url)) as database, pytest.raises(StoreFailed, match="is read-only"):
+        database.check(write=True)
 
 
 def test_a_full_database_is_said_until_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,12 +298,12 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_new_connection_reads_while_another_program_writes(tmp_path: Path) -> None:
-    with closing(Database(url_of(tmp_path))) as database:
+    path = tmp_path / "kept.db"
+    with closing(Database(url_of(tmp_path))) as database, closing(sqlite3.connect(path, isolation_level=None)) as other:
         database.put(row("kept", 100))
         database._engine.dispose()
-        with closing(sqlite3.connect(tmp_path / "kept.db", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            assert names(database, "kept") == ["kept"]
+        other.execute("BEGIN IMMEDIATE")
+        assert names(database, "kept") == ["kept"]
 
 
 def test_operations_of_one_server_do_not_wait_for_each_other_in_vain(
