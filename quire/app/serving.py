@@ -100,7 +100,7 @@ async def _serve_models(
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
-    watching.append(asyncio.create_task(state.heap.trim_regularly()))
+    watching.append(asyncio.create_task(state.heap.trim_regularly(lambda: state.in_flight == 0)))
     try:
         await server.serve(sockets)
     finally:

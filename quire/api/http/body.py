@@ -38,9 +38,9 @@ class JsonRequest(Request):
         """
         content = await self.body()
         self.app.state.heap.received(len(content))
-        await check_number_of_values(content, self.app.state.max_json_values)
+        containers = await check_number_of_values(content, self.app.state.max_json_values)
         try:
-            return parse_json(content)
+            return parse_json(content, containers)
         except NestedTooDeeply as error:
             raise InvalidRequest(str(error), _deepest_field(content)) from error
 
@@ -49,8 +49,11 @@ class JsonRequest(Request):
         self._body = b""
 
 
-def parse_json(content: bytes | str) -> Any:
+def parse_json(content: bytes | str, containers: int | None = None) -> Any:
     """The value of a JSON text.
+
+    Args:
+        containers: an upper bound of the number of its arrays and objects, if known: to count takes 20 ms for 30 MB.
 
     Raises:
         NestedTooDeeply: it has more than `MAX_DEPTH` levels.
@@ -62,8 +65,10 @@ def parse_json(content: bytes | str) -> Any:
         if "limit exceeded" in error.msg:  # more than 1,024 levels
             raise NestedTooDeeply from error
         raise
-    brackets = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")
-    if sum(map(content.count, brackets)) > MAX_DEPTH:  # type: ignore[arg-type]  # the same type as the content
+    if containers is None:
+        brackets = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")
+        containers = sum(map(content.count, brackets))  # type: ignore[arg-type]  # the same type as the content
+    if containers > MAX_DEPTH:
         check_depth(value)
     return value
 

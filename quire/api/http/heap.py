@@ -1,42 +1,58 @@
-"""Returns memory to the system that large request bodies have left in the C library's heap."""
+"""Returns memory to the system that requests have left in the C library's heap."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import mmap
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-_ENOUGH = 16 << 20  # bytes of large bodies
+_ENOUGH = 16 << 20  # bytes of large bodies, after which the heap is trimmed also while requests run
 _LARGE = 1 << 20  # bytes of a body
+_GROWN = 32 << 20  # bytes by which the process must have grown, for the heap to be trimmed while nothing runs
 _INTERVAL = 10.0  # seconds
+_STATM = Path("/proc/self/statm")
 
 
 class Heap:
     """Trims the heap of glibc, which is told to keep what is freed, so that a prefill does not wait for page faults.
 
-    Ordinary requests never make it trim. Has no effect with other C libraries.
+    It is trimmed after large bodies, and after all requests have ended. Ordinary requests never make it trim while
+    others run.
     """
 
     def __init__(self) -> None:
         self._received = 0
         self._trim = _glibc_trim()
+        self._resident = _resident_bytes()  # after the last trim
 
     def received(self, size: int) -> None:
         """Count the bytes of a body."""
         if size >= _LARGE:
             self._received += size
 
-    async def trim_regularly(self, interval: float = _INTERVAL) -> None:
-        """Trim again and again where large bodies have been received; never returns."""
+    async def trim_regularly(self, idle: Callable[[], bool], interval: float = _INTERVAL) -> None:
+        """Trim again and again where that is worth it; never returns. `idle`: whether no request is being answered."""
         while True:
             await asyncio.sleep(interval)
-            if self._received >= _ENOUGH:
+            grown = idle() and _resident_bytes() > self._resident + _GROWN
+            if grown or self._received >= _ENOUGH:
                 self._received = 0
                 await asyncio.to_thread(self._trim)
+                self._resident = _resident_bytes()
 
 
 def _glibc_trim() -> Callable[[], object]:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         return lambda: libc.malloc_trim(0)
     return lambda: None
+
+
+def _resident_bytes() -> int:
+    """Memory of this process that is resident; 0 where the system does not say."""
+    try:
+        return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0

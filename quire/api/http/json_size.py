@@ -21,26 +21,29 @@ _SHARE = 8  # an array, an object or a key costs about as much as so many number
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _BRACKET, _BRACE = b'"\\,:[{'
 
 
-async def check_number_of_values(body: bytes, maximum: int) -> None:
+async def check_number_of_values(body: bytes, maximum: int) -> int | None:
     """Refuse a body with too many values.
 
     Args:
         body: JSON, valid or not.
         maximum: number of values. Arrays, objects and keys may be an eighth as many.
 
+    Returns:
+        An upper bound of the number of its arrays, objects and keys; None for a small body, which is not counted.
+
     Raises:
         InvalidRequest: it has more.
     """
     if len(body) <= min(_SMALL, maximum):
-        return
-    values, containers = await asyncio.to_thread(count_values, body)  # NumPy releases the GIL
+        return None
+    values, containers = await asyncio.to_thread(count_values, body, maximum)  # NumPy releases the GIL
     if values > maximum:
-        raise InvalidRequest(f"The body has {values} JSON values; at most {maximum} are accepted (--max-json-values).")
+        raise InvalidRequest(f"The body has more than {maximum} JSON values, the limit of --max-json-values.")
     if containers > maximum // _SHARE:
         raise InvalidRequest(
-            f"The body has {containers} JSON arrays, objects and keys; at most {maximum // _SHARE} are accepted, "
-            "an eighth of --max-json-values."
+            f"The body has more than {maximum // _SHARE} JSON arrays, objects and keys, an eighth of --max-json-values."
         )
+    return containers
 
 
 def load_json(content: bytes | str) -> Any:
@@ -57,8 +60,11 @@ def load_json(content: bytes | str) -> Any:
             gc.enable()
 
 
-def count_values(body: bytes) -> tuple[int, int]:
-    """Upper bounds of the number of values in a JSON text, and of its arrays, objects and keys."""
+def count_values(body: bytes, maximum: int) -> tuple[int, int]:
+    """Upper bounds of the number of values in a JSON text, and of its arrays, objects and keys.
+
+    Counting ends where there are more than `maximum` values, or more than an eighth as many arrays, objects and keys.
+    """
     values, containers = 1, 0
     in_string, carried = False, b""
     for start in range(0, len(body), _CHUNK):
@@ -71,6 +77,8 @@ def count_values(body: bytes) -> tuple[int, int]:
         opened = _count(outside, _BRACKET) + _count(outside, _BRACE)
         values += _count(outside, _COMMA) + opened
         containers += _count(outside, _COLON) + opened
+        if values > maximum or containers > maximum // _SHARE:
+            break
         in_string, carried = bool(inside[-1]), b"\\" if ends_escaping else b""
     return values, containers
 

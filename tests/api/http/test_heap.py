@@ -1,13 +1,39 @@
-"""The heap is trimmed after large bodies, and only then."""
+"""The heap is trimmed after large bodies, and where nothing runs any more."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from quire.api.http import heap as module
+from quire.api.http.heap import Heap
 from tests.support.server import running_server, until
 
 PATH = "/v1/completions"
+
+
+async def test_the_heap_is_trimmed_once_when_no_request_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"resident": 1 << 30}
+    monkeypatch.setattr(module, "_resident_bytes", lambda: sizes["resident"])
+    trims: list[int] = []
+    heap, idle, looked = Heap(), False, 0
+
+    def is_idle() -> bool:
+        nonlocal looked
+        looked += 1
+        return idle
+
+    heap._trim = lambda: trims.append(sizes["resident"])
+    trimming = asyncio.create_task(heap.trim_regularly(is_idle, 0.001))
+    sizes["resident"] += 100 << 20
+    await until(lambda: looked > 3)
+    assert not trims
+    idle = True
+    await until(lambda: looked > 10)
+    trimming.cancel()
+    assert trims == [sizes["resident"]]
 
 
 async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path) -> None:
@@ -15,7 +41,7 @@ async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         heap = server.state.heap
         heap._trim = lambda: trims.append(None)
-        trimming = asyncio.create_task(heap.trim_regularly(0.001))
+        trimming = asyncio.create_task(heap.trim_regularly(lambda: False, 0.001))
         for _ in range(3):
             await server.post(PATH, {"prompt": "hi", "max_tokens": 1})
         assert not trims

@@ -44,7 +44,7 @@ def objects(value: Any) -> int:
 def test_only_what_is_outside_of_strings_counts(value: Any, chunk: int, ascii_only: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_size, "_CHUNK", chunk)
-        values, containers = count_values(json.dumps(value, ensure_ascii=ascii_only).encode())
+        values, containers = count_values(json.dumps(value, ensure_ascii=ascii_only).encode(), 10_000)
     commas, expected = commas_and_containers(value)
     assert (values, containers) == (1 + commas + objects(value), expected)
 
@@ -57,6 +57,12 @@ async def test_bodies_with_too_many_values_are_refused(tmp_path: Path, junk: str
         assert answer.status_code == 400
         assert "JSON" in answer.json()["error"]["message"]
         assert "--max-json-values" in answer.json()["error"]["message"]
+
+
+def test_counting_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_size, "_CHUNK", 100)
+    assert count_values(b"[" + b"0," * 100_000 + b"0]", 2048)[0] <= 2048 + 50
+    assert count_values(b"[" + b"[]," * 100_000 + b"0]", 2048)[1] <= 256 + 34
 
 
 async def test_long_texts_have_few_values(tmp_path: Path) -> None:
