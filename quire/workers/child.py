@@ -5,7 +5,9 @@ Its end of a socket pair is file descriptor 0. Messages are pickled, with their 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import gc
 import importlib
 import os
 import pickle
@@ -26,6 +28,7 @@ from quire.workers.limits import WorkerLimits
 HEADER = struct.Struct("<Q")  # bytes of the message that follows
 OUT_OF_MEMORY = 70  # exit statuses
 CRASHED = 71
+_LARGE = 1 << 20  # bytes of a job or its reply, after which memory is returned to the system
 _RETIRE_AT = 0.25  # share of the memory limit; a worker that keeps more of it after a job is replaced
 
 
@@ -84,9 +87,15 @@ def _serve(connection: socket.socket, setup: Setup) -> None:
             signal.setitimer(signal.ITIMER_PROF, setup.limits.seconds)  # of processor time; SIGPROF ends the process
             reply = _do(work, content, connection)
             signal.setitimer(signal.ITIMER_PROF, 0)
+            size = len(content)
+            del content
+            if size > _LARGE:
+                _return_memory()
             retires = _data_size() - before > _RETIRE_AT * setup.limits.memory
-            _send(connection, reply._replace(retires=retires))
-            del content, reply  # before the next message needs memory
+            size += _send(connection, reply._replace(retires=retires))
+            del reply  # before the next message needs memory
+            if size > _LARGE:
+                _return_memory()
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except BaseException:  # noqa: BLE001 a panic of native code, whose state cannot be trusted any more
@@ -103,6 +112,13 @@ def _do(work: Callable[[Any], Any], content: bytearray, connection: socket.socke
         return Reply("error", _portable(error))
     finally:
         _end_on_hangup(connection, False)
+
+
+def _return_memory() -> None:
+    """Return what was freed to the system; exceptions and templates leave cycles that refer to whole texts."""
+    gc.collect()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _end_on_hangup(connection: socket.socket, enabled: bool) -> None:
@@ -139,7 +155,8 @@ def _data_size() -> int:
     return int(line.split()[1]) << 10
 
 
-def _send(connection: socket.socket, reply: Reply) -> None:
+def _send(connection: socket.socket, reply: Reply) -> int:
+    """Send a reply; returns its size in bytes."""
     try:
         content = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # noqa: BLE001 a result that cannot be pickled
@@ -149,6 +166,7 @@ def _send(connection: socket.socket, reply: Reply) -> None:
         connection.sendall(content)
     except OSError:
         os._exit(0)  # the server is gone
+    return len(content)
 
 
 def _receive(connection: socket.socket) -> bytearray | None:
