@@ -62,15 +62,16 @@ def encode(conversation: Conversation, tokenizer: Tokenizer) -> Encoded:
     prompt = render_prompt(conversation.messages[:-1], conversation.tools, conversation.thinking)
     think = conversation.think if conversation.thinking else ""
     text = prompt + render_reply(conversation.messages[-1], think) + END_OF_TURN
-    marked = zip(conversation.trained, conversation.messages, strict=True)
-    flags = [flag for flag, message in marked if message["role"] == "assistant"]
-    spans = _reply_spans(text, prompt, flags)
+    replies = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    spans = _reply_spans(text, prompt, [conversation.trained[at] for at in replies])
+    given = _given_spans(text, prompt, [conversation.given.get(at, ()) for at in replies])
     encoding = tokenizer.encode(text, add_special_tokens=False)
     loss_mask, at = [], 0
     for start, stop in encoding.offsets:
         while at < len(spans) and start >= spans[at][1]:
             at += 1
-        loss_mask.append(at < len(spans) and spans[at][0] <= start and stop <= spans[at][1])
+        inside = at < len(spans) and spans[at][0] <= start and stop <= spans[at][1]
+        loss_mask.append(inside and not any(first <= start < last for first, last in given))
     return Encoded(encoding.ids, loss_mask)
 
 
@@ -92,13 +93,25 @@ def encode_table(rows: list[tuple[str, str]], tokenizer: Tokenizer) -> Encoded:
     return Encoded(ids, loss_mask)
 
 
+def _all_reply_spans(text: str, prompt: str, count: int) -> list[tuple[int, int]]:
+    """Return the character spans of all replies."""
+    spans, at = [], 0
+    for number in range(count):
+        start = len(prompt) if number == count - 1 else text.index(REPLY_START, at) + len(REPLY_START)
+        at = text.index(END_OF_TURN, start) + len(END_OF_TURN)
+        spans.append((start, at))
+    return spans
+
+
 def _reply_spans(text: str, prompt: str, flags: list[bool]) -> list[tuple[int, int]]:
     """Return the character spans of the trained replies."""
-    spans, at = [], 0
-    for number, flag in enumerate(flags):
-        start = len(prompt) if number == len(flags) - 1 else text.index(REPLY_START, at) + len(REPLY_START)
-        stop = text.index(END_OF_TURN, start) + len(END_OF_TURN)
-        if flag:
-            spans.append((start, stop))
-        at = stop
-    return spans
+    spans = _all_reply_spans(text, prompt, len(flags))
+    return [span for span, flag in zip(spans, flags, strict=True) if flag]
+
+
+def _given_spans(text: str, prompt: str, given: list[tuple[tuple[int, int], ...]]) -> list[tuple[int, int]]:
+    """Return the character spans in the replies that a grammar writes."""
+    if not any(given):
+        return []
+    replies = _all_reply_spans(text, prompt, len(given))
+    return [(start + first, start + last) for (start, _), parts in zip(replies, given, strict=True) for first, last in parts]

@@ -27,6 +27,7 @@ CHECKPOINT = "checkpoint.pt"
 EARLIER = "earlier.pt"  # weights of an earlier step, averaged with the final ones
 TOKENIZER = "tokenizer.json"
 LOG_EVERY = 20
+PAUSE = 1.0  # seconds between looks at the pause file
 
 
 class Trainer:
@@ -85,8 +86,10 @@ class Trainer:
             now = self.model.state_dict()
             self.model.load_state_dict({name: torch.lerp(earlier[name], now[name], 0.5) for name in now})
 
-    def train(self, until: int, save_every: int, report: Callable[[str], None] = print) -> list[float]:
-        """Train up to step ``until`` and return the losses of the steps."""
+    def train(
+        self, until: int, save_every: int, report: Callable[[str], None] = print, pause_file: Path | None = None
+    ) -> list[float]:
+        """Train up to step ``until`` and return the losses of the steps. No step begins while ``pause_file`` exists."""
         losses: list[float] = []
         meter = Meter()
         while self.step < until:
@@ -95,6 +98,8 @@ class Trainer:
             batch_source = Batches(self.tokenizer, seed, phase.mix, self.recipe.tokens_per_batch)
             batches = batch_source.start_at((self.step - start) * phase.batches)
             while self.step < until and self.recipe.phase_at(self.step)[0] is phase:
+                while pause_file is not None and pause_file.exists():
+                    time.sleep(PAUSE)
                 losses.append(self._take_step(list(islice(batches, phase.batches)), phase.rates, meter))
                 self.step += 1
                 if self.step == self.recipe.average_from:

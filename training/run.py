@@ -37,6 +37,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--inner", type=int, default=recipe.inner)
     parser.add_argument("--seed", type=int, default=recipe.seed)
     parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
+    parser.add_argument("--pause-file", type=Path, help="no step begins while this file exists")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: the default of torch")
     parser.add_argument(
         "--resume", action=argparse.BooleanOptionalAction, default=True, help="resume from the checkpoint"
@@ -65,8 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
     elif chosen.start:
         trainer.start_from(chosen.start, chosen.start_step)
     trainer.train(
-        min(chosen.until or recipe.steps, recipe.steps), chosen.save_every, lambda line: print(line, flush=True)
-    )
+        min(chosen.until or recipe.steps, recipe.steps), chosen.save_every, lambda line: print(line, flush=True),
+        chosen.pause_file,
+    )  # fmt: skip
     if trainer.step == recipe.steps:
         trainer.average()
     export(trainer.model, trainer.tokenizer, chosen.out)

@@ -11,6 +11,7 @@ from training.generators.drills import lookup_turns, record_turns, repeat_turn, 
 from training.generators.extract import extract_turn
 from training.generators.knowledge import fallback_turn, quire_turn, small_talk_turn, unknown_turn
 from training.generators.recall import Memory
+from training.generators.schemas import schema_turn
 from training.generators.tool_calls import call_turn, make_tools, missing_turn, result_turn
 from training.generators.tool_specs import Tool
 from training.generators.turn import Conversation, Turn
@@ -33,7 +34,7 @@ def make_conversation(theme: str, rng: Random) -> Conversation:
         turns = THEMES[theme](rng, conversation)
     for at, turn in enumerate(turns):
         last = at == len(turns) - 1
-        conversation.add(turn.messages(), trained=last or not turn.think)
+        conversation.add(turn.messages(), trained=last or not turn.think, given=turn.given)
         conversation.think = turn.think
     return conversation
 
@@ -63,6 +64,16 @@ def _talk(rng: Random, _conversation: Conversation) -> list[Turn]:
 def _extract(rng: Random, _conversation: Conversation) -> list[Turn]:
     turns = [extract_turn(rng, VALUES, several=rng.random() < 0.07) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
     if rng.random() < 0.1:
+        turns.insert(0, _other_turn(rng))
+    return turns
+
+
+def _schema(rng: Random, conversation: Conversation) -> list[Turn]:
+    turns = [schema_turn(rng, VALUES)]
+    if turns[0].before:  # its system message replaces the other one
+        conversation.messages.clear()
+        conversation.trained.clear()
+    elif rng.random() < 0.1:
         turns.insert(0, _other_turn(rng))
     return turns
 
@@ -182,6 +193,6 @@ def _mixed(rng: Random, _conversation: Conversation) -> list[Turn]:
 
 
 THEMES: dict[str, Callable[[Random, Conversation], list[Turn]]] = {
-    "arithmetic": _arithmetic, "quire": _quire, "talk": _talk, "extract": _extract, "recall": _recall, "drill": _drill,
+    "arithmetic": _arithmetic, "quire": _quire, "talk": _talk, "extract": _extract, "schema": _schema, "recall": _recall, "drill": _drill,
     "few_tools": _few_tools, "tools": _tools, "calls": _calls, "mixed": _mixed,
 }  # fmt: skip

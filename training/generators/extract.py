@@ -61,7 +61,7 @@ def extract_turn(rng: Random, values: Values, split: str = "train", several: boo
         sections = list(SEVERAL_SECTIONS) if several else list(SECTIONS)
         section = rng.choices(sections, [weights[name] for name in sections])[0]
         if split == "train" and rng.random() >= LISTED_TEXT_RATE:
-            text, person = _composed_text(section, rng, values)
+            text, person = composed_text(section, rng, values)
         else:
             text, person = _listed_text(book[section][split], rng, values)
         texts.append(text if text[-1:] in ".!?" or not several else text + ".")
@@ -154,7 +154,7 @@ def _listed_text(patterns: list[str], rng: Random, values: Values) -> tuple[str,
     return text.rstrip(".") if chance < 0.16 else text, person
 
 
-def _composed_text(section: str, rng: Random, values: Values) -> tuple[str, dict[str, Any]]:
+def composed_text(section: str, rng: Random, values: Values) -> tuple[str, dict[str, Any]]:
     """Return a composed text, and the expected extraction."""
     keys = {key for key in KEYS if key in section.split("_")}
     heldout = phrase_book("extract")[section]["heldout"]

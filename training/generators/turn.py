@@ -13,7 +13,8 @@ class Turn:
     """A user message and the model's expected reply.
 
     ``think`` contains the scratch steps, ``expect`` the scoring criteria, and ``call`` a tool call that replaces
-    ``reply``. ``before`` are messages before the user's, such as a tool result.
+    ``reply``. ``before`` are messages before the user's, such as a tool result. ``given`` are spans of ``reply`` that
+    a grammar writes, not the model.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class Turn:
     call: dict[str, Any] | None = None
     expect: dict[str, Any] = field(default_factory=dict)
     before: tuple[Message, ...] = ()
+    given: tuple[tuple[int, int], ...] = ()
 
     def messages(self) -> list[Message]:
         """Return the turn as chat messages, without scratch steps."""
@@ -38,7 +40,10 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """A conversation whose last message is the model's; ``trained`` marks the messages included in the loss."""
+    """A conversation whose last message is the model's; ``trained`` marks the messages included in the loss.
+
+    ``given`` are the spans of a message, by its number, that the loss leaves out.
+    """
 
     kind: str
     messages: list[Message] = field(default_factory=list)
@@ -47,9 +52,12 @@ class Conversation:
     thinking: bool = True
     think: str = ""
     expect: dict[str, Any] = field(default_factory=dict)
+    given: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
-    def add(self, messages: list[Message], trained: bool) -> None:
-        """Append messages; with ``trained``, the model's own ones are included in the loss."""
+    def add(self, messages: list[Message], trained: bool, given: tuple[tuple[int, int], ...] = ()) -> None:
+        """Append messages; with ``trained``, the model's own ones are included in the loss, except the ``given`` spans."""
+        if given:
+            self.given[len(self.messages) + len(messages) - 1] = given
         for message in messages:
             self.messages.append(message)
             self.trained.append(trained and message["role"] == "assistant")
