@@ -12,10 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.chat import render_prompt
+from training.constrained import SchemaProcessor, load_tokens
 from training.generators.turn import Message
 from training.heldout import Case
 
 MAX_NEW_TOKENS = 160
+MAX_SCHEMA_TOKENS = 256
 TIMEOUT = 120.0
 
 
@@ -35,6 +37,7 @@ class FolderAnswerer:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.generation_config.temperature = None
         self.batch = batch
+        self.grammar_tokens, self.ends = load_tokens(folder)
 
     def answer(self, cases: list[Case]) -> list[str]:
         """Return the answers in the order of the cases."""
@@ -47,7 +50,12 @@ class FolderAnswerer:
                 [prompts[at] for at in chosen], return_tensors="pt", padding=True, add_special_tokens=False
             )
             inputs.pop("token_type_ids", None)
-            output = self.model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+            schemas = [cases[at].schema for at in chosen]
+            held = any(schema is not None for schema in schemas)
+            output = self.model.generate(
+                **inputs, max_new_tokens=MAX_SCHEMA_TOKENS if held else MAX_NEW_TOKENS, do_sample=False,
+                logits_processor=[SchemaProcessor(self.grammar_tokens, schemas, self.ends)] if held else None,
+            )  # fmt: skip
             texts = self.tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
             for at, text in zip(chosen, texts, strict=True):
                 answers[at] = text
@@ -74,6 +82,9 @@ class ServerAnswerer:
                                 "temperature": 0, "max_tokens": MAX_NEW_TOKENS}  # fmt: skip
         if case.tools:
             body |= {"tools": case.tools, "tool_choice": "none"}
+        if case.schema is not None:
+            named = {"name": "answer", "schema": case.schema}
+            body |= {"response_format": {"type": "json_schema", "json_schema": named}, "max_tokens": MAX_SCHEMA_TOKENS}
         if not case.thinking:
             body["chat_template_kwargs"] = {"enable_thinking": False}
         response = self.client.post("chat/completions", json=body)

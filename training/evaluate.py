@@ -11,7 +11,7 @@ from typing import Any
 from training.answering import Answerer, FolderAnswerer, ServerAnswerer
 from training.heldout import KINDS, Case, cases
 from training.run import EXPORT
-from training.scoring import is_right
+from training.scoring import answer_of, is_right, parsed, right_values
 
 SEED = 7
 COUNT = 200
@@ -23,6 +23,7 @@ TARGETS = {
     "tool_call": 80,
     "tool_answer": 90,
     "fallback": 95,
+    "schema": 80,
 }
 
 
@@ -34,6 +35,8 @@ def measure(answerer: Answerer, kind: str, count: int, seed: int, wrong: int) ->
     right = [is_right(kind, case.expect, text) for case, text in zip(prompts, answers, strict=True)]
     result: dict[str, Any] = {"prompts": len(prompts), "right": sum(right), "percent": _percent(right),
                               "seconds": round(time.monotonic() - started, 1)}  # fmt: skip
+    if kind == "schema":
+        result |= _schema_shares(prompts, answers)
     for name, part in _subsets(kind, prompts, right).items():
         result[name] = _percent(part)
     result["wrong"] = [
@@ -42,6 +45,16 @@ def measure(answerer: Answerer, kind: str, count: int, seed: int, wrong: int) ->
         if not is_correct
     ][:wrong]
     return result
+
+
+def _schema_shares(prompts: list[Case], answers: list[str]) -> dict[str, float]:
+    """Return the shares of valid answers, of right values, and of answers with all values right by kind of schema."""
+    texts = [(case, answer_of(text)) for case, text in zip(prompts, answers, strict=True)]
+    counts = [right_values(case.expect, text) for case, text in texts]
+    return {
+        "valid": _percent([parsed(case.expect, text) is not None for case, text in texts]),
+        "values": round(100 * sum(right for right, _ in counts) / sum(count for _, count in counts), 1),
+    }
 
 
 def _subsets(kind: str, prompts: list[Case], right: list[bool]) -> dict[str, list[bool]]:

@@ -12,9 +12,12 @@ from training.generators.arithmetic import arithmetic_turn, unsupported_turn
 from training.generators.extract import extract_turn
 from training.generators.knowledge import facts, fallback_turn, quire_turn, small_talk_turn, unknown_turn
 from training.generators.recall import Memory
+from training.generators.records import PERSON, Record, person_record, thing_record
+from training.generators.schemas import ask
 from training.generators.tool_calls import call_turn, make_tools, result_turn
 from training.generators.tool_specs import NUM_COMMON_TOOLS, Tool, ToolSpec, heldout_requests, instantiate, read_specs
 from training.generators.turn import Message, Turn
+from training.heldout_models import HELDOUT, Heldout
 from training.values import Values
 
 SPLIT = "heldout"
@@ -31,6 +34,7 @@ class Case:
     expect: dict[str, Any]
     tools: list[dict[str, Any]] | None = None
     thinking: bool = True
+    schema: dict[str, Any] | None = None
 
 
 def _single(turn: Turn, rng: Random, kind: str | None = None) -> Case:
@@ -146,10 +150,58 @@ def _unknown(rng: Random, _: int) -> Case:
     return _single(unknown_turn(rng, SPLIT), rng, "unknown_quire")
 
 
+def _schema(rng: Random, at: int) -> Case:
+    held = HELDOUT[at % len(HELDOUT)]
+    count = rng.randint(1, 3) if held.items else 1
+    records = [_record(held, rng) for _ in range(count)]
+    schema = held.model.model_json_schema()
+    schema = closed(schema) if at // len(HELDOUT) % 2 == 0 else schema
+    way = rng.choices(("text", "plain", "system", "schema"), (1, 5, 3, 1))[0]
+    text = " ".join(record.text for record in records)
+    user, before = ask(way, text, schema, rng, SPLIT)
+    answers = [_answer(held, record) for record in records]
+    expect = {"model": held.model.__name__, "answer": {held.items: answers} if held.items else answers[0]}
+    return Case("schema", [*before, {"role": "user", "content": user}], expect, schema=schema)
+
+
+def _record(held: Heldout, rng: Random) -> Record:
+    """Return a text with all facts that the model requires."""
+    while True:
+        if held.about == PERSON:
+            record = person_record(rng, VALUES, held.added, held.told)
+        else:
+            record = thing_record(rng, VALUES, held.about)
+        if all(fact in record.facts for key, fact in held.facts.items() if key not in held.optional):
+            return record
+
+
+def _answer(held: Heldout, record: Record) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    for key, fact in held.facts.items():
+        inside = answer
+        *outer, last = key.split(".")
+        for name in outer:
+            inside = inside.setdefault(name, {})
+        inside[last] = record.facts.get(fact)
+    return answer
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema as OpenAI's client sends it: all keys are required, and there are no others."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copied = {key: closed(value) for key, value in schema.items() if key != "default"}
+    if "properties" in copied:
+        copied |= {"required": list(copied["properties"]), "additionalProperties": False}
+    return copied
+
+
 KINDS: dict[str, Callable[[Random, int], Case]] = {
     "arithmetic": _arithmetic, "quire": _quire, "recall": _recall, "extract": _extract, "tool_call": _tool_call,
     "tool_answer": _tool_answer, "fallback": _fallback, "rare_tool_call": _rare_tool_call,
-    "new_tool_call": _new_tool_call, "arithmetic_no_thinking": _direct, "extract_several": _several,
+    "new_tool_call": _new_tool_call, "arithmetic_no_thinking": _direct, "extract_several": _several, "schema": _schema,
     "unsupported_arithmetic": _unsupported, "unknown_quire": _unknown,
 }  # fmt: skip
 

@@ -60,7 +60,7 @@ class Contact(BaseModel):
 class Traveller(BaseModel):
     name: str
     country: str
-    speaks_to: str | None = Field(None, alias="language")
+    language: str | None = None
 
 
 class Profile(BaseModel):
@@ -183,18 +183,19 @@ class Heldout:
     items: str | None = None
 
     @property
+    def optional(self) -> frozenset[str]:
+        """Keys whose value may be null."""
+        fields = self.model.model_fields
+        return frozenset(name for name, field in fields.items() if "None" in str(field.annotation))
+
+    @property
     def told(self) -> tuple[str, ...]:
         """Facts that the first sentence about a person must have."""
-        optional = {key for key, field in self.model.model_fields.items() if not field.is_required()}
         return tuple(
             {"first_name": "name", "last_name": "name"}.get(fact, fact)
             for key, fact in self.facts.items()
-            if fact not in self.added and key not in optional and not _nullable(self.model, key)
+            if fact not in self.added and key not in self.optional
         )
-
-
-def _nullable(model: type[BaseModel], key: str) -> bool:
-    return key in model.model_fields and "None" in str(model.model_fields[key].annotation)
 
 
 HELDOUT = (
@@ -224,4 +225,5 @@ HELDOUT = (
     Heldout(Car, {"brand": "brand", "car_type": "car_type"}, about="car"),
     Heldout(Polyglot, {"name": "name", "languages": "languages"}, about="polyglot"),
 )  # fmt: skip
+MODELS = {one.model.__name__: one.model for one in HELDOUT}
 HELDOUT_KEYS = frozenset(tuple(one.facts) for one in HELDOUT)

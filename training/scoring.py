@@ -6,6 +6,10 @@ import json
 import re
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
+from training.heldout_models import MODELS
+
 TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 THINK = re.compile(r"^.*?</think>\s*", re.DOTALL)
 EQUATION = re.compile(r"^\s*(?:-?\d+\s*[-+]\s*-?\d+\s*=\s*)?(-?\d+)\s*\.?\s*$")
@@ -25,6 +29,9 @@ def is_right(kind: str, expect: dict[str, Any], text: str) -> bool:
         return has_keys(answer, expect["keys"])
     if "json" in expect:
         return same_json(answer, expect["json"])
+    if "model" in expect:
+        right, values = right_values(expect, answer)
+        return right == values
     if "call" in expect:
         return bool(_call(answer) == expect["call"])
     if "shown" in expect:
@@ -63,6 +70,32 @@ def same_json(answer: str, wanted: Any) -> bool:
     except json.JSONDecodeError:
         return False
     return json.dumps(found) == json.dumps(wanted)
+
+
+def parsed(expect: dict[str, Any], answer: str) -> BaseModel | None:
+    """Return the answer as an object of the pydantic model; None if it is not one, or ended too early."""
+    try:
+        return MODELS[expect["model"]].model_validate_json(answer)
+    except ValidationError:
+        return None
+
+
+def right_values(expect: dict[str, Any], answer: str) -> tuple[int, int]:
+    """Return how many values of an answer with a schema are right, and how many there are."""
+    found = parsed(expect, answer)
+    wanted = dict(_values(expect["answer"]))
+    given = {} if found is None else dict(_values(found.model_dump(mode="json")))
+    right = sum(path in given and given[path] == value for path, value in wanted.items())
+    return right, max(len(wanted), len(given))
+
+
+def _values(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the values in nested objects and lists by their paths."""
+    if isinstance(value, dict):
+        return [found for key, one in value.items() for found in _values(one, f"{path}.{key}")]
+    if isinstance(value, list):
+        return [found for at, one in enumerate(value) for found in _values(one, f"{path}.{at}")]
+    return [(path, value)]
 
 
 def _call(answer: str) -> Any:

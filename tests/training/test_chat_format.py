@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from training.chat import NO_THINKING, encode, render_prompt, template
 from training.generators.conversations import THEMES, make_conversation
+from training.generators.turn import Conversation, Turn
 from training.generators.turn import Message
 from training.tokens import MARKERS, SPECIAL
 
@@ -93,10 +94,21 @@ def test_loss_mask_covers_only_replies(theme: str, tokenizer: Tokenizer) -> None
         assert encoded.loss_mask[-1]
         ids = [token for token, flag in zip(encoded.ids, encoded.loss_mask, strict=True) if flag]
         reply_text = tokenizer.decode(ids, skip_special_tokens=False)
+        if conversation.given:
+            continue
         marked = zip(conversation.trained, conversation.messages, strict=True)
         ends = sum(flag for flag, message in marked if message["role"] == "assistant")
         assert reply_text.count("<|im_end|>") == ends
         assert "<|im_start|>" not in reply_text
+
+
+def test_keys_that_the_grammar_writes_are_not_in_the_loss(tokenizer: Tokenizer) -> None:
+    conversation = Conversation("schema")
+    turn = Turn("schema", "Anna is 31.", '{"full_name": "Anna", "years": 31}', given=((0, 1), (2, 11), (22, 27)))
+    conversation.add(turn.messages(), True, turn.given)
+    encoded = encode(conversation, tokenizer)
+    ids = [token for token, flag in zip(encoded.ids, encoded.loss_mask, strict=True) if flag]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == '": "Anna", "": 31}<|im_end|>'
 
 
 def test_markers_are_single_tokens(tokenizer: Tokenizer) -> None:

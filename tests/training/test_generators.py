@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from training.books import phrase_book, words
 from training.generators.arithmetic import composed_request, is_heldout, steps
@@ -15,10 +17,13 @@ from training.generators.compose import is_heldout_phrase
 from training.generators.conversations import THEMES, make_conversation
 from training.generators.knowledge import facts, fallback_turn, quire_turn, small_talk_turn
 from training.generators.questions import WEIGHTS, composed_question, question_contents
+from training.generators.schemas import Field, schema_of, schema_turn
 from training.generators.tool_specs import read_specs
 from training.generators.turn import Turn
 from training.grammar import all_phrases, draw, slots_of
 from training.heldout import KINDS, cases
+from training.heldout_models import HELDOUT_KEYS, MODELS
+from training.values import Values
 
 SHARED_LISTS = {"months", "weekdays", "seasons"}
 
@@ -197,3 +202,50 @@ def test_scratch_steps_are_correct() -> None:
                 for left, right in re.findall(r"(?<!\d)(\d+(?:[+-]\d+)+)=(\d+)", text):
                     assert sum(int(part) for part in re.findall(r"[+-]?\d+", left)) == int(right)
                 assert text.endswith(f"-> {a - b if minus else a + b}")
+
+
+def test_heldout_texts_of_records() -> None:
+    book = phrase_book("records")
+    tables = [book["base"], *book["more"].values(), *book["yes"].values(), *book["no"].values()]
+    for table in [*tables, *book["things"].values(), *book["asks"].values()]:
+        assert not phrasings(table["train"]) & phrasings(table["heldout"])
+    for table in [*book["keys"].values(), *book["words"].values()]:
+        assert not set(table["train"]) & set(table["heldout"])
+
+
+def test_answers_of_schemas() -> None:
+    rng, values = Random(6), Values("train")
+    hidden = 0
+    for _ in range(800):
+        turn = schema_turn(rng, values)
+        answer = json.loads(turn.reply)
+        assert answer == turn.expect["json"]
+        assert "{" + "text}" not in turn.user
+        assert not isinstance(answer, dict) or tuple(answer) not in HELDOUT_KEYS
+        hidden += bool(turn.given)
+        for start, stop in turn.given:
+            assert turn.reply[start:stop] == turn.reply[:1] or re.fullmatch(r'\w+|": "?', turn.reply[start:stop])
+    assert 400 < hidden < 700
+
+
+def test_schemas_in_requests_are_those_of_pydantic() -> None:
+    fields = [Field("name", "full_name", "string", False), Field("age", "years", "integer", True)]
+    shape = {"title": "People", "fields": [("people", {"items": {"title": "Person", "fields": fields}})]}
+
+    class Person(BaseModel):
+        full_name: str
+        years: int | None
+
+    class People(BaseModel):
+        people: list[Person]
+
+    made = schema_of(shape, Random(2))
+    assert made == People.model_json_schema()
+
+
+def test_texts_of_the_evaluation_tell_what_the_models_require() -> None:
+    for case in cases("schema", 96, seed=5):
+        model = MODELS[case.expect["model"]]
+        assert model.model_validate(case.expect["answer"])
+        assert case.schema is not None
+        assert case.schema["title"] == model.__name__

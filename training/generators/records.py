@@ -25,7 +25,7 @@ SAFE_ADDITIONS = ("email", "phone", "kids", "married", "vegetarian")
 TWO_NAMES_RATE = 0.45
 # Facts that exclude each other in a text.
 CLASHES = {"job": "employed", "company": "employed", "employed": "job", "kids": "children", "children": "kids"}
-FIRST_PERSON = re.compile(r"\b(I|my|My|i)\b")
+FIRST_PERSON = re.compile(r"\b(I am|I'm|im|my name|friends call me|people call me|i'm|name's)\b", re.IGNORECASE)
 FEMALE = re.compile(r"\b(she|her|woman|girl|sister|aunt|Mrs|Ms)\b", re.IGNORECASE)
 ORDINARY_KINDS = {
     "pet_name": "pet_names", "product": "noun", "author": "full_name", "owner": "full_or_first_name",

@@ -201,7 +201,7 @@ def _write_value(one: Field, facts: dict[str, Any], out: Written) -> None:
 
 
 def ask(way: str, text: str, shape: dict[str, Any], rng: Random, split: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """Return the user's message, and a system message before it or none."""
+    """Return the user's message, and a system message before it or none; ``shape`` may be a JSON schema."""
     if way == "text":
         return text, ()
     asks = phrase_book(BOOK)["asks"]
@@ -214,7 +214,8 @@ def ask(way: str, text: str, shape: dict[str, Any], rng: Random, split: str) -> 
     if way == "keys":
         shown["keys"] = _keys_text(shape, rng)
     if way == "schema":
-        shown["schema"] = json.dumps(schema_of(shape, rng), ensure_ascii=False)
+        schema = shape if "fields" not in shape and "items" not in shape else schema_of(shape, rng)
+        shown["schema"] = json.dumps(schema, ensure_ascii=False)
     return fill(phrase, shown), ()
 
 
