@@ -114,4 +114,6 @@ def _given_spans(text: str, prompt: str, given: list[tuple[tuple[int, int], ...]
     if not any(given):
         return []
     replies = _all_reply_spans(text, prompt, len(given))
-    return [(start + first, start + last) for (start, _), parts in zip(replies, given, strict=True) for first, last in parts]
+    return [
+        (start + first, start + last) for (start, _), parts in zip(replies, given, strict=True) for first, last in parts
+    ]

@@ -162,12 +162,12 @@ class Recipe:
     layers: int = 6
     heads: int = 4
     inner: int = 704
-    steps: int = 19_840
+    steps: int = 19_500
     tokens_per_batch: int = 4096
     weight_decay: float = 0.02
     warmup: int = 100
     decay_share: float = 0.026
-    average_from: int | None = 18_700
+    average_from: int | None = None
     phases: tuple[Phase, ...] = PHASES
 
     def phase_at(self, step: int) -> tuple[Phase, int]:

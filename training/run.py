@@ -30,6 +30,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--start", type=Path, help="without a checkpoint: start from the weights of this folder")
     parser.add_argument("--start-step", type=int, default=0, help="the step number of these weights")
+    parser.add_argument("--warmup", type=int, default=recipe.warmup, help="steps of warm-up of the learning rates")
+    parser.add_argument("--decay-share", type=float, default=recipe.decay_share,
+                        help="share of --steps over which the learning rates decay to 0")  # fmt: skip
     parser.add_argument("--tokens-per-batch", type=int, default=recipe.tokens_per_batch)
     parser.add_argument("--width", type=int, default=recipe.width)
     parser.add_argument("--layers", type=int, default=recipe.layers)
@@ -56,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     recipe = replace(
         Recipe(), steps=chosen.steps, tokens_per_batch=chosen.tokens_per_batch, width=chosen.width,
         layers=chosen.layers, heads=chosen.heads, inner=chosen.inner, seed=chosen.seed,
+        warmup=chosen.warmup, decay_share=chosen.decay_share,
     )  # fmt: skip
     if chosen.start and not (chosen.work / TOKENIZER).exists():
         chosen.work.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 
 from training.chat import NO_THINKING, encode, render_prompt, template
 from training.generators.conversations import THEMES, make_conversation
-from training.generators.turn import Conversation, Turn
-from training.generators.turn import Message
+from training.generators.turn import Conversation, Message, Turn
 from training.tokens import MARKERS, SPECIAL
 
 NANO = Path(__file__).parents[2] / "quire" / "nano"

@@ -62,7 +62,7 @@ def person_record(rng: Random, values: Values, wanted: tuple[str, ...] = (), bas
         text, facts = _base(rng, values, base)
         book = phrase_book(BOOK)
         additions = (*book["more"], *book["yes"])
-    text = text if text[-1:] in ".!?\"" else text + "."
+    text = text if text[-1:] in '.!?"' else text + "."
     person_of = "I" if FIRST_PERSON.search(text) else "she" if FEMALE.search(text) else rng.choice(("he", "she"))
     chosen = list(wanted) or rng.sample(additions, rng.choice((0, 0, 1, 1, 2, 3)))
     for field in chosen:
@@ -159,7 +159,11 @@ def _name(rng: Random, values: Values) -> str:
 
 
 def _price(rng: Random, _values: Values) -> float | int:
-    return rng.randint(1, 999) if rng.random() < 0.6 else float(f"{rng.randint(1, 199)}.{rng.choice((5, 25, 49, 75, 95, 99))}")
+    return (
+        rng.randint(1, 999)
+        if rng.random() < 0.6
+        else float(f"{rng.randint(1, 199)}.{rng.choice((5, 25, 49, 75, 95, 99))}")
+    )
 
 
 def _phone(rng: Random, _values: Values) -> str:

@@ -93,7 +93,9 @@ def _fields_and_records(rng: Random, values: Values) -> tuple[list[Field], list[
         records += [make_record(rng, values, PERSON) for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3)))]
     shared = [fact for fact in first.facts if all(fact in record.facts for record in records)]
     if "last_name" in shared:
-        name = rng.choice((["name"], ["name"], ["first_name", "last_name"], ["first_name"], ["last_name", "first_name"]))
+        name = rng.choice(
+            (["name"], ["name"], ["first_name", "last_name"], ["first_name"], ["last_name", "first_name"])
+        )
         shared = [fact for fact in shared if fact not in ("name", "first_name", "last_name")] + name
     chosen = rng.sample(shared, min(len(shared), rng.choice((1, 2, 2, 2, 3, 3, 3, 4, 5))))
     if "name" in shared and "name" not in chosen and rng.random() < 0.6:
@@ -105,7 +107,9 @@ def _fields_and_records(rng: Random, values: Values) -> tuple[list[Field], list[
         untold = [fact for fact in UNTOLD if not any(fact in record.facts for record in records)]
         for fact in untold:
             if rng.random() < UNTOLD_RATE:
-                fields.insert(rng.randint(1, len(fields)), Field(fact, _key(fact, rng), UNTOLD[fact], rng.random() < 0.85))
+                fields.insert(
+                    rng.randint(1, len(fields)), Field(fact, _key(fact, rng), UNTOLD[fact], rng.random() < 0.85)
+                )
     return fields, records
 
 
@@ -253,7 +257,9 @@ def schema_of(shape: dict[str, Any], rng: Random) -> dict[str, Any]:
     return {"$defs": definitions, **schema} if definitions else schema
 
 
-def _schema(shape: dict[str, Any], definitions: dict[str, Any], strict: bool, described: bool, top: bool = False) -> Any:
+def _schema(
+    shape: dict[str, Any], definitions: dict[str, Any], strict: bool, described: bool, top: bool = False
+) -> Any:
     if "items" in shape:
         return {"items": _schema(shape["items"], definitions, strict, described), "type": "array"}
     properties: dict[str, Any] = {}
@@ -285,5 +291,3 @@ def _property(one: Field, described: bool) -> dict[str, Any]:
         kind = {"anyOf": [kind, {"type": "null"}]}
     about = {"description": f"the {one.fact.replace('_', ' ')}"} if described else {}
     return {**about, **kind, "title": title}
-
-
