@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -133,7 +133,7 @@ class Book(BaseModel):
     year: int
 
 
-class Size(str, Enum):
+class Opinion(StrEnum):
     positive = "positive"
     negative = "negative"
     neutral = "neutral"
@@ -141,7 +141,7 @@ class Size(str, Enum):
 
 class Review(BaseModel):
     product_name: str
-    sentiment: Size
+    sentiment: Opinion
 
 
 class Ticket(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import openai
@@ -54,7 +54,7 @@ class People(BaseModel):
     people: list[Person]
 
 
-class Animal(str, Enum):
+class Animal(StrEnum):
     cat = "cat"
     dog = "dog"
 

@@ -168,8 +168,10 @@ def _price(rng: Random, _values: Values) -> float | int:
 
 def _phone(rng: Random, _values: Values) -> str:
     digits = "".join(str(rng.randint(0, 9)) for _ in range(10))
-    return rng.choice((digits[:7], f"{digits[:3]}-{digits[3:7]}", f"0{digits[:3]} {digits[3:9]}", f"+{digits[:2]} {digits[2:9]}",
-                       f"{digits[:3]}-{digits[3:6]}-{digits[6:]}"))  # fmt: skip
+    return rng.choice((
+        digits[:7], f"{digits[:3]}-{digits[3:7]}", f"0{digits[:3]} {digits[3:9]}", f"+{digits[:2]} {digits[2:9]}",
+        f"{digits[:3]}-{digits[3:6]}-{digits[6:]}",
+    ))  # fmt: skip
 
 
 def _word(name: str) -> Callable[[Random, Values], str]:

@@ -1,7 +1,7 @@
 """Structured output: texts, JSON schemas as pydantic writes them, and answers with the keys of these schemas.
 
-A server holds the model to the schema without showing it, as a rule: then the model learns the values only, and the keys
-are given, as the grammar gives them.
+A server holds the model to the schema without showing it, as a rule: then the model learns the values only, and the
+keys are given, as the grammar gives them.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Conversation:
     given: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def add(self, messages: list[Message], trained: bool, given: tuple[tuple[int, int], ...] = ()) -> None:
-        """Append messages; with ``trained``, the model's own ones are included in the loss, except the ``given`` spans."""
+        """Append messages; with ``trained``, the model's own ones are included in the loss, except ``given`` spans."""
         if given:
             self.given[len(self.messages) + len(messages) - 1] = given
         for message in messages:
