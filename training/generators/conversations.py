@@ -193,6 +193,6 @@ def _mixed(rng: Random, _conversation: Conversation) -> list[Turn]:
 
 
 THEMES: dict[str, Callable[[Random, Conversation], list[Turn]]] = {
-    "arithmetic": _arithmetic, "quire": _quire, "talk": _talk, "extract": _extract, "schema": _schema, "recall": _recall,
-    "drill": _drill, "few_tools": _few_tools, "tools": _tools, "calls": _calls, "mixed": _mixed,
+    "arithmetic": _arithmetic, "quire": _quire, "talk": _talk, "extract": _extract, "schema": _schema,
+    "recall": _recall, "drill": _drill, "few_tools": _few_tools, "tools": _tools, "calls": _calls, "mixed": _mixed,
 }  # fmt: skip
