@@ -101,11 +101,12 @@ def _base(rng: Random, values: Values, wanted: tuple[str, ...]) -> tuple[str, di
 def _addition(field: str, person: str, rng: Random, values: Values) -> tuple[str, Any]:
     """Return a sentence that adds a fact, and the fact."""
     book = phrase_book(BOOK)
+    value: Any = None
     if field in book["yes"]:
         truth = rng.random() < 0.5
         table, value = book["yes" if truth else "no"][field], truth
     else:
-        table, value = book["more"][field], None
+        table = book["more"][field]
     facts: dict[str, Any] = {}
     pattern = draw(rng.choice(table[values.split]), rng)
     pattern = INFLECTION.sub(lambda found: PERSONS[person].get(found[1], found[0]), pattern)
