@@ -169,7 +169,7 @@ class Scheduler:
             request = self._running[index]
             decoding -= pending[index] == 1
             # A long prompt leaves one token for each sequence after it that needs only one.
-            count = min(pending[index], budget - decoding)
+            count = _within_prompt(request, request.computed, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if count > 0:
@@ -207,7 +207,7 @@ class Scheduler:
                 return  # preempted; a step in flight still appends to its tokens
             matched = self._cached_prefix(request)
             computed = len(matched) * self.pool.block_size
-            count = min(len(request.tokens) - computed, budget)
+            count = _within_prompt(request, computed, min(len(request.tokens) - computed, budget))
             fresh = self.pool.blocks_for(computed + count) - len(matched)
             if not self.pool.can_take(matched, fresh):
                 return
