@@ -138,7 +138,9 @@ def decode_reference(
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Spans of tokens: consecutive tokens at the last positions of a sequence. Those that attend as single tokens come first.
+    """Spans of tokens: consecutive tokens at the last positions of a sequence.
+
+    Those that attend as single tokens come first.
 
     Attributes:
         block_tables: (spans, blocks) int32.

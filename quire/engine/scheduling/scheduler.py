@@ -184,7 +184,7 @@ class Scheduler:
         """Draft tokens for a sequence that lacks only its next token; a draft never preempts a sequence."""
         if request.drafter is None or not request.generates or request.steps_in_flight:
             return ()
-        if len(request.tokens) - request.computed != 1:
+        if len(request.tokens) - request.computed != 1 or request.computed < request.prompt_len:
             return ()
         held = (len(request.blocks) + self.pool.num_free) * self.pool.block_size
         room = min(room, held - len(request.tokens), request.max_draft(self.limits.max_model_len))
@@ -342,6 +342,11 @@ class Scheduler:
     def _finish_pooling(self, request: Request, data: PooledArray) -> PooledOutput:
         self._leave(request)
         return PooledOutput(request.id, data, request.cached_tokens or 0, request.scheduled_at)
+
+
+def _within_prompt(request: Request, computed: int, count: int) -> int:
+    """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
+    return min(count, request.prompt_len - computed) if computed < request.prompt_len else count
 
 
 def _new_sequence(request: Request) -> NewSequence:

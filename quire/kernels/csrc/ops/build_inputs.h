@@ -48,7 +48,8 @@ struct InputArrays {
 REGISTER_OP(InputArrays);
 
 // Fills the arrays for a step, and returns the largest block that the step writes to. Span i is the tokens at positions
-// [starts[i], starts[i] + counts[i]) of a row of the request table. The first `singles` spans attend as single queries. `ends`: indices of the spans for the end_* arrays.
+// [starts[i], starts[i] + counts[i]) of a row of the request table. The first `singles` spans attend as single queries.
+// `ends`: indices of the spans for the end_* arrays.
 struct BuildInputs {
     static constexpr const char *NAME = "build_inputs";
     static constexpr const char *PARAMETERS[] = {"arrays", "rows", "starts", "counts", "singles", "ends"};
@@ -66,13 +67,12 @@ struct BuildInputs {
             total += counts[i];
         }
         require(singles >= 0 && singles <= spans, "singles", "a number of spans is expected");
-        require(std::all_of(counts.begin(), counts.begin() + singles, [](int64_t count) { return count == 1; }), "singles",
-                "spans of one token are expected");
+        require(std::all_of(counts.begin(), counts.begin() + singles, [](int64_t count) { return count == 1; }),
+                "singles", "spans of one token are expected");
         for (int64_t span : ends) require(span >= 0 && span < spans, "ends", "indices of spans are expected");
         require(spans <= a.max_spans && total <= a.max_tokens && int64_t(ends.size()) <= a.max_ends, "arrays",
                 "the step is larger than they are");
-        return {std::move(arrays), std::move(rows), std::move(starts), std::move(counts), singles,
-                std::move(ends)};
+        return {std::move(arrays), std::move(rows), std::move(starts), std::move(counts), singles, std::move(ends)};
     }
     int64_t run() const;
     int64_t work() const { return 0; }

@@ -6,7 +6,8 @@
 #include "../panel_matmul.h"
 #include "paged_decode.h"
 
-// Spans are consecutive tokens of one sequence each, at its last positions; those that attend as in paged_decode come first.
+// Spans are consecutive tokens of one sequence each, at its last positions; those that attend as in paged_decode come
+// first.
 struct PagedVarlen : AttentionArguments {  // queries and outputs of all tokens, block tables and lengths of all spans
     static constexpr const char *NAME = "paged_varlen";
     static constexpr const char *PARAMETERS[] = {"q",      "keys",  "values", "out",    "block_tables", "seq_lens",
@@ -19,7 +20,8 @@ struct PagedVarlen : AttentionArguments {  // queries and outputs of all tokens,
         auto arguments = AttentionArguments::check(q, keys, values, out, block_tables, seq_lens, sinks, window, scale,
                                                    softcap, tokens, spans);
         counts.has_dtype({DType::INT64}).has_shape(size).is_contiguous();
-        require(size > spans + 1, "counts", "the numbers of single queries and of spans, and the tokens of each are expected");
+        require(size > spans + 1, "counts",
+                "the number of single queries, the number of spans and the tokens of each are expected");
         return {arguments, tokens, counts.data<int64_t>()};
     }
     void run() const;
