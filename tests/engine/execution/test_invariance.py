@@ -123,12 +123,13 @@ def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> No
 )
 def test_tokens_do_not_depend_on_preemption(folder: Path, variant: dict[str, Any]) -> None:
     """The cache has so few blocks that sequences preempt each other repeatedly."""
-    roomy = Engine(folder, block_size=4)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     options = {name: value for name, value in variant.items() if name != "device"}
+    model = ModelOptions(max_model_len=104, device=variant.get("device", "cpu"))
+    roomy = Engine(folder, model=model, block_size=4)
+    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     engine = Engine(
         folder,
-        model=ModelOptions(max_model_len=104, device=variant.get("device", "cpu")),
+        model=model,
         block_size=4,
         kv_cache_memory=26 * per_block,
         **options,
