@@ -60,7 +60,7 @@ def router(state: ServerState) -> APIRouter:
             rendered = await unless_disconnected(request, rendering)
             fields.ignore(request, unused_template_fields(body, rendered))
             prompt = rendered.prompt
-        content = await asyncio.to_thread(_tokenized, prompt, model, texts=bool(body.return_token_strs))
+        content = await asyncio.to_thread(_tokenized, prompt, model, names=bool(body.return_token_strs))
         return Response(content, media_type="application/json")
 
     @routes.post("/detokenize")
@@ -82,7 +82,7 @@ def _unused_with_prompt(body: TokenizeRequest) -> list[str]:
     return [name for name in names if getattr(body, name) not in (defaults.get(name), None, [], {})]
 
 
-def _tokenized(prompt: Prompt, model: ServedModel, *, texts: bool) -> bytes:
+def _tokenized(prompt: Prompt, model: ServedModel, *, names: bool) -> bytes:
     """An encoded `TokenizeResponse`. There may be a million tokens."""
     body: dict[str, Any] = {
         "count": len(prompt.token_ids),
@@ -90,10 +90,10 @@ def _tokenized(prompt: Prompt, model: ServedModel, *, texts: bool) -> bytes:
         "tokens": prompt.token_ids,
         "token_strs": None,
     }
-    if texts:
+    if names:
         tokens = prompt.token_ids.tolist()
-        text_of = {token: model.renderer.tokenizer.token_text(token) for token in set(tokens)}
-        body["token_strs"] = [text_of[token] for token in tokens]
+        name_of = {token: model.renderer.tokenizer.token_name(token) for token in set(tokens)}
+        body["token_strs"] = [name_of[token] for token in tokens]
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

@@ -97,7 +97,7 @@ class RunningEngine:
         tools = tool_format(settings.tool_call_parser, renderer.template)
         model = ServedModel(
             names=self._source.names,
-            root=self._source.argument,
+            root=self._source.root,
             client=self.client,
             renderer=renderer,
             info=info,

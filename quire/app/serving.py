@@ -24,7 +24,7 @@ from quire.app.models import ModelSource
 from quire.app.server import Server
 from quire.app.supervision import supervise
 from quire.config.commands import Serve
-from quire.config.options import ConnectionOptions, LimitOptions, ServerOptions
+from quire.config.options import ConnectionOptions, EngineOptions, LimitOptions, ServerOptions
 from quire.config.tool_servers import labelled
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import model_config_of
@@ -90,7 +90,8 @@ async def _serve_models(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
     )
     for index, model in enumerate(models):
-        model.client.observer = ModelMetrics(metrics, model.names[0], index)
+        model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
+        observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
     responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
     app = create_app(state, metrics, responses, options)

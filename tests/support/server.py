@@ -83,7 +83,8 @@ async def running_server(
                 grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
                 priority_scheduling=options.scheduling_policy == "priority",
             )
-            client.observer = ModelMetrics(metrics, model.names[0], index)
+            client.observer = observer = ModelMetrics(metrics, model.names[0], index)
+            observer.describe_cache(INFO, options)
             stack.push_async_callback(model.close)
             models.append(model)
         state = ServerState(

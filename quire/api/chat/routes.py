@@ -122,8 +122,12 @@ async def _chunks(prepared: PreparedChat, ended: Callable[[], None]) -> AsyncGen
     async with aclosing(generate_all(prepared.model.client, prepared.requests, ended)) as deltas:
         async for index, delta in deltas:
             counter.add(index, delta)
-            if reasoning:
-                counter.reasoning += reasoning[index].count(delta.token_ids)
+            thought = reasoning[index].count(delta.token_ids) if reasoning else 0
+            counter.reasoning += thought
+            if not writers[index].started:  # the role's chunk has none of the tokens
+                before = counter.usage_before(len(delta.token_ids), thought).model_dump() if continuous else None
+                for chunk in writers[index].start(before):
+                    yield chunk
             counted: Mapping[str, Any] | None = counter.usage().model_dump() if continuous else None
             for chunk in writers[index].write(delta, counted):
                 yield chunk

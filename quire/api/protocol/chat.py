@@ -197,7 +197,7 @@ class ToolCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The assistant's message. Reasoning is in both of its fields; it and tool calls are left out if there are none."""
+    """The assistant's message. Reasoning is in both of its fields. Tool calls are left out if there are none."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -211,7 +211,7 @@ class AnswerMessage(BaseModel):
     @model_serializer(mode="wrap")
     def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or name in ("content", "refusal")}
+        return {name: value for name, value in fields.items() if value is not None or name != "tool_calls"}
 
 
 class ChatChoice(BaseModel):

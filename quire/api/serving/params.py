@@ -119,6 +119,7 @@ def generate_requests(
     text = _text_params(body, limits, visible_tokens)
     # The prompt is the same for all of them. In a stream each sequence needs its log-probabilities at its start.
     others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None)
+    count = sequences_per_prompt(body, limits)
     timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
     return [
         GenerateRequest(
@@ -128,8 +129,9 @@ def generate_requests(
             priority=body.priority,
             cache_salt=body.cache_salt,
             timeout=min(timeouts, default=None),
+            answers=0 if index else count,
         )
-        for index in range(sequences_per_prompt(body, limits))
+        for index in range(count)
     ]
 
 

@@ -41,7 +41,8 @@ async def test_a_conversation_is_answered(tmp_path: Path) -> None:
         ChatCompletion.model_validate(body)
         assert body["object"] == "chat.completion"
         (choice,) = body["choices"]
-        assert choice["message"] == {"role": "assistant", "content": "hello", "refusal": None}
+        nothing = {"refusal": None, "reasoning": None, "reasoning_content": None}  # clients read them as attributes
+        assert choice["message"] == {"role": "assistant", "content": "hello", **nothing}
         assert choice["finish_reason"] == "stop"
         assert body["usage"]["completion_tokens"] == 6
     assert prompts(core) == [
@@ -152,6 +153,20 @@ async def test_reasoning_effort_reaches_templates_that_read_it(tmp_path: Path) -
     assert prompts(core) == ["high"]
 
 
+async def test_the_roles_chunk_counts_no_tokens(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("<think>a</think>b"))
+    async with running_server(tmp_path, core) as server:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        answer = await server.post(PATH, {"messages": HI, "stream": True, "stream_options": options})
+        *chunks, last = [chunk["usage"] for chunk in chunks_of(answer.text)]
+    counts = [usage["completion_tokens"] for usage in chunks]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == last["completion_tokens"]
+    assert chunks[0]["total_tokens"] == chunks[0]["prompt_tokens"] == last["prompt_tokens"]
+    assert chunks[0]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
 async def test_templates_of_requests_need_trust(tmp_path: Path) -> None:
     core = FakeCore(answer=says("ok"))
     wanted = {"messages": HI, "chat_template": "own {{ messages[0].content }}"}
@@ -192,7 +207,8 @@ async def test_reasoning_is_split_off(tmp_path: Path) -> None:
         reasoning_tokens = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
         assert reasoning_tokens == 13
         hidden = await ask(server, include_reasoning=False)
-        assert hidden["choices"][0]["message"] == {"role": "assistant", "content": "2", "refusal": None}
+        message = hidden["choices"][0]["message"]
+        assert (message["content"], message["reasoning"], message["reasoning_content"]) == ("2", None, None)
         options = {"stream": True, "stream_options": {"include_usage": True}}
         chunks = chunks_of((await server.post(PATH, {"messages": HI, **options})).text)
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]

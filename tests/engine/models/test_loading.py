@@ -61,7 +61,8 @@ def test_sharded_and_single_files_give_the_same_weights(tmp_path: Path) -> None:
         ("float32", "float32", "float32"),
         ("bfloat16", "auto", "bfloat16"),
         ("float16", "auto", "bfloat16"),
-        ("float16", "float16", "float16"),
+        ("float16", "float16", "bfloat16"),
+        ("bfloat16", "float16", "bfloat16"),
         ("bfloat16", "float32", "float32"),
     ],
 )
