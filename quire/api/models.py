@@ -26,6 +26,7 @@ from quire.api.protocol.models import (
 )
 from quire.api.serving.models import ServedModel, ServerState
 from quire.multimodal.prompts import Prompt
+from quire.multimodal.renderer import Renderer
 
 
 def router(state: ServerState) -> APIRouter:
@@ -72,7 +73,20 @@ def router(state: ServerState) -> APIRouter:
             raise InvalidRequest(f"`tokens` contains an id outside of the vocabulary of {size} tokens.", "tokens")
         return DetokenizeResponse(prompt=await model.renderer.decode(body.tokens, tenant=current_tenant()))
 
+    if state.tokenizer_info:
+
+        @routes.get("/tokenizer_info")
+        async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+            """The tokenizer's configuration, its class and the chat template."""
+            return _tokenizer_info(state.model(model).renderer)
+
     return routes
+
+
+def _tokenizer_info(renderer: Renderer) -> dict[str, Any]:
+    config = renderer.tokenizer.config
+    kind = config.get("tokenizer_class") or "PreTrainedTokenizerFast"
+    return {**config, "tokenizer_class": kind, "chat_template": renderer.default_template}
 
 
 def _unused_with_prompt(body: TokenizeRequest) -> list[str]:

@@ -92,7 +92,9 @@ class RunningEngine:
             info.max_model_len,
             max_queued=settings.max_num_seqs + settings.max_queued_requests,
         )
-        defaults = read_defaults(folder, self._tokenizer, settings.generation_config)
+        defaults = read_defaults(
+            folder, self._tokenizer, settings.generation_config, settings.override_generation_config
+        )
         reasoning = reasoning_tags(settings.reasoning_parser, renderer.template)
         tools = tool_format(settings.tool_call_parser, renderer.template)
         model = ServedModel(

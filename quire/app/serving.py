@@ -51,6 +51,8 @@ def serve(
     """
     try:
         status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))
+        if settings.uds is not None:
+            settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
     except (EngineDead, ModelError, ModelFileError, PromptError, StoreFailed) as error:
         logger.error("cannot serve: %s", error)
@@ -83,6 +85,9 @@ async def _serve_models(
         limits=LimitOptions.of(settings),
         strict_fields=settings.strict_fields,
         trust_request_chat_template=settings.trust_request_chat_template,
+        tokenizer_info=settings.enable_tokenizer_info_endpoint,
+        include_usage=settings.enable_force_include_usage,
+        tokens_as_ids=settings.return_tokens_as_token_ids,
         stall_timeout=settings.stall_timeout,
         sse_keepalive=settings.sse_keepalive,
     )

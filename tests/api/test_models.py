@@ -33,6 +33,16 @@ async def test_tokenize_and_back(tmp_path: Path) -> None:
         assert chat["token_strs"] is None
 
 
+async def test_the_tokenizers_configuration_is_served_if_wanted(tmp_path: Path) -> None:
+    async with running_server(tmp_path, enable_tokenizer_info_endpoint=True) as server:
+        body = (await server.http.get("/tokenizer_info")).json()
+        assert (body["eos_token"], body["tokenizer_class"]) == ("<|im_end|>", "PreTrainedTokenizerFast")
+        assert "<|im_start|>" in body["chat_template"]
+        assert (await server.http.get("/tokenizer_info", params={"model": "none"})).status_code == 404
+    async with running_server(tmp_path) as server:
+        assert (await server.http.get("/tokenizer_info")).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -17,7 +17,13 @@ from quire.api.http.tenant import current_tenant
 from quire.api.protocol.chat import ChatRequest, Message
 from quire.api.serving.generation import UsageCounter
 from quire.api.serving.models import ServedModel, ServerState
-from quire.api.serving.params import generate_requests, output_token_limit, sampling_params, truncate_prompt
+from quire.api.serving.params import (
+    apply_server_defaults,
+    generate_requests,
+    output_token_limit,
+    sampling_params,
+    truncate_prompt,
+)
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.prompts import Prompt
 
@@ -75,6 +81,7 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         InvalidRequest: a field is not valid.
         PromptError: the conversation cannot be rendered.
     """
+    apply_server_defaults(body, state)
     plan = tool_plan(body, model.tools)
     conversation = conversation_of(body, trusted=state.trust_request_chat_template)
     room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len

@@ -18,6 +18,7 @@ from quire.api.protocol.completions import CompletionRequest
 from quire.api.serving.generation import UsageCounter
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.params import (
+    apply_server_defaults,
     generate_requests,
     output_token_limit,
     sampling_params,
@@ -92,6 +93,7 @@ async def prepare_completion(
         InvalidRequest: a field is not valid.
         PromptError: a prompt cannot be tokenized.
     """
+    apply_server_defaults(body, state)
     if body.suffix:
         raise InvalidRequest("`suffix`: fill-in-the-middle is not supported.", "suffix")
     prompts = [truncate_prompt(prompt, body, model) for prompt in await _prompts(body, model, state.limits)]

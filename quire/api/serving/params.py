@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from quire.api.answers.structured.checker import CheckedGrammar
 from quire.api.http.errors import InvalidRequest, shortened
-from quire.api.protocol.common import ChatAndCompletionFields
-from quire.api.serving.models import ServedModel
+from quire.api.protocol.common import ChatAndCompletionFields, StreamOptions
+from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
 from quire.engine.wire.protocol import SamplingParams
@@ -73,6 +73,14 @@ def sampling_params(
     )
     _check_choice(params, model.info.vocab_size)
     return params
+
+
+def apply_server_defaults(body: ChatAndCompletionFields, state: ServerState) -> None:
+    """Fill in fields for which the server has defaults of its own."""
+    if body.return_tokens_as_token_ids is None:
+        body.return_tokens_as_token_ids = state.tokens_as_ids
+    if state.include_usage and body.stream:
+        body.stream_options = (body.stream_options or StreamOptions()).model_copy(update={"include_usage": True})
 
 
 def with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:

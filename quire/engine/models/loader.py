@@ -78,7 +78,7 @@ def load_model(
         )
     from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
 
-    hf_config = read_config(folder)
+    hf_config = read_config(folder, options.hf_overrides)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
         model = load_fallback(folder, hf_config, dtype)

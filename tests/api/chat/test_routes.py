@@ -167,6 +167,19 @@ async def test_the_roles_chunk_counts_no_tokens(tmp_path: Path) -> None:
     assert chunks[0]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
+async def test_the_server_may_always_stream_usage_and_write_tokens_as_ids(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("hello"))
+    settings: Any = {"enable_force_include_usage": True, "return_tokens_as_token_ids": True}
+    async with running_server(tmp_path, core, **settings) as server:
+        for path, body in ((PATH, {"messages": HI}), ("/v1/completions", {"prompt": "hi"})):
+            *_, last = chunks_of((await server.post(path, {**body, "stream": True})).text)
+            assert last["usage"]["completion_tokens"] == 6
+        (first, *_) = (await ask(server, logprobs=True))["choices"][0]["logprobs"]["content"]
+        assert first["token"].startswith("token_id:")
+        named = await ask(server, logprobs=True, return_tokens_as_token_ids=False)
+        assert named["choices"][0]["logprobs"]["content"][0]["token"] == "h"
+
+
 async def test_templates_of_requests_need_trust(tmp_path: Path) -> None:
     core = FakeCore(answer=says("ok"))
     wanted = {"messages": HI, "chat_template": "own {{ messages[0].content }}"}
