@@ -191,7 +191,8 @@ def test_a_socket_file_and_settings_of_vllm(folder: Path, tmp_path: Path) -> Non
     with serving(str(folder), "--uds", str(path), "--enforce-eager", *overrides) as server:
         assert "--enforce-eager has no effect" in server.log
         assert "context 128" in server.log
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://quire.test") as client:
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://quire.test", timeout=60) as client:
             texts = {client.post("/v1/completions", json={"prompt": "abc"}).json()["choices"][0]["text"] for _ in "12"}
             assert len(texts) == 1  # as top_k is 1
         second = failing(str(folder), "--uds", str(path))

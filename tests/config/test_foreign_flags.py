@@ -16,36 +16,92 @@ from quire.config.foreign.vllm import VLLM
 
 OWN = {Serve.flag(name) for name in Serve.model_fields}
 
-# As they are common in vLLM's documentation; each with what it sets.
-COMMON: list[tuple[str, dict[str, Any]]] = [
-    ("Qwen/Qwen2.5-1.5B-Instruct", {"model": ("Qwen/Qwen2.5-1.5B-Instruct",)}),
-    ("NousResearch/Llama --dtype auto --api-key token-abc123", {"dtype": "auto", "api_key": ("token-abc123",)}),
-    ("m --enable-auto-tool-choice --tool-call-parser hermes", {"tool_call_parser": "hermes"}),
-    ("m --reasoning-parser deepseek_r1 --max-model-len 16k", {"max_model_len": 16000}),
-    ("m --gpu-memory-utilization 0.8 --enforce-eager", {"memory_fraction": 0.8}),
-    ("m -tp 1 --trust-remote-code --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
+_QWEN = "Qwen/Qwen3-8B"
+_MISTRAL = "mistralai/Mistral-7B-Instruct-v0.3"
+
+# Of vLLM's documentation and of model cards; each with what it sets, or the flag that is refused.
+DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
     (
-        'm --speculative-config \'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}\'',
-        {"speculation": "ngram", "num_speculative_tokens": 5},
+        "NousResearch/Meta-Llama-3-8B-Instruct --dtype auto --api-key token-abc123",
+        {"model": ("NousResearch/Meta-Llama-3-8B-Instruct",), "api_key": ("token-abc123",)},
     ),
+    ("meta-llama/Llama-2-7b-hf --uds /tmp/vllm.sock", {"uds": Path("/tmp/vllm.sock")}),  # noqa: S108 only parsed
+    (
+        "meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice --tool-call-parser llama3_json "
+        "--chat-template examples/tool_chat_template_llama3.1_json.jinja",
+        {"tool_call_parser": "llama3_json", "chat_template": Path("examples/tool_chat_template_llama3.1_json.jinja")},
+    ),
+    (
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --enable-reasoning --reasoning-parser deepseek_r1",
+        {"reasoning_parser": "deepseek_r1"},
+    ),
+    ("facebook/opt-13b --tensor-parallel-size 4", "--tensor-parallel-size 4 of vLLM is not supported"),
+    ("meta-llama/Llama-2-7b-hf --enable-lora --lora-modules sql=a", "--enable-lora of vLLM is not supported"),
+    (
+        f"{_QWEN} --port 8000 --enable-prefix-caching "
+        '--speculative_config \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+        {"prefix_caching": True, "speculation": "ngram", "num_speculative_tokens": 5},
+    ),
+    (
+        f"{_MISTRAL} --tokenizer_mode mistral --config_format mistral --load_format mistral "
+        "--tool-call-parser mistral --enable-auto-tool-choice",
+        {"model": (_MISTRAL,), "tool_call_parser": "mistral"},
+    ),
+    (
+        f'{_QWEN} --hf-overrides \'{{"rope_parameters": {{"factor": 4.0}}}}\' --max-model-len 131072',
+        {"hf_overrides": {"rope_parameters": {"factor": 4.0}}, "max_model_len": 131072},
+    ),
+    (f"{_QWEN} --rope-scaling '{{}}' --max-model-len 131072", "Quire's is --hf-overrides"),
+    (
+        "gradientai/Llama-3-8B-Instruct-Gradient-1048k --swap-space 16 --disable-log-requests "
+        "--tensor_parallel_size 1 --max_model_len 65000",
+        {"max_model_len": 65000},
+    ),
+    ("openai/gpt-oss-20b --tool-call-parser openai --async-scheduling", {"tool_call_parser": "openai"}),
+    (
+        "--model facebook/opt-125m --host 0.0.0.0 --dtype half --gpu-memory-utilization 0.9 --enforce-eager",
+        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "memory_fraction": 0.9},  # noqa: S104
+    ),
+    (
+        "Qwen/Qwen2.5-VL-7B-Instruct --limit-mm-per-prompt '{\"image\": 5}' --trust-remote-code --max-num-seqs 5",
+        {"max_num_seqs": 5},
+    ),
+]
+
+# More of the same kinds.
+COMMON: list[tuple[str, dict[str, Any]]] = [
+    ("m --reasoning-parser deepseek_r1 --max-model-len 16k", {"max_model_len": 16000}),
+    ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
     (
         "m --served-model-name a b --no-enable-prefix-caching",
         {"served_model_name": ("a", "b"), "prefix_caching": False},
     ),
-    ("--model m --host 0.0.0.0 --port 8001 --dtype half --disable-log-requests", {"model": ("m",), "dtype": "float16"}),
     (
         "m --generation-config vllm --override-generation-config '{\"temperature\": 0.5}' --chat-template x.jinja",
         {"generation_config": "none", "override_generation_config": {"temperature": 0.5}},
     ),
-    ("m --max-model-len auto -O3 --limit-mm-per-prompt '{\"image\": 2}'", {"max_model_len": None, "model": ("m",)}),
+    ("m --max-model-len auto -O3 -O.mode=3", {"max_model_len": None, "model": ("m",)}),
     ("m --allowed-origins '[\"*\"]' --uvicorn-log-level warning", {"allowed_origins": ("*",), "log_level": "warning"}),
     ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory": 4 << 30, "block_size": 32}),
     ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"model": ("m",), "port": 9}),
 ]
 
 
+@pytest.mark.parametrize(("line", "expected"), DOCUMENTED, ids=[line for line, _ in DOCUMENTED])
+def test_a_documented_command_line_of_vllm_works_or_is_refused_by_name(
+    line: str, expected: dict[str, Any] | str
+) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError) as refused:
+            Serve.parse(shlex.split(line))
+        assert expected in str(refused.value)
+    else:
+        settings = Serve.parse(shlex.split(line))
+        assert {name: getattr(settings, name) for name in expected} == expected
+
+
 @pytest.mark.parametrize(("line", "expected"), COMMON, ids=[line for line, _ in COMMON])
-def test_a_common_command_line_of_vllm_is_understood(line: str, expected: dict[str, Any]) -> None:
+def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> None:
     settings = Serve.parse(shlex.split(line))
     assert {name: getattr(settings, name) for name in expected} == expected
 

@@ -9,6 +9,7 @@ _ADAPTERS = "adapters are not supported; merge the adapter into the model"
 _TEXT_ONLY = "Quire serves text; there is no image, audio or video input"
 _GPU = "it concerns GPUs"
 _PROXY = "put a reverse proxy in front of Quire"
+_FORMAT = "files are read in the format of Hugging Face"
 _REPOSITORY = "everything is read from the model's directory or repository"
 
 VLLM: tuple[ForeignFlag, ...] = (
@@ -79,8 +80,8 @@ VLLM: tuple[ForeignFlag, ...] = (
     taken_as("--dtype", "--dtype", values={"half": "float16", "float": "float32"}),
     taken_as("--model-impl", "--model-impl", values={"vllm": "quire"}),
     taken_as("--quantization -q", "--quantization", "a checkpoint that is quantized says so itself"),
-    *needless("--tokenizer-mode --config-format", _REPOSITORY, only=["auto", "hf", "fast"]),
-    *needless("--load-format", "weights are read from safetensors files", only=["auto", "safetensors", "hf"]),
+    *needless("--tokenizer-mode --config-format", _FORMAT, only=["auto", "hf", "fast", "mistral"]),
+    *needless("--load-format", _FORMAT, only=["auto", "hf", "safetensors", "mistral"]),
     *needless_switch("--trust-remote-code", "code of repositories is never run", "--model-impl"),
     *refused("--code-revision --tokenizer-revision", "one revision is used for all files", "--revision"),
     *refused("--tokenizer --hf-config-path", _REPOSITORY),
@@ -96,11 +97,14 @@ VLLM: tuple[ForeignFlag, ...] = (
     *refused("--enable-sleep-mode", "stop the server, it starts in seconds"),
     *refused("--enable-lora --lora-modules", _ADAPTERS),
     *refused("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --fully-sharded-loras", _ADAPTERS),
+    *needless("--lora-extra-vocab-size --long-lora-scaling-factors", _ADAPTERS),
+    *refused("--rope-scaling --rope-theta", "set `rope_parameters` or `rope_scaling` of config.json", "--hf-overrides"),
     # memory and scheduling
     *same("--max-num-seqs", "--scheduling-policy", "--block-size", "--kv-cache-dtype"),
     taken_as("--max-num-batched-tokens", "--max-num-batched-tokens", "also as 8k or 8K"),
     taken_as("--gpu-memory-utilization", "--memory-fraction", "a share of the free memory, for KV caches alone"),
     taken_as("--kv-cache-memory-bytes", "--kv-cache-memory"),
+    *refused("--max-num-scheduled-tokens", "a step has one limit", "--max-num-batched-tokens"),
     *refused("--num-gpu-blocks-override", "set the size of the KV cache", "--kv-cache-memory"),
     taken_as("--enable-prefix-caching", "--prefix-caching", switch=True),
     taken_as("--prefix-caching-hash-algo", "--prefix-hash", values={"sha256_cbor": "sha256", "xxhash_cbor": "xxhash"}),
@@ -114,6 +118,10 @@ VLLM: tuple[ForeignFlag, ...] = (
         "each running sequence gets its next token first",
         ours="--max-num-batched-tokens",
     ),
+    *needless("--preemption-mode", "preempted sequences are computed again", only=["recompute"]),
+    *needless("--num-scheduler-steps --scheduler-delay-factor --performance-mode", "each step is scheduled by itself"),
+    *needless_switch("--multi-step-stream-outputs --disable-async-output-proc", "each step is scheduled by itself"),
+    *needless_switch("--use-v2-block-manager", "there is one manager of blocks"),
     *needless_switch("--async-scheduling", "the CPU computes one step after the other"),
     *needless_switch("--disable-hybrid-kv-cache-manager", "all layers share one kind of block"),
     *refused("--scheduler-cls", "the scheduler cannot be replaced", "--scheduling-policy"),
@@ -134,6 +142,8 @@ VLLM: tuple[ForeignFlag, ...] = (
         only=["1"],
         ours="--num-threads",
     ),
+    *needless("--data-parallel-size-local|-dpl --renderer-num-workers", _ONE_MACHINE, only=["1"]),
+    *needless_switch("--worker-use-ray --engine-use-ray", _ONE_MACHINE),
     *needless("--nnodes|-n --decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--num-threads"),
     *refused("--node-rank --master-addr --master-port --data-parallel-address --data-parallel-rpc-port", _ONE_MACHINE),
     *needless("--distributed-executor-backend", _ONE_MACHINE, only=["mp", "uni"], ours="--engine-process"),
