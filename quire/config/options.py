@@ -155,7 +155,8 @@ class LimitOptions(Options):
     max_stop: PositiveInt = Field(16, description="maximum number of stop strings in a request")
     max_bad_words: PositiveInt = Field(128, description="maximum number of bad_words in a request")
     max_logprobs: Annotated[int, Field(ge=-1)] = Field(
-        20, description="maximum number of alternatives in logprobs; -1: the whole vocabulary"
+        20,
+        description="maximum number of alternatives in logprobs; -1: the whole vocabulary, of megabytes for each token",
     )
 
 

@@ -157,6 +157,7 @@ _CHATS: list[Body] = [
 BODIES: dict[str, list[Body]] = {
     "/v1/completions": [*_COMPLETIONS, *({"prompt": "Once", **structure} for structure in _STRUCTURES)],
     "/v1/completions/render": [*_COMPLETIONS, *({"prompt": "Once", **structure} for structure in _STRUCTURES)],
+    "/invocations": [*_CHATS, *_COMPLETIONS, *({"prompt": "Once", **structure} for structure in _STRUCTURES)],
     "/v1/chat/completions": _CHATS,
     "/v1/chat/completions/render": _CHATS,
     "/v1/responses": [

@@ -81,7 +81,7 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         InvalidRequest: a field is not valid.
         PromptError: the conversation cannot be rendered.
     """
-    apply_server_defaults(body, state)
+    apply_server_defaults(body, model, state)
     plan = tool_plan(body, model.tools)
     conversation = conversation_of(body, trusted=state.trust_request_chat_template)
     room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len

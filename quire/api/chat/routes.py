@@ -43,16 +43,27 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/chat/completions", responses=streamed(ChatCompletion), response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        model = state.model(body.model)
-        admit(request, model, sequences_per_prompt(body, state.limits), "n")
-        response_id = answer_id("chatcmpl", request, body.request_id)
-        prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
-        fields.ignore(request, prepared.unused_fields)
-        if body.stream:
-            return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
-        return await respond_unless_disconnected(request, _complete(prepared))
+        return await answer_chat(body, request, state)
 
     return routes
+
+
+async def answer_chat(body: ChatRequest, request: Request, state: ServerState) -> Response:
+    """The answer to a conversation, or a stream of it.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        EngineError: it cannot be answered.
+        PromptError: the conversation cannot be rendered.
+    """
+    model = state.model(body.model)
+    admit(request, model, sequences_per_prompt(body, state.limits), "n")
+    response_id = answer_id("chatcmpl", request, body.request_id)
+    prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
+    fields.ignore(request, prepared.unused_fields)
+    if body.stream:
+        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
+    return await respond_unless_disconnected(request, _complete(prepared))
 
 
 async def _complete(prepared: PreparedChat) -> ChatCompletion:

@@ -93,7 +93,7 @@ async def prepare_completion(
         InvalidRequest: a field is not valid.
         PromptError: a prompt cannot be tokenized.
     """
-    apply_server_defaults(body, state)
+    apply_server_defaults(body, model, state)
     if body.suffix:
         raise InvalidRequest("`suffix`: fill-in-the-middle is not supported.", "suffix")
     prompts = [truncate_prompt(prompt, body, model) for prompt in await _prompts(body, model, state.limits)]

@@ -33,15 +33,26 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/completions", responses=streamed(Completion), response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one or more prompts."""
-        model = state.model(body.model)
-        admit(request, model, count_sequences(body, state.limits), "prompt" if _has_several_prompts(body) else "n")
-        response_id = answer_id("cmpl", request, body.request_id)
-        prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))
-        if body.stream:
-            return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
-        return await respond_unless_disconnected(request, _complete(prepared))
+        return await answer_completion(body, request, state)
 
     return routes
+
+
+async def answer_completion(body: CompletionRequest, request: Request, state: ServerState) -> Response:
+    """The continuations of the prompts, or a stream of them.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        EngineError: it cannot be answered.
+        PromptError: a prompt cannot be tokenized.
+    """
+    model = state.model(body.model)
+    admit(request, model, count_sequences(body, state.limits), "prompt" if _has_several_prompts(body) else "n")
+    response_id = answer_id("cmpl", request, body.request_id)
+    prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))
+    if body.stream:
+        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
+    return await respond_unless_disconnected(request, _complete(prepared))
 
 
 def _has_several_prompts(body: CompletionRequest) -> bool:

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from quire.api.protocol.common import (
+    Alternatives,
     ChatAndCompletionFields,
     FinishReason,
     ListOf,
@@ -120,7 +121,7 @@ class ChatRequest(ChatAndCompletionFields, StructuredFields):
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="older name of max_completion_tokens")
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Alternatives | None = None
     tools: Annotated[ListOf[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = Field(None, description="auto if there are tools, otherwise none")
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call in the answer")

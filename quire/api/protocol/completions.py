@@ -8,6 +8,7 @@ import orjson
 from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.common import (
+    Alternatives,
     ChatAndCompletionFields,
     FinishReason,
     Item,
@@ -29,7 +30,9 @@ class CompletionRequest(ChatAndCompletionFields, StructuredFields):
     # From left to right: texts are never taken for token ids.
     prompt: Annotated[str | _Prompts[str] | TokenIds | _Prompts[TokenIds], Field(union_mode="left_to_right")]
     echo: bool | None = Field(False, description="begin the answer with the prompt")
-    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="number of alternatives at each token")
+    logprobs: Alternatives | None = Field(
+        None, description="number of alternatives at each token; -1: the whole vocabulary"
+    )
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     suffix: str | None = Field(None, description="not supported: models here continue texts and cannot fill gaps")
     add_special_tokens: bool = True

@@ -75,8 +75,13 @@ def sampling_params(
     return params
 
 
-def apply_server_defaults(body: ChatAndCompletionFields, state: ServerState) -> None:
-    """Fill in fields for which the server has defaults of its own."""
+def apply_server_defaults(body: ChatAndCompletionFields, model: ServedModel, state: ServerState) -> None:
+    """Fill in fields whose values depend on the server or the model."""
+    whole = model.info.vocab_size
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        value = getattr(body, name, None)
+        if value == -1 or (state.limits.max_logprobs == -1 and (value or 0) > whole):
+            setattr(body, name, whole)
     if body.return_tokens_as_token_ids is None:
         body.return_tokens_as_token_ids = state.tokens_as_ids
     if state.include_usage and body.stream:
@@ -197,7 +202,7 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
 
 def _check_limits(body: ChatAndCompletionFields, limits: LimitOptions, logprobs: int | None) -> None:
     for name, kind, value in (("logprobs", "sample", logprobs), ("prompt_logprobs", "prompt", body.prompt_logprobs)):
-        if value is not None and value > limits.max_logprobs:
+        if value is not None and 0 <= limits.max_logprobs < value:
             raise InvalidRequest(
                 f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs}", name
             )

@@ -12,7 +12,7 @@ from quire.api.protocol.chat import ChatCompletion
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, chunks_of, running_server
-from tests.support.tokenizer import byte_tokenizer
+from tests.support.tokenizer import VOCAB_SIZE, byte_tokenizer
 
 PATH = "/v1/chat/completions"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -261,6 +261,12 @@ async def test_reasoning_stays_in_the_text_if_wanted(tmp_path: Path) -> None:
         assert (await ask(server))["choices"][0]["message"]["content"] == "<think>a</think>b"
 
 
+async def test_logprobs_of_the_whole_vocabulary(tmp_path: Path) -> None:
+    async with running_server(tmp_path, max_logprobs=-1) as server:
+        body = await ask(server, logprobs=True, top_logprobs=-1)
+        assert len(body["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == VOCAB_SIZE
+
+
 async def test_logprobs_follow_openais_shape(tmp_path: Path) -> None:
     async with running_server(tmp_path, FakeCore(answer=says("a\u20ac"))) as server:
         body = await ask(server, logprobs=True, top_logprobs=2)
@@ -315,6 +321,7 @@ async def test_a_model_without_template_says_so(tmp_path: Path) -> None:
         {"max_tokens": 0},
         {"max_completion_tokens": 600},
         {"top_logprobs": 21, "logprobs": True},
+        {"top_logprobs": -1, "logprobs": True},
         {"functions": [{"name": "f"}]},
         {"function_call": "auto"},
         {"modalities": ["text", "audio"]},
