@@ -53,7 +53,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "context_management": (),
     "conversation": (),
     "ec_transfer_params": (),
-    "enable_response_messages": (False,),
     "function_call": ("none",),
     "functions": (),
     "kv_transfer_params": (),
