@@ -15,6 +15,7 @@ from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.protocol.chat import ChatRequest, Message
+from quire.api.serving.beams.options import BeamOptions, beam_options, unused_with_beams
 from quire.api.serving.generation import UsageCounter
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.params import (
@@ -22,6 +23,7 @@ from quire.api.serving.params import (
     generate_requests,
     output_token_limit,
     sampling_params,
+    sequences_per_prompt,
     truncate_prompt,
 )
 from quire.engine.wire.stream import GenerateRequest
@@ -35,7 +37,8 @@ class PreparedChat:
     Attributes:
         head: fields that all chunks of the response share.
         final_text: text of the last message.
-        unused_fields: names of fields that the chat template does not read.
+        unused_fields: names of fields that have no effect: the chat template, or beam search, does not read them.
+        beams: how to search for the answers; None: they are sampled.
     """
 
     head: ChunkHead
@@ -46,6 +49,7 @@ class PreparedChat:
     final_text: str
     requests: Sequence[GenerateRequest]
     unused_fields: Sequence[str]
+    beams: BeamOptions | None = None
 
     @property
     def formatter(self) -> LogprobFormatter:
@@ -115,5 +119,6 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         answer_format=answer_format,
         final_text=rendered.final_text,
         requests=generate_requests(body, prompt, params, state.limits, model.parser_tokens),
-        unused_fields=unused_fields,
+        unused_fields=[*unused_fields, *unused_with_beams(body)],
+        beams=beam_options(body, params, model, sequences_per_prompt(body, state.limits)),
     )

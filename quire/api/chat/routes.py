@@ -30,7 +30,8 @@ from quire.api.protocol.chat import (
 from quire.api.protocol.common import streamed
 from quire.api.protocol.custom import CalledCustom, CustomToolCall
 from quire.api.serving.admission import admit
-from quire.api.serving.generation import SequenceResult, collect, generate_all
+from quire.api.serving.beams.collect import collect_answers
+from quire.api.serving.generation import SequenceResult, generate_all
 from quire.api.serving.models import ServerState
 from quire.api.serving.params import sequences_per_prompt
 from quire.engine.wire.stream import Delta
@@ -72,7 +73,13 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
     def count_reasoning(index: int, delta: Delta) -> None:
         usage.reasoning += counters[index].count(delta.token_ids)
 
-    results = await collect(prepared.model.client, prepared.requests, count_reasoning)
+    results = await collect_answers(
+        prepared.model.client,
+        prepared.requests,
+        prepared.beams,
+        prepared.model.renderer.tokenizer,
+        count_reasoning,
+    )
     choices = []
     for index, result in enumerate(results):
         if index:

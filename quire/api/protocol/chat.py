@@ -15,9 +15,9 @@ from pydantic import (
     model_validator,
 )
 
+from quire.api.protocol.beams import BeamFields
 from quire.api.protocol.common import (
     Alternatives,
-    ChatAndCompletionFields,
     FinishReason,
     ListOf,
     MessagesOf,
@@ -114,7 +114,7 @@ class AllowedTools(BaseModel):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
 
 
-class ChatRequest(ChatAndCompletionFields, StructuredFields):
+class ChatRequest(BeamFields, StructuredFields):
     """Answer a conversation."""
 
     messages: MessagesOf[Message]

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, Field, model_validator
 
+from quire.api.protocol.beams import BeamFields
 from quire.api.protocol.common import (
     Alternatives,
-    ChatAndCompletionFields,
     FinishReason,
     Item,
     PromptLogprobs,
@@ -24,7 +24,7 @@ from quire.api.protocol.token_ids import TokenIds
 _Prompts = Annotated[list[Item], Field(fail_fast=True, max_length=1 << 14)]  # --max-prompts is usually less
 
 
-class CompletionRequest(ChatAndCompletionFields, StructuredFields):
+class CompletionRequest(BeamFields, StructuredFields):
     """Continue one or more prompts, given as text or token ids."""
 
     # From left to right: texts are never taken for token ids.

@@ -253,7 +253,17 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"best_of": 2}, "best_of"),
-        ({"use_beam_search": True}, "use_beam_search"),
+        ({"use_beam_search": True, "stream": True}, "use_beam_search"),
+        ({"use_beam_search": True, "stop": "a"}, "stop"),
+        ({"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias"),
+        ({"use_beam_search": True, "allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"use_beam_search": True, "min_tokens": 1}, "min_tokens"),
+        ({"use_beam_search": True, "repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"use_beam_search": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"use_beam_search": True, "guided_choice": ["a"]}, "use_beam_search"),
+        ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
+        ({"length_penalty": 0.5}, "length_penalty"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_name(
