@@ -15,13 +15,13 @@ import psutil
 import torch
 from tqdm import tqdm
 
+from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.core import EngineCore
 from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import LocalExecutor
-from quire.engine.execution.memory import keep_freed_memory
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.execution.sampling.sampler import Sampler

@@ -15,7 +15,8 @@ _REPOSITORY = "everything is read from the model's directory or repository"
 VLLM: tuple[ForeignFlag, ...] = (
     # server
     *same("--host", "--port", "--uds", "--api-key", "--served-model-name", "--root-path", "--tool-server"),
-    *same("--ssl-keyfile", "--ssl-certfile", "--config"),
+    *same("--ssl-keyfile", "--ssl-certfile"),
+    taken_as("--config", "--config", "a TOML file with Quire's names, not YAML"),
     taken_as("--model", "MODEL", "a positional argument"),
     taken_as("--allowed-origins", "--allowed-origins", "a list in JSON, or names; none are allowed by default"),
     *needless("--allowed-methods --allowed-headers", "all are allowed to --allowed-origins", only=['["*"]', "*"]),
