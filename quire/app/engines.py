@@ -93,7 +93,11 @@ class RunningEngine:
             max_queued=settings.max_num_seqs + settings.max_queued_requests,
         )
         defaults = read_defaults(
-            folder, self._tokenizer, settings.generation_config, settings.override_generation_config
+            folder,
+            self._tokenizer,
+            settings.generation_config,
+            settings.override_generation_config,
+            settings.hf_overrides,
         )
         reasoning = reasoning_tags(settings.reasoning_parser, renderer.template)
         tools = tool_format(settings.tool_call_parser, renderer.template)

@@ -140,6 +140,8 @@ def test_one_line_for_each_flag_says_what_became_of_it() -> None:
 
 
 def test_names_of_models_and_lists_are_told_apart() -> None:
+    (note,) = Serve.parse(["m", "--api-key", "secret", "other"]).notes
+    assert note.startswith("--api-key has 2 values")
     assert Serve.parse(["--served-model-name", "name", "m"]).model == ("m",)
     two = Serve.parse(["m", "n", "--served-model-name", "a=m", "--served-model-name", "b=n"])
     assert (two.model, two.served_model_name) == (("m", "n"), ("a=m", "b=n"))

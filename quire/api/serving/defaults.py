@@ -64,16 +64,22 @@ def read_defaults(
     tokenizer: Tokenizer,
     mode: Literal["auto", "none"],
     overrides: Mapping[str, Any] = MappingProxyType({}),
+    hf_overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> GenerationDefaults:
     """Read generation_config.json; in mode `none` only its end-of-sequence tokens are used.
 
-    `overrides`: values that `check_overrides` has accepted; they replace those of the file.
+    Args:
+        folder: of the model.
+        tokenizer: of the model.
+        mode: of --generation-config.
+        overrides: values that `check_overrides` has accepted; they replace those of the file.
+        hf_overrides: values that replace those of config.json.
 
     Raises:
         ModelFileError: the file cannot be read.
     """
     generation = _read(folder / "generation_config.json")
-    config = _read(folder / "config.json")
+    config = {**_read(folder / "config.json"), **hf_overrides}
     eos_ids = generation.get("eos_token_id")
     if eos_ids is None:
         text_config = config.get("text_config")

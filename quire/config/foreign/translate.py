@@ -43,7 +43,10 @@ def translated(arguments: Sequence[str], own: frozenset[str]) -> tuple[list[str]
         if found is None:
             result.append(name + equals + value if name in own else argument)
             if name in _LISTS and model_given and not equals:
-                result += _repeated(name, given)
+                result += (values_given := _repeated(name, given))
+                if len(values_given) > 1:
+                    count = 1 + values_given.count(name)
+                    notes.append(f"{name} has {count} values, as in vLLM; a model has to be named before them")
             continue
         if found.kind == "refused":
             raise ConfigError(_refusal(name, found))

@@ -35,6 +35,11 @@ def test_the_operator_may_replace_the_defaults(tmp_path: Path) -> None:
     assert (defaults.temperature, defaults.top_p, defaults.max_tokens) == (0.7, 0.9, 9)
     defaults = read_defaults(tmp_path, tokenizer, "none", {"temperature": 0.7})
     assert (defaults.temperature, defaults.top_p) == (0.7, 1.0)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 5}))
+    assert 5 in read_defaults(tmp_path, tokenizer, "none").eos_token_ids
+    replaced = read_defaults(tmp_path, tokenizer, "none", {}, {"eos_token_id": [6, 7]}).eos_token_ids
+    assert {6, 7} <= set(replaced)
+    assert 5 not in replaced
 
 
 async def test_ends_that_the_model_does_not_have_are_dropped(tmp_path: Path) -> None:
