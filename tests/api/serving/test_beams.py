@@ -22,7 +22,7 @@ from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, running_client, says
 from tests.support.models import make_model, save_model
 from tests.support.server import running_server
-from tests.support.tokenizer import VOCAB_SIZE, write_tokenizer
+from tests.support.tokenizer import VOCAB_SIZE, byte_tokenizer, write_tokenizer
 
 PROMPT = [17, 5, 120, 33, 64, 9]
 ENDS = (3, 77, 140)  # so many that beams end at different lengths
@@ -90,6 +90,10 @@ async def test_requests_for_beams_are_answered(tmp_path: Path) -> None:
             entries = choice["logprobs"]["content"]
             assert "".join(entry["token"] for entry in entries) == choice["message"]["content"]
             assert [len(entry["top_logprobs"]) for entry in entries] == [1, 1, 1]
+        (a,) = byte_tokenizer().encode("a").ids
+        stopped = {"prompt": "x", "use_beam_search": True, "stop_token_ids": [a]}
+        (choice,) = (await server.post("/v1/completions", stopped)).json()["choices"]
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", a)
         late = await server.post("/v1/completions", {"prompt": "a", "timeout": 0.001, **fields, "max_tokens": 400})
         assert late.status_code == 408
         assert "0.001 seconds" in late.json()["error"]["message"]

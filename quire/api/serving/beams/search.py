@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from quire.api.serving.beams.options import BeamOptions
 from quire.engine.wire.protocol import TokenLogprobs
 
@@ -42,24 +44,23 @@ class BeamSearch:
     @property
     def candidates(self) -> int:
         """How many next tokens of each beam are needed: if all ends are among them, enough others are left."""
-        ends = len(self.options.eos_token_ids | self.options.stop_token_ids)
-        return max(2, 1 + ends) * self.options.width
+        return self.options.width + len(self.options.eos_token_ids | self.options.stop_token_ids)
 
     def advance(self, reports: Sequence[TokenLogprobs]) -> None:
         """Extend the beams, given the log-probabilities after each: the likeliest tokens follow the first one."""
         options = self.options
-        ranked = sorted(
-            (
-                (beam.logprob + logprob, beam, report, index)
-                for beam, report in zip(self.running, reports, strict=True)
-                for index, logprob in enumerate(report.logprobs[1:], 1)
-            ),
-            key=lambda candidate: -candidate[0],
-        )[: self.candidates]
+        totals = np.array([report.logprobs[1:] for report in reports], np.float64)
+        totals += np.array([[beam.logprob] for beam in self.running], np.float64)
+        ranked = np.argsort(-totals, axis=None, kind="stable")
         going_on: list[Beam] = []
-        for place, (logprob, beam, report, index) in enumerate(ranked):
+        for place, candidate in enumerate(ranked.tolist()):
+            if place >= options.width and len(going_on) == options.width:
+                break
+            row, column = divmod(candidate, totals.shape[1])
+            beam, report, index = self.running[row], reports[row], column + 1  # the first one is the sampled token
+            logprob = float(totals[row, column])
             ends = self._end(report.token_ids[index], len(beam.tokens) + 1)
-            # Of those that end, only the best are answers; of the others, there are enough without them.
+            # Those that end are answers only if they are among the best.
             if place < options.width if ends else len(going_on) < options.width:
                 extended = _extended(beam, logprob, report, index, ends, options.logprobs)
                 if ends:
