@@ -21,6 +21,11 @@ class ModelSource:
     argument: str
     names: tuple[str, ...]
 
+    @property
+    def root(self) -> str:
+        """Where clients find the model's files, such as its tokenizer: a directory, or the id of a repository."""
+        return str(self.folder) if self.argument == BUNDLED else self.argument
+
 
 def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
     """Find all models, downloading those that are neither directories nor cached.

@@ -75,6 +75,10 @@ class Tokenizer:
         """Id of the token with this text; None if there is none."""
         return self.backend.token_to_id(text)
 
+    def token_name(self, token: int) -> str:
+        """The token as the vocabulary has it. That may not be its text: byte-level BPE writes bytes as letters."""
+        return self.backend.id_to_token(token) or ""
+
     @cached_property
     def special_tokens(self) -> dict[str, int]:
         """Ids of special tokens by their texts."""

@@ -108,7 +108,7 @@ def test_a_rejected_request_does_not_repeat_step_counters(folder: Path) -> None:
     engine = Engine(folder)
     engine.add("good", random_prompt(1, 50), greedy(30))
     engine.core.step()
-    assert engine.channel.sent[-1].stats.step_tokens == 50
+    assert engine.channel.sent[-1].stats.step_tokens == 51  # 50 of the prompt, and a new one
     engine.core._handle(AddRequest("bad", np.array([], np.int32), greedy(3)))
     stats = engine.channel.sent[-1].stats
     assert (stats.step_tokens, stats.prefix_queries, stats.running) == (0, 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from quire.engine.models.weights import WeightFiller, allocate
 from quire.kernels.activation import ACTIVATIONS
 
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
+logger = logging.getLogger(__name__)
 _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
 
 
@@ -76,7 +78,7 @@ def load_model(
         )
     from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
 
-    hf_config = read_config(folder)
+    hf_config = read_config(folder, options.hf_overrides)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
         model = load_fallback(folder, hf_config, dtype)
@@ -137,13 +139,17 @@ def _bytes(model: Decoder) -> int:
 
 
 def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget) -> torch.dtype:
-    if options.dtype != "auto":
+    widened = options.dtype == "float16" and target.torch_device.type == "cpu"
+    if options.dtype != "auto" and not widened:
         dtype: torch.dtype = getattr(torch, options.dtype)
         return dtype
     stored = checkpoint.dtype()
-    if stored == torch.float16 or (stored == torch.float32 and target.computes_bfloat16):
-        return torch.bfloat16  # CPUs are ten times slower in float16, and half as fast in float32
-    return stored
+    # CPUs are a hundred times slower in float16, and half as fast in float32.
+    narrow = stored == torch.float16 or (stored == torch.float32 and target.computes_bfloat16)
+    fast = torch.bfloat16 if narrow else stored
+    if widened:
+        logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
+    return fast
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:

@@ -10,10 +10,12 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from quire.engine.models.archs import ARCHITECTURES
@@ -23,6 +25,7 @@ from quire.engine.models.spec import DecoderSpec
 from quire.engine.wire.launch import end_with_parent
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
+_NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,10 @@ class ModelConfig:
     extra_layers: int
 
 
-def read_model_config(folder: Path, implementation: ModelImplementation = "auto") -> ModelConfig:
-    """Read the config of a model folder.
+def read_model_config(
+    folder: Path, implementation: ModelImplementation = "auto", overrides: Mapping[str, Any] = _NO_OVERRIDES
+) -> ModelConfig:
+    """Read the config of a model folder. `overrides`: values that replace those of config.json.
 
     Raises:
         BrokenFolder: there is no readable config.
@@ -48,7 +53,7 @@ def read_model_config(folder: Path, implementation: ModelImplementation = "auto"
             `implementation` does not support it.
         UnsupportedModel: the checkpoint's quantization or an option of its architecture is not supported.
     """
-    config = read_config(folder)
+    config = read_config(folder, overrides)
     known = config.model_type in ARCHITECTURES
     if implementation == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
@@ -74,8 +79,8 @@ def _spec_of(config: Any) -> DecoderSpec:
     return spec
 
 
-def read_config(folder: Path) -> Any:
-    """Read the Hugging Face config of a model folder.
+def read_config(folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> Any:
+    """Read the Hugging Face config of a model folder. `overrides`: values that replace those of config.json.
 
     Raises:
         BrokenFolder: there is no readable config.
@@ -86,17 +91,34 @@ def read_config(folder: Path) -> Any:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenFolder(f"{path} cannot be read: {error}") from error
+    if overrides and isinstance(raw, dict):
+        raw = _merged(raw, overrides)
     check_raw(raw, str(path))
     from transformers import AutoConfig  # noqa: PLC0415 takes most of a second
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if overrides:
+            with tempfile.TemporaryDirectory() as merged:  # reads a folder as it would read the model's
+                (Path(merged) / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+                config = AutoConfig.from_pretrained(merged, local_files_only=True)
+        else:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers has its own kinds of errors for values of a wrong type
         raise UnknownArchitecture(f"transformers cannot read {path}: {error}") from error
     names = raw.get("architectures") or []
     if names and not any("CausalLM" in name or "LMHead" in name or "ConditionalGeneration" in name for name in names):
         raise UnknownArchitecture(f"{', '.join(names)} is not a causal language model")
     return config
+
+
+def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with overrides. Of an object in both, only the keys that are overridden change."""
+    merged = {**values, **overrides}
+    for name, value in overrides.items():
+        before = values.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[name] = _merged(before, value)
+    return merged
 
 
 def _check_quantization(config: Any) -> None:
@@ -110,13 +132,15 @@ def _check_quantization(config: Any) -> None:
         raise UnsupportedModel(f"quantization method {name!r} is not supported; supported are mxfp4 and block-wise fp8")
 
 
-def start_reading_configs(folders: Sequence[Path], implementation: ModelImplementation) -> list[Connection]:
+def start_reading_configs(
+    folders: Sequence[Path], implementation: ModelImplementation, overrides: Mapping[str, Any] = _NO_OVERRIDES
+) -> list[Connection]:
     """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in folders]
     senders = [sender for _, sender in pipes]
     context.Process(
-        target=_read_all, args=(folders, senders, implementation), name="quire-configs", daemon=True
+        target=_read_all, args=(folders, senders, implementation, dict(overrides)), name="quire-configs", daemon=True
     ).start()
     for sender in senders:  # so that the end of the process ends the pipes
         sender.close()
@@ -139,7 +163,12 @@ def model_config_of(reading: Connection) -> ModelConfig:
     return result
 
 
-def _read_all(folders: Sequence[Path], senders: Sequence[Connection], implementation: ModelImplementation) -> None:
+def _read_all(
+    folders: Sequence[Path],
+    senders: Sequence[Connection],
+    implementation: ModelImplementation,
+    overrides: Mapping[str, Any],
+) -> None:
     """Body of the child process."""
     end_with_parent()
     sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
@@ -147,7 +176,7 @@ def _read_all(folders: Sequence[Path], senders: Sequence[Connection], implementa
     for folder, sender in zip(folders, senders, strict=True):
         result: ModelConfig | ModelError
         try:
-            result = read_model_config(folder, implementation)
+            result = read_model_config(folder, implementation, overrides)
         except ModelError as error:
             result = error
         with sender:

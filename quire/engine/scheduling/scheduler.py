@@ -132,7 +132,8 @@ class Scheduler:
             if (found := live.get(sampled.request_id)) is not None:
                 if drafted:
                     self._count_draft(found, sampled, drafted.get(found.id, 0), plan.stats)
-                outputs.append(self._extend(found, sampled))
+                outputs.append(output := self._extend(found, sampled))
+                plan.stats.step_tokens += len(output.token_ids)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         return outputs
 
@@ -245,7 +246,7 @@ class Scheduler:
             request.expected += 1
             request.verifies_draft = bool(draft)
         self._publish(request, min(end, len(request.tokens)))
-        plan.stats.step_tokens += count + len(draft)
+        plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
 
     def _publish(self, request: Request, end: int) -> None:
         """Register the blocks that this step fills in the prefix cache.

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel, WeightMismatch
+from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers import linear as linear_module
 from quire.engine.models.layers.moe import Expert
 from quire.engine.models.safetensors import SafetensorsFile
@@ -61,7 +61,8 @@ def test_sharded_and_single_files_give_the_same_weights(tmp_path: Path) -> None:
         ("float32", "float32", "float32"),
         ("bfloat16", "auto", "bfloat16"),
         ("float16", "auto", "bfloat16"),
-        ("float16", "float16", "float16"),
+        ("float16", "float16", "bfloat16"),
+        ("bfloat16", "float16", "bfloat16"),
         ("bfloat16", "float32", "float32"),
     ],
 )
@@ -144,6 +145,14 @@ def test_a_config_that_is_not_json_is_rejected(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(BrokenFolder):
         load(folder)
+
+
+@pytest.mark.parametrize("implementation", ["quire", "transformers"])
+def test_values_of_the_config_can_be_replaced(folder: Path, implementation: str) -> None:
+    loaded = load(folder, model_impl=implementation, hf_overrides={"max_position_embeddings": 64})
+    assert loaded.context_len == 64
+    with pytest.raises(ModelError):
+        load(folder, model_impl=implementation, hf_overrides={"hidden_size": "wide"})
 
 
 def test_unknown_architectures_are_reported(folder: Path) -> None:
