@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
+from quire.api.answers.tools.references import embedded
 
 _ARGUMENTS = ("arguments", "parameters")
 
@@ -51,8 +52,8 @@ class JsonSyntax:
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for calls of these functions."""
-        calls = [self._schema(name, _embedded(schema, index)) for index, (name, schema) in enumerate(schemas.items())]
-        call = writer.json({"anyOf": calls}, spaces=2)
+        parts, root = embedded(schemas)
+        call = writer.json({"anyOf": [self._schema(name, part) for name, part in parts.items()], **root}, spaces=2)
         begin, end = writer.text("".join(self.begins[:1])), writer.text(self.end)
         if self.as_list:
             more = f'("," " "? {call})*' if parallel else ""
@@ -92,11 +93,6 @@ class JsonSyntax:
             yield from scan.skip_whitespace()
         if self.end:
             yield from scan.accept(self.end)
-
-
-def _embedded(schema: object, index: int) -> object:
-    """A schema inside another one: with an `$id`, its references (`#/$defs/...`) still start at its own root."""
-    return {"$id": f"urn:quire:tool:{index}", **schema} if isinstance(schema, dict) else schema
 
 
 def _call(out: ToolParser, *, known_only: bool) -> Generator[None, None, bool]:

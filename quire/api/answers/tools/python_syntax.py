@@ -7,13 +7,12 @@ import json
 import re
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
 
 from quire.api.answers.tools.calls import Steps, ToolParser
+from quire.api.answers.tools.values import python_value
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _PLAIN = re.compile(r"""[^"'()\[\]{}]*""")  # neither brackets nor quotes
-_CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,19 +123,7 @@ def _literal(arguments: str) -> str | None:
         call = ast.parse(f"f({arguments})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
-        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-        return json.dumps(values, ensure_ascii=False) if len(values) == len(call.keywords) else None
+        values = {keyword.arg: python_value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False) if len(values) == len(call.keywords) else None
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-
-
-def _value(node: ast.expr) -> Any:
-    match node:
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
-        case _:
-            return ast.literal_eval(node)
