@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from quire.api.answers.grammar_writer import GrammarWriter
@@ -51,26 +51,39 @@ class MarkedSyntax:
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
         scan = out.scanner
-        marks = tuple(mark for mark in (*self.section, self.begin) if mark)
-        while (mark := (yield from scan.read_until(marks, out.add_text))) is not None:
+        outside = tuple(mark for mark in (*self.section, self.begin) if mark)
+        scan.stop_json_at((*outside, self.end))
+        mark = yield from scan.read_until(outside, out.add_text)
+        while mark is not None:
+            if mark == self.begin:
+                mark = yield from self._call(out)
             if mark != self.begin:
-                continue
-            scan.mark()
-            pieces: list[str] = []
-            if self.header_end:
-                found = (yield from scan.read_until((self.header_end,), pieces.append)) is not None
-            else:
-                pieces.append((yield from scan.read_word("{" + self.begin[0])))
-                found = scan.next_character == "{"
-            name, call_id = self.name("".join(pieces))
-            if not found or not name:
-                out.add_text(mark + scan.since_mark)
-                continue
-            out.begin_call(name, call_id)
-            yield from scan.skip_whitespace()
-            if not (yield from scan.read_json(out.add_arguments)) or not self.end:
-                continue
-            yield from scan.read_until((self.end,), lambda _: None)
+                mark = yield from scan.read_until(outside, out.add_text)
+
+    def _call(self, out: ToolParser) -> Generator[None, None, str | None]:
+        """Parse a call; returns the mark that ended it, which may be the begin of the next call."""
+        scan = out.scanner
+        marks = tuple(mark for mark in (self.end, self.begin, *self.section) if mark)
+        scan.mark()
+        pieces: list[str] = []
+        mark: str | None = ""
+        if self.header_end:
+            mark = yield from scan.read_until((self.header_end, *marks), pieces.append)
+            found = mark == self.header_end
+        else:
+            pieces.append((yield from scan.read_word("{" + self.begin[0])))
+            found = scan.next_character == "{"
+        name, call_id = self.name("".join(pieces))
+        if not found or not name:
+            read = scan.since_mark
+            out.add_text(self.begin + (read.removesuffix(mark) if mark == self.begin else read))
+            return mark
+        out.begin_call(name, call_id)
+        yield from scan.skip_whitespace()
+        complete = yield from scan.read_json(out.add_arguments)
+        if complete and not self.end:
+            return ""
+        return (yield from scan.read_until(marks, lambda _: None))
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for calls of these functions."""

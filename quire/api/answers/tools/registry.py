@@ -154,7 +154,11 @@ _HERMES = JsonSyntax(begins=("<tool_call>",), end="</tool_call>")
 _JAMBA = JsonSyntax(begins=("<tool_calls>",), end="</tool_calls>", as_list=True)
 _INTERNLM = JsonSyntax(begins=("<|action_start|><|plugin|>",), end="<|action_end|>", arguments="parameters")
 _LLAMA3 = JsonSyntax(begins=("<|python_tag|>",), bare=True, separator=";", arguments="parameters")
-_XLAM = JsonSyntax(begins=("[TOOL_CALLS]", "<tool_call>", "```json"), end="```", bare=True)
+_XLAM = JsonSyntax(
+    others=(("[TOOL_CALLS]", ""), ("<tool_call>", "</tool_call>"), ("```json", "```"), ("```", "```")),
+    bare=True,
+    as_list=True,
+)
 HARMONY = ToolFormat(
     "openai",
     HarmonySyntax(),
@@ -186,7 +190,11 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
         ToolFormat("glm45", _GLM, (("<arg_key>",),)),
         ToolFormat("qwen3_coder", _QWEN, (("<tool_call>", "<function="),)),
-        ToolFormat("granite", JsonSyntax(begins=("<|tool_call|>", "<tool_call>"), as_list=True), (("<|tool_call|>",),)),
+        ToolFormat(
+            "granite",
+            JsonSyntax(begins=("<|tool_call|>",), others=(("<tool_call>", "</tool_call>"),), as_list=True),
+            (("<|tool_call|>",),),
+        ),
         ToolFormat("jamba", _JAMBA, (("<tool_calls>",),)),
         ToolFormat("hermes", _HERMES, (("<tool_call>",),)),
         ToolFormat("mistral", MistralSyntax(), (("[TOOL_CALLS]",),), short_id),
