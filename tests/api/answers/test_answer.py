@@ -197,6 +197,21 @@ def test_a_whole_message_has_its_blocks_in_the_order_of_the_stream() -> None:
         assert [block["input"] for block in whole if "input" in block] == [{}, {"text": "a\nb"}]
 
 
+@pytest.mark.parametrize("name", ["hermes", "openai"])
+def test_texts_around_a_call_are_on_lines_of_their_own(name: str) -> None:
+    now, note, text = CALLS[name]
+    answer = text.replace("{}", "First. ") + now + text.replace("{}", " Then.") + note + text.replace("{}", "\n\nLast.")
+    for read in (
+        answer_format(name),
+        answer_format(name, parallel=False),
+        answer_format(name, custom=frozenset(["note"])),
+    ):
+        assert read.parser().push(answer, last=True).content == "First.\nThen.\nLast."
+        assert "".join(one for kind, one in chunks(read, list(answer)) if kind == "content") == "First.\nThen.\nLast."
+    (*_, last) = items(parsed(answer_format(name, parallel=False), list(answer)))
+    assert "'text': 'Then.\\nLast.'" in last[2]
+
+
 def test_log_probabilities_are_those_of_the_text_before_the_first_call() -> None:
     tokens = [("a", "a"), ("b", "b"), ("<c>", ""), ("", ""), ("d", "d")]
     for size in (1, 2, 5):

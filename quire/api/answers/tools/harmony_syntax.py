@@ -44,6 +44,7 @@ class HarmonySyntax:
             else:
                 out.in_reasoning = "".join(header).split()[:1] == ["analysis"]
                 sink = out.add_reasoning if out.in_reasoning else out.add_text
+                out.begin_text()
             yield from scan.read_until((*self.ends, self.start), sink)
             out.in_reasoning = False
 

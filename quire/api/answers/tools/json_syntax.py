@@ -109,8 +109,12 @@ class JsonSyntax:
         if listed:
             yield from scan.accept("]")
             yield from scan.skip_whitespace()
-        if end:
-            yield from scan.accept(end)
+        if end and not (yield from scan.accept(end)):
+            scan.mark()
+            while (yield from scan.skip_whitespace()) and scan.next_character in "]}":  # more than were opened
+                scan.take(1)
+            if not (yield from scan.accept(end)):
+                out.add_text(scan.since_mark)
 
     def _continues(self, out: ToolParser, listed: bool) -> Generator[None, None, bool]:
         """Whether another object follows a call."""
@@ -159,12 +163,14 @@ class JsonSyntax:
 
 
 def read_arguments(out: ToolParser, sink: Sink) -> Steps:
-    """Parse arguments: a JSON object is reported unchanged, a string is reported as its content, null as `{}`."""
+    """Parse arguments: a JSON object is reported unchanged, one in a string as its content, null as `{}`."""
     scan = out.scanner
     if (yield from scan.skip_whitespace()) and scan.next_character == "{":
         yield from scan.read_json(sink)
         return
     complete, value = yield from scan.read_value()
     if complete:
-        text = value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        sink(text if text not in ("", "null") else "{}")
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            sink(value.strip())
+        else:
+            sink("{}" if value in (None, "", "null") else json.dumps(value, ensure_ascii=False))

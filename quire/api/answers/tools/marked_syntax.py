@@ -52,7 +52,7 @@ class MarkedSyntax:
         """Parse an answer."""
         scan = out.scanner
         outside = tuple(mark for mark in (*self.section, self.begin) if mark)
-        scan.stop_json_at((*outside, self.end))
+        scan.stop_json_at((*outside, self.end, self.fence))
         mark = yield from scan.read_until(outside, out.add_text)
         while mark is not None:
             if mark == self.begin:

@@ -128,6 +128,7 @@ class MistralSyntax:
     def parse(self, out: ToolParser) -> Steps:
         """Read an answer."""
         scan, mark = out.scanner, self.begin
+        scan.stop_json_at((mark,))
         listed = JsonSyntax(begins=(mark,))
         while (yield from scan.read_until((mark,), out.add_text)) is not None:
             scan.mark()

@@ -1,4 +1,4 @@
-"""AnswerFormat text that is still coming: every method is a generator that yields where it needs more of it.
+"""Scans text that is still coming: every method is a generator that yields where it needs more of it.
 
 No character is searched more than a constant number of times, however the text is cut into pieces.
 """
@@ -35,7 +35,7 @@ class Scanner:
         self._stop_signs = ""  # their first characters
 
     def stop_json_at(self, marks: Iterable[str]) -> None:
-        """Let the marks end values of JSON, also incomplete ones. In a string, only a mark before another one does so."""
+        """Let the marks end values of JSON, also incomplete ones. In a string, only a mark before another mark does."""
         # Marks of letters and digits may be in any JSON.
         self._stops = tuple(dict.fromkeys(mark for mark in marks if mark and not mark[0].isalnum()))
         self._stop_signs = "".join({mark[0] for mark in self._stops})

@@ -11,7 +11,7 @@ from typing import Any
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
 from quire.api.answers.tools.references import followed, parts_alone, standalone
-from quire.api.answers.tools.values import Types, as_json, texts_of, types_of
+from quire.api.answers.tools.values import Types, as_json, properties_of, shapes_of, texts_of, types_of
 
 _TEXT = frozenset({"string"})  # types of a value that is written as plain text
 # Escapes, classes of characters, and the characters that matter outside of these.
@@ -75,7 +75,7 @@ class TaggedSyntax:
             standalone(name, schema)  # all references lead somewhere
             before, after, end = map(writer.text, (self.function[0], self.function[1] + "\n", self.function[2]))
             shapes = writer.either(
-                writer.sequence(*self._parameters(writer, shape, schema, name)) for shape in _shapes(schema)
+                writer.sequence(*self._parameters(writer, shape, schema, name)) for shape in shapes_of(schema)
             )
             calls.append(writer.sequence(before, writer.plain(name), after, shapes, end))
         first, last = (writer.text(mark and mark + "\n") for mark in self.wrapper)
@@ -113,7 +113,7 @@ class TaggedSyntax:
 
     def _arguments(self, out: ToolParser, schema: Mapping[str, Any]) -> Generator[None, None, str | None]:
         """Parse the arguments to the end of the call; returns the mark that ended it."""
-        scan, properties, count = out.scanner, _properties(schema), 0
+        scan, properties, count = out.scanner, properties_of(schema), 0
         before, after, _ = self.parameter
         marks = self._breaks
         mark = yield from scan.read_until(marks, lambda _: None)
@@ -177,21 +177,6 @@ class _Unpadded:
         text = self._buffer + text
         self._buffer = "\n" if text.endswith("\n") else ""
         self._out.add_arguments(json.dumps(text.removesuffix("\n"), ensure_ascii=False)[1:-1])
-
-
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schemas of a function's arguments."""
-    shapes = [shape.get("properties") for shape in _shapes(schema) if isinstance(shape, Mapping)]
-    return {key: part for shape in reversed(shapes) if isinstance(shape, Mapping) for key, part in shape.items()}
-
-
-def _shapes(schema: Mapping[str, Any]) -> list[Any]:
-    """The schemas of the objects that the arguments may be: one, or several alternatives."""
-    shape = followed(schema, schema)
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(shape, Mapping) and "properties" not in shape and isinstance(shape.get(keyword), list):
-            return [followed(one, schema) for one in shape[keyword]]
-    return [shape]
 
 
 def _whole_pattern(schema: Mapping[str, Any]) -> str | None:

@@ -68,6 +68,21 @@ def texts_of(part: Any, schema: Mapping[str, Any], key: str, depth: int = 0) -> 
     return None
 
 
+def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schemas of a function's arguments."""
+    shapes = [shape.get("properties") for shape in shapes_of(schema) if isinstance(shape, Mapping)]
+    return {key: part for shape in reversed(shapes) if isinstance(shape, Mapping) for key, part in shape.items()}
+
+
+def shapes_of(schema: Mapping[str, Any]) -> list[Any]:
+    """The schemas of the objects that the arguments may be: one, or several alternatives."""
+    shape = followed(schema, schema)
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(shape, Mapping) and "properties" not in shape and isinstance(shape.get(keyword), list):
+            return [followed(one, schema) for one in shape[keyword]]
+    return [shape]
+
+
 def as_json(text: str, types: Types) -> str:
     """A value that is not known to be a string, as JSON: a string if it cannot be read, or if nothing else is allowed.
 

@@ -35,6 +35,9 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     ("hermes", '<tool_call>{"arguments": {"days": 3}, "name": "get_weather"}</tool_call> ok', "ok",
      [("get_weather", {"days": 3})]),
+    ("hermes", 'First.\n<tool_call>{"name": "now"}</tool_call>\n\nThen. <tool_call>{"name": "now"}</tool_call>End',
+     "First.\nThen.\nEnd", [NOW, NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}}}]\n</tool_call>\nDone', "Done", [NOW]),
     ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
     ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("now", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "now", "arguments": null, "id": 5}</tool_call>', "", [NOW]),
@@ -45,11 +48,18 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', "", [NOW]),
     ("llama3_json", '{"name": "Bob", "parameters": "x"} is JSON', '{"name": "Bob", "parameters": "x"} is JSON', []),
     ("llama3_json", '{"answer": 5}', '{"answer": 5}', []),
+    ("llama3_json", 'It is: {"name": "now", "parameters": {}}; {"name": "now", "parameters": {}} {more?}',
+     "It is:\n{more?}", [NOW, NOW]),
+    ("llama3_json", 'f() { return {"name": "x"} } [{"name": "now", "arguments": {}}]', 'f() { return {"name": "x"} }',
+     [NOW]),
     ("pythonic", '[get_weather(city="Rio \\"de\\" Janeiro", days=3), now()]', "", [WEATHER, NOW]),
     ("pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
+    ("pythonic", "[now(), 5] and", ", 5] and", [NOW]),
+    ("pythonic", "[now(a=1])]", "[now(a=1])]", []),
     ("pythonic", "[get_weather(tags=['a', (1, true)], city=')')]", "",
      [("get_weather", {"tags": ["a", [1, True]], "city": ")"})]),
     ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", "", [NOW]),
+    ("llama4_pythonic", "Hi <|python_start|>[now()]<|python_end|> bye", "Hi\nbye", [NOW]),
     ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {"days": 3}}]', "",
      [NOW, ("get_weather", {"days": 3})]),
     ("mistral", 'Hm. [TOOL_CALLS]now{}[TOOL_CALLS]get_weather[ARGS]{"days": 3}', "Hm.",
@@ -67,6 +77,11 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("qwen3_xml",
      "<function=get_weather><parameter=unknown>[1, 2]</parameter><parameter=other>x</parameter></function>", "",
      [("get_weather", {"unknown": [1, 2], "other": "x"})]),
+    ("qwen3_coder",
+     "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n<parameter=days>\n3\n<function=now></function>", "",
+     [("get_weather", {"city": "Rome", "days": 3}), NOW]),
+    ("qwen3_coder", "<function=get_weather>\n<parameter=place>\n{'k': 'v', 'n': [None, True]}\n</parameter></function>",
+     "", [("get_weather", {"place": {"k": "v", "n": [None, True]}})]),
     (
         "glm45",
         "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rio \"de\" Janeiro</arg_value>\n"
@@ -120,6 +135,8 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
      [NOW, NOW]),
     ("hunyuan_a13b", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [NOW]),
     ("xlam", '[{"name": "get_weather", "arguments": {"days": 3}}]', "", [("get_weather", {"days": 3})]),
+    ("xlam", 'I.<tool_call>[{"name": "now", "arguments": {}}]</tool_call>More.', "I.\nMore.", [NOW]),
+    ("xlam", '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', []),
     ("xlam", 'So:\n```json\n[{"name": "now", "arguments": {}}]\n```', "So:", [NOW]),
     ("phi4mini", 'functools[{"name": "get_weather", "arguments": {"days": 3}}]', "", [("get_weather", {"days": 3})]),
     ("gemma",
@@ -145,6 +162,42 @@ def test_what_is_found(name: str, text: str, content: str, calls: list[tuple[str
     said, found = read(name, [text])
     assert said == content
     assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+
+
+# format, the text of a first call that is broken, and that of a second one
+BROKEN = [
+    (name, before + arguments + between, after)
+    for arguments in ('{"city": "Ro', '{"city": "Rome"', '{"city": ', '{"city": [{}')
+    for name, before, between, after in (
+        ("kimi_k2", "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>", "<|tool_call_end|>",
+         "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+         "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n", "\n```<｜tool▁call▁end｜>",
+         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"),
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": ', "</tool_call>",
+         '<tool_call>{"name": "now", "arguments": {}}</tool_call>'),
+        ("mistral", "[TOOL_CALLS]get_weather", "[TOOL_CALLS]", "now{}"),
+    )
+    if between != "[TOOL_CALLS]" or arguments != '{"city": "Ro'  # what ends the string cannot be known
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "first", "second"), BROKEN)
+def test_a_call_after_broken_json_is_found(name: str, first: str, second: str) -> None:
+    for pieces in ([first + second], list(first + second)):
+        content, calls = read(name, pieces)
+        assert content == ""
+        assert [function for function, _ in calls] == ["get_weather", "now"]
+        assert calls[0][1] in first
+        assert calls[1][1] == "{}"
+
+
+def test_marks_in_strings_are_text() -> None:
+    city = "a </tool_call> b <tool_call>"
+    text = f'<tool_call>{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}</tool_call>'
+    ((_, arguments),) = read("hermes", [text])[1]
+    assert json.loads(arguments) == {"city": city}
 
 
 def test_every_format_has_a_recording() -> None:
