@@ -19,6 +19,7 @@ class ReasoningTags:
         implicit_start: an answer begins with reasoning even without a start tag.
         closers: marks that end the reasoning as well, and belong to the content.
         wrapper: tags around the content, which are removed; empty if there are none.
+        kept: the reasoning stays in the content, with its tags.
     """
 
     starts: tuple[str, ...] = ("<think>",)
@@ -26,6 +27,7 @@ class ReasoningTags:
     implicit_start: bool = False
     closers: tuple[str, ...] = ()
     wrapper: tuple[str, str] = ("", "")
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class ReasoningParser:
 
 _THINK = ReasoningTags()
 _IMPLICIT = ReasoningTags(implicit_start=True)
+_COHERE = (("<|START_THINKING|>",), ("<|END_THINKING|>",))
 
 # All parsers. The first one whose marker is in a chat template is used for it.
 PARSERS: Mapping[str, ReasoningParser] = {
@@ -71,6 +74,17 @@ PARSERS: Mapping[str, ReasoningParser] = {
         ReasoningParser(
             "ernie45", ReasoningTags(implicit_start=True, wrapper=("<response>", "</response>")), "</response>"
         ),
+        ReasoningParser(
+            "cohere_command3",
+            ReasoningTags(*_COHERE, wrapper=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+            "<|START_RESPONSE|>",
+        ),
+        ReasoningParser(
+            "cohere_command4",
+            ReasoningTags(*_COHERE, wrapper=("<|START_TEXT|>", "<|END_TEXT|>")),
+            "<|START_TEXT|>",
+        ),
+        ReasoningParser("apertus", ReasoningTags(("<|inner_prefix|>",), ("<|inner_suffix|>",)), "<|inner_prefix|>"),
         ReasoningParser("hunyuan_a13b", ReasoningTags(wrapper=("<answer>", "</answer>")), "</answer>"),
         ReasoningParser("qwen3", _THINK, "</think>"),
         ReasoningParser("deepseek_r1", _IMPLICIT),
@@ -78,7 +92,10 @@ PARSERS: Mapping[str, ReasoningParser] = {
         ReasoningParser("glm45", _THINK),
         ReasoningParser("glm4_moe", _THINK),
         ReasoningParser("minimax_m2", _IMPLICIT),
+        ReasoningParser("minimax_m2_append_think", ReasoningTags(implicit_start=True, kept=True)),
         ReasoningParser("step3", _IMPLICIT),
+        ReasoningParser("step3p5", _IMPLICIT),
+        ReasoningParser("holo2", _IMPLICIT),
         ReasoningParser("olmo3", _IMPLICIT),
         ReasoningParser("nemotron_v3", _THINK),
     )
@@ -125,6 +142,8 @@ class ReasoningSplitter:
         self._leading = LeadingWhitespace()  # before the first tag
         self._trailing = TrailingWhitespace()  # of the reasoning
         self._unwrapper = _Unwrapper(*tags.wrapper)
+        self._kept = ""  # the beginning of an answer whose reasoning is kept
+        self._begun = bool(continued.strip())  # that beginning is complete
         prompt_text = (prompt or "").rstrip()
         if continued.strip():
             self._continue(continued)
@@ -132,6 +151,7 @@ class ReasoningSplitter:
             self._part = _Part.REASONING
         elif prompt_text.endswith(tags.ends):
             self._part = _Part.CONTENT
+        self._opened = self.in_reasoning  # before the answer begins
 
     @property
     def in_content(self) -> bool:
@@ -145,6 +165,23 @@ class ReasoningSplitter:
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """Add text; returns the reasoning and the content that are certain now."""
+        split = self._split(text, last)
+        return ("", self._keep(text, last)) if self._tags.kept else split
+
+    def _keep(self, text: str, last: bool) -> str:
+        """All of the text, with the start tag that the prompt has, or that is missing."""
+        if self._begun:
+            return text
+        self._kept += text
+        beginning = self._kept.lstrip()
+        if not last and any(tag.startswith(beginning) for tag in self._tags.starts):
+            return ""
+        self._begun = True
+        if self._opened and beginning and not beginning.startswith(self._tags.starts):
+            return self._tags.starts[0] + self._kept
+        return self._kept
+
+    def _split(self, text: str, last: bool) -> tuple[str, str]:
         self._buffer += self._leading.push(text) if self._part is _Part.UNDECIDED else text
         reasoning, content = "", ""
         if self._part is _Part.UNDECIDED:

@@ -28,8 +28,11 @@ class JsonSyntax:
         separator: between objects outside of a list.
         as_list: the model writes a list even for one call.
         lines: the model writes several calls on lines between one pair of marks.
-        name, arguments: the keys that the model writes; all known keys of arguments are accepted.
+        name, arguments: the keys that the model writes; all known keys of arguments are accepted. Without a key for the
+            name, the name is the key of the arguments.
+        call_id: the key of an id, which the model writes first; empty if it writes none.
         skipped: marks around text in which calls are not looked for; empty if there are none.
+        dropped: marks between messages, which are not content.
     """
 
     begins: tuple[str, ...] = ()
@@ -41,18 +44,21 @@ class JsonSyntax:
     lines: bool = False
     name: str = "name"
     arguments: str = "arguments"
+    call_id: str = ""
     skipped: tuple[str, str] = ("", "")
+    dropped: tuple[str, ...] = ()
 
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
         scan, ends = out.scanner, {**dict.fromkeys(self.begins, self.end), **dict(self.others)}
         scan.stop_json_at((*ends, *ends.values()))
-        marks = (*ends, *("{[" if self.bare else ""), *self.skipped[:1])
-        marks = tuple(filter(None, marks))
+        marks = tuple(filter(None, (*ends, *("{[" if self.bare else ""), *self.skipped[:1], *self.dropped)))
         while (mark := (yield from scan.read_until(marks, out.add_text))) is not None:
             if mark == self.skipped[0]:
                 out.add_text(mark)
                 out.add_text((yield from scan.read_until((self.skipped[1],), out.add_text)) or "")
+            elif mark in self.dropped:
+                out.begin_text()
             elif mark in ends:
                 scan.mark()
                 known_only = mark.startswith(_CODE)  # any JSON may be in a block of code
@@ -80,12 +86,12 @@ class JsonSyntax:
         return writer.rule(f"{one} ({between} {one})*") if parallel and (self.separator or self.begins) else one
 
     def _schema(self, name: str, arguments: object) -> dict[str, object]:
-        return {
-            "type": "object",
-            "properties": {self.name: {"const": name}, self.arguments: arguments},
-            "required": [self.name, self.arguments],
-            "additionalProperties": False,
-        }
+        properties: dict[str, object] = {self.name: {"const": name}, self.arguments: arguments}
+        if not self.name:
+            properties = {name: arguments}
+        elif self.call_id:
+            properties = {self.call_id: {"type": "string", "pattern": "^[0-9]{1,4}$"}, **properties}
+        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
     def calls(self, out: ToolParser, *, mark: str = "", end: str = "", known_only: bool = False) -> Steps:
         """Parse calls after a mark; text that is not a call becomes content."""
@@ -139,7 +145,11 @@ class JsonSyntax:
             yield from scan.skip_whitespace()
             if not complete or not (yield from scan.accept(":")):
                 return has_name, 1
-            if key == self.name and not has_name:
+            if not self.name and isinstance(key, str) and key:
+                has_name = has_arguments = True
+                out.begin_call(key)
+                yield from read_arguments(out, out.add_arguments)
+            elif key == self.name and not has_name:
                 complete, name = yield from scan.read_value()
                 if not complete or not isinstance(name, str) or not name or (known_only and not out.knows(name)):
                     return False, 1

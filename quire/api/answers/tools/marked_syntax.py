@@ -18,7 +18,10 @@ def name_is_header(header: str) -> tuple[str, str | None]:
 def kimi_name(header: str) -> tuple[str, str | None]:
     """The header is functions.NAME:INDEX, which is the id of the call as well."""
     header = header.strip()
-    return header.removeprefix("functions.").partition(":")[0], header or None
+    name, colon, _ = header.removeprefix("functions.").partition(":")
+    if not colon and name != header:  # not an id; such headers are cut off or made up
+        return "", None
+    return name, header or None
 
 
 def name_after(separator: str) -> Callable[[str], tuple[str, str | None]]:

@@ -139,10 +139,56 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("xlam", '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', []),
     ("xlam", 'So:\n```json\n[{"name": "now", "arguments": {}}]\n```', "So:", [NOW]),
     ("phi4mini", 'functools[{"name": "get_weather", "arguments": {"days": 3}}]', "", [("get_weather", {"days": 3})]),
-    ("gemma",
+    ("functiongemma",
      '<start_function_call>call:get_weather{city:<escape>Rio "de" Janeiro<escape>,days:3}<end_function_call>', "",
      [WEATHER]),
+    ("functiongemma",
+     "So:<start_function_call>call:get_weather{city:<escape>3<escape>days:<escape>3<escape>,tags:[<escape>a<escape>]}"
+     "<end_function_call><start_function_call>call:now{}<end_function_call>", "So:",
+     [("get_weather", {"city": "3", "days": 3, "tags": ["a"]}), NOW]),
+    ("functiongemma",
+     "<start_function_call>call:get_weather{days:3<start_function_call>call:now{}<end_function_call>", "",
+     [("get_weather", {"days": 3}), NOW]),
+    ("apertus", 'I.<|tools_prefix|>[{"get_weather": {"days": 3}}, {"now": {}}]<|tools_suffix|>', "I.",
+     [("get_weather", {"days": 3}), NOW]),
+    ("apertus", '<|tools_prefix|>[{"now": {}, "get_weather": {"tags": [{}]}}]', "",
+     [NOW, ("get_weather", {"tags": [{}]})]),
+    ("cohere_command3",
+     '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"days": 3}},\n'
+     '    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>', "",
+     [("get_weather", {"days": 3}), NOW]),
+    ("gigachat3", 'I.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "now", "arguments": {}}</s>', "I.", [NOW]),
+    ("gigachat3", 'I.<|function_call|>{"name": "get_weather", "arguments": {"days": 3}}', "I.",
+     [("get_weather", {"days": 3})]),
+    ("gigachat3", 'A function call.<|message_sep|>', "A function call.", []),
+    ("longcat", '<longcat_tool_call>\n{"name": "now", "arguments": {}}\n</longcat_tool_call>', "", [NOW]),
+    ("granite-20b-fc",
+     '<function_call> {"name": "now", "arguments": {}}\n<function_call> {"name": "now", "arguments": {}}',
+     "", [NOW, NOW]),
+    ("minimax",
+     'I.<tool_calls>\n{"name": "get_weather", "arguments": {"days": 3}}\n{"name": "now", "arguments": {}}\n'
+     "</tool_calls>", "I.", [("get_weather", {"days": 3}), NOW]),
+    ("minimax",
+     '<think>No <tool_calls>{"name": "now"}</tool_calls></think>\n<tool_calls>\n{"name": "now", "arguments": {}}\n'
+     '{no}\n{"name": "now", "arguments": {}}',
+     '<think>No <tool_calls>{"name": "now"}</tool_calls></think>\n{no}', [NOW, NOW]),
+    ("olmo3", "So:\n<function_calls>get_weather(city='Rio \"de\" Janeiro', days=3)\nnow()\n</function_calls>", "So:",
+     [WEATHER, NOW]),
+    ("olmo3", "<function_calls>bad(x=b'z')\nnow()</function_calls> End", "bad(x=b'z')\nEnd", [NOW]),
+    ("olmo3", "<function_calls>now(x=1])</function_calls>", "now(x=1])", []),
 ]  # fmt: skip
+# Other names of the same formats.
+ALIASES = {
+    "gemma": "functiongemma",
+    "cohere_command4": "cohere_command3",
+    "ernie45": "hermes",
+    "granite4": "hermes",
+    "glm47": "glm45",
+    "step3p5": "qwen3_coder",
+    "llama4_json": "llama3_json",
+    "phi4_mini_json": "phi4mini",
+}
+RECORDED += [(alias, *rest) for alias, name in ALIASES.items() for one, *rest in RECORDED if one == name]
 
 
 def read(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
