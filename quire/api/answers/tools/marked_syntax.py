@@ -61,6 +61,8 @@ class MarkedSyntax:
             if mark == self.begin:
                 mark = yield from self._call(out)
             if mark != self.begin:
+                if mark and mark in self.section:
+                    out.begin_text()
                 mark = yield from scan.read_until(outside, out.add_text)
 
     def _call(self, out: ToolParser) -> Generator[None, None, str | None]:

@@ -136,10 +136,15 @@ class MistralSyntax:
                 yield from listed.calls(out, mark=mark)
                 continue
             name = (yield from scan.read_word("[{")).strip()
-            while scan.next_character == "[":
+            while (yield from scan.next_is(self.before_arguments)):
                 yield from scan.read_word("]")
                 yield from scan.accept("]")
                 yield from scan.read_word("[{")
+            if scan.next_character == "[":  # there is other text before the list
+                out.add_text(mark + scan.since_mark)
+                scan.mark()
+                yield from listed.calls(out)
+                continue
             if not name or not scan.next_character:
                 out.add_text(mark + scan.since_mark)
                 continue

@@ -45,6 +45,8 @@ class TaggedSyntax:
             if mark == self.function[0]:
                 mark = yield from self._call(out)
             if mark != self.function[0]:
+                if mark and mark in self.wrapper:
+                    out.begin_text()
                 mark = yield from scan.read_until(marks, out.add_text)
 
     def _call(self, out: ToolParser) -> Generator[None, None, str | None]:
@@ -52,17 +54,19 @@ class TaggedSyntax:
         scan = out.scanner
         scan.mark()
         pieces: list[str] = []
+        mark: str | None = ""
         if self.function[1]:
-            found = (yield from scan.read_until((self.function[1],), pieces.append)) is not None
+            mark = yield from scan.read_until((self.function[1], *self._breaks), pieces.append)
         else:
             pieces.append((yield from scan.read_word("\n<")))
-            found = bool(scan.next_character)
         name = "".join(pieces).strip().strip('"')
-        if not found or not name:
-            out.add_text(self.function[0] + scan.since_mark)
-            return ""
+        found = mark == self.function[1] and (bool(mark) or bool(scan.next_character))
+        if not name or (not found and (mark is None or not out.knows(name))):  # a tag that is not closed is no call
+            read = scan.since_mark
+            out.add_text(self.function[0] + (read.removesuffix(mark) if mark == self.function[0] else read))
+            return mark if mark == self.function[0] else ""
         out.begin_call(name)
-        return (yield from self._arguments(out, out.schemas.get(name, {})))
+        return (yield from self._arguments(out, out.schemas.get(name, {}), mark if mark in self._breaks else ""))
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for calls of these functions.
@@ -111,12 +115,15 @@ class TaggedSyntax:
             value = writer.until(close)
         return writer.sequence(writer.text(before), writer.plain(key), writer.text(after), value, writer.text("\n"))
 
-    def _arguments(self, out: ToolParser, schema: Mapping[str, Any]) -> Generator[None, None, str | None]:
-        """Parse the arguments to the end of the call; returns the mark that ended it."""
+    def _arguments(
+        self, out: ToolParser, schema: Mapping[str, Any], mark: str | None
+    ) -> Generator[None, None, str | None]:
+        """Parse the arguments to the end of the call; returns the mark that ended it. `mark`: what was read already."""
         scan, properties, count = out.scanner, properties_of(schema), 0
         before, after, _ = self.parameter
         marks = self._breaks
-        mark = yield from scan.read_until(marks, lambda _: None)
+        if not mark:
+            mark = yield from scan.read_until(marks, lambda _: None)
         while mark == before:
             pieces: list[str] = []
             mark = yield from scan.read_until((after,), pieces.append)

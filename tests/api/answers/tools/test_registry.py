@@ -64,6 +64,7 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
      [NOW, ("get_weather", {"days": 3})]),
     ("mistral", 'Hm. [TOOL_CALLS]now{}[TOOL_CALLS]get_weather[ARGS]{"days": 3}', "Hm.",
      [NOW, ("get_weather", {"days": 3})]),
+    ("mistral", '[TOOL_CALLS] Hm [{"name": "now", "arguments": {}}]', "[TOOL_CALLS] Hm", [NOW]),
     ("mistral", '[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{"a": [1]}', "", [("now", {"a": [1]})]),
     (
         "qwen3_coder",
@@ -80,6 +81,10 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("qwen3_coder",
      "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n<parameter=days>\n3\n<function=now></function>", "",
      [("get_weather", {"city": "Rome", "days": 3}), NOW]),
+    ("qwen3_coder", "Hi<tool_call><function=get_weather\n<parameter=city>\nRome\n</parameter></function></tool_call>E",
+     "Hi\nE", [("get_weather", {"city": "Rome"})]),
+    ("qwen3_coder", "Hi<tool_call>a<function=no</function><function=now></function>", "Hi\na<function=no</function>",
+     [NOW]),
     ("qwen3_coder", "<function=get_weather>\n<parameter=place>\n{'k': 'v', 'n': [None, True]}\n</parameter></function>",
      "", [("get_weather", {"place": {"k": "v", "n": [None, True]}})]),
     (
@@ -188,7 +193,12 @@ ALIASES = {
     "llama4_json": "llama3_json",
     "phi4_mini_json": "phi4mini",
 }
-RECORDED += [(alias, *rest) for alias, name in ALIASES.items() for one, *rest in RECORDED if one == name]
+RECORDED += [
+    (alias, text, content, calls)
+    for alias, name in ALIASES.items()
+    for one, text, content, calls in RECORDED
+    if one == name
+]
 
 
 def read(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
