@@ -55,14 +55,19 @@ class PythonSyntax:
 
     def _list(self, out: ToolParser, mark: str = "") -> Steps:
         """Parse calls to the end of the list."""
-        scan = out.scanner
-        while (yield from _call(out)):
+        scan, any_call = out.scanner, False
+        while (called := (yield from _call(out))) is not None:
+            any_call = any_call or called
+            if not called:
+                out.add_text(mark + scan.since_mark)
             mark = ""
             scan.mark()
             yield from scan.skip_whitespace()
             if not (yield from scan.accept(",")):
                 yield from scan.accept("]")
                 yield from self._end(out)
+                if not any_call:
+                    out.add_text(scan.since_mark)
                 return
         out.add_text(mark + scan.since_mark)
 
@@ -132,15 +137,17 @@ class BraceSyntax:
         return json.dumps(values, ensure_ascii=False)
 
 
-def _call(out: ToolParser) -> Generator[None, None, bool]:
-    """Parse a call; returns whether it was one."""
+def _call(out: ToolParser) -> Generator[None, None, bool | None]:
+    """Parse a call; returns whether it was one that can be read, and None if it was no call at all."""
     scan = out.scanner
     yield from scan.skip_whitespace()
     name = yield from scan.read_word(_AFTER_NAME)
     if not _NAME.fullmatch(name) or not (yield from scan.accept("(")):
-        return False
+        return None
     pieces: list[str] = []
-    arguments = _literal("".join(pieces)) if (yield from _balanced(out, pieces)) else None
+    if not (yield from _balanced(out, pieces)):
+        return None
+    arguments = _literal("".join(pieces))
     if arguments is None:
         return False
     out.begin_call(name)

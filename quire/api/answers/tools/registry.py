@@ -92,6 +92,13 @@ _SEED = TaggedSyntax(
     parameter=("<parameter=", ">", "</parameter>"),
     padded=False,
 )
+_DEEPSEEK_V32 = TaggedSyntax(
+    wrapper=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+    function=('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"),
+    parameter=('<｜DSML｜parameter name="', '">', "</｜DSML｜parameter>"),
+    padded=False,
+    typed=True,
+)
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _DEEPSEEK_V3 = MarkedSyntax(
     section=_DEEPSEEK_SECTION,
@@ -207,6 +214,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("longcat", _LONGCAT, (("<longcat_tool_call>",),)),
         ToolFormat("olmo3", _OLMO, (("<functions>", "<function_calls>"),)),
         ToolFormat("kimi_k2", _KIMI, (("<|tool_calls_section_begin|>",),)),
+        ToolFormat("deepseek_v32", _DEEPSEEK_V32, (("<｜DSML｜function_calls>",), ("｜DSML｜", "function_calls"))),
         ToolFormat("deepseek_v3", _DEEPSEEK_V3, (("<｜tool▁calls▁begin｜>", "```json"),)),
         ToolFormat("deepseek_v31", _DEEPSEEK_V31, (("<｜tool▁calls▁begin｜>",),)),
         ToolFormat("internlm", _INTERNLM, (("<|action_start|>", "<|plugin|>"),)),

@@ -1,4 +1,4 @@
-"""Calls whose arguments are plain text between tags (Qwen3 Coder, GLM, MiniMax, Seed)."""
+"""Calls whose arguments are plain text between tags (Qwen3 Coder, GLM, MiniMax, Seed, DeepSeek V3.2)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class TaggedSyntax:
         parameter: before the name of an argument, after it, and after its value.
         value: before the value, in addition to the tag after the name; empty if there is none.
         padded: values are on lines of their own.
+        typed: after the name of an argument, an attribute says whether its value is a string.
     """
 
     wrapper: tuple[str, str] = ("", "")
@@ -35,6 +36,7 @@ class TaggedSyntax:
     parameter: tuple[str, str, str]
     value: str = ""
     padded: bool = True
+    typed: bool = False
 
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
@@ -102,10 +104,11 @@ class TaggedSyntax:
 
     def _argument(self, writer: GrammarWriter, key: str, alone: Any, part: Any, schema: Mapping[str, Any]) -> str:
         """An expression for an argument. `alone`: its schema as one of its own; `part`: as a part of the tool's."""
-        line = "\n" if self.padded else ""
-        before, after = self.parameter[0], self.parameter[1] + (f"\n{self.value}" if self.value else "") + line
-        close = line + self.parameter[2]
-        if types_of(part, schema) != _TEXT:
+        line, is_text = "\n" if self.padded else "", types_of(part, schema) == _TEXT
+        attribute = f'" string="{str(is_text).lower()}' if self.typed else ""
+        value = f"\n{self.value}" if self.value else ""
+        before, after, close = self.parameter[0], attribute + self.parameter[1] + value + line, line + self.parameter[2]
+        if not is_text:
             value = f"{writer.json(alone, spaces=2)} {writer.text(close)}"
         elif (texts := texts_of(part, schema, key)) is not None:
             value = f"{writer.choice(texts)} {writer.text(close)}"
@@ -133,10 +136,12 @@ class TaggedSyntax:
                 continue  # an argument without a value
             if mark is None:
                 return None
-            key = "".join(pieces).strip().strip('"')
+            key, _, attribute = "".join(pieces).strip().removeprefix('"').partition('"')
+            types = types_of(properties.get(key), schema)
+            types = _TEXT if types is None and '"true"' in f'{attribute}"' else types
             out.add_arguments(("{" if count == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
             count += 1
-            mark = yield from self._value(out, types_of(properties.get(key), schema))
+            mark = yield from self._value(out, types)
             if mark == self.parameter[2]:
                 mark = yield from scan.read_until(marks, lambda _: None)
         if mark is not None:
@@ -148,16 +153,16 @@ class TaggedSyntax:
         # A value that is not closed ends where the next argument begins, or with its call.
         marks = (self.parameter[2], *(f"\n{mark}" for mark in self._breaks))
         if types == _TEXT:
-            text = _Unpadded(out)
             out.add_arguments('"')
-            mark = yield from out.scanner.read_until(marks, text.add)
+            mark = yield from out.scanner.read_until(marks, _StringWriter(out, padded=self.padded).add)
             if mark is not None:
                 out.add_arguments('"')
         else:
             pieces: list[str] = []
             mark = yield from out.scanner.read_until(marks, pieces.append)
             if mark is not None:
-                out.add_arguments(as_json("".join(pieces), types))
+                text = "".join(pieces)
+                out.add_arguments(as_json(text.removeprefix("\n").removesuffix("\n") if self.padded else text, types))
         return None if mark is None else mark.removeprefix("\n")
 
     @property
@@ -166,17 +171,21 @@ class TaggedSyntax:
         return tuple(mark for mark in (self.parameter[0], self.function[2], self.function[0], self.wrapper[1]) if mark)
 
 
-class _Unpadded:
-    """Reports a string as it arrives, escaped for JSON, and without the line breaks next to its tags."""
+class _StringWriter:
+    """Reports a string as it arrives, escaped for JSON; without the line breaks next to its tags if it is padded."""
 
-    def __init__(self, out: ToolParser) -> None:
+    def __init__(self, out: ToolParser, *, padded: bool) -> None:
         self._out = out
+        self._padded = padded
         self._started = False
         self._buffer = ""
 
     def add(self, text: str) -> None:
         """Add text."""
         if not text:
+            return
+        if not self._padded:
+            self._out.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
             return
         if not self._started:
             text = text.removeprefix("\n")

@@ -96,7 +96,7 @@ def as_json(text: str, types: Types) -> str:
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except _UNREADABLE:
             pass
-    return json.dumps(text.removeprefix("\n").removesuffix("\n"), ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False)
 
 
 def python_value(node: ast.expr) -> Any:

@@ -56,6 +56,8 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
     ("pythonic", "[now(), 5] and", ", 5] and", [NOW]),
     ("pythonic", "[now(a=1])]", "[now(a=1])]", []),
+    ("pythonic", "[now(a=b'x'), now()] ok", "[now(a=b'x')\nok", [NOW]),
+    ("pythonic", "[now(a=1e999)] ok", "[now(a=1e999)] ok", []),
     ("pythonic", "[get_weather(tags=['a', (1, true)], city=')')]", "",
      [("get_weather", {"tags": ["a", [1, True]], "city": ")"})]),
     ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", "", [NOW]),
@@ -101,6 +103,14 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "",
         [("get_weather", {"days": 3}), NOW],
     ),
+    ("minimax_m2", '<invoke name="get_weather"><parameter name="city">\n  a b\n</parameter></invoke>', "",
+     [("get_weather", {"city": "\n  a b\n"})]),
+    ("deepseek_v32",
+     'I.<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">3'
+     '</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+     '<｜DSML｜parameter name="other" string="true">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+     '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>', "I.",
+     [("get_weather", {"city": "3", "days": 3, "other": "3"}), NOW]),
     ("seed_oss",
      "<seed:tool_call>\n<function=get_weather>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>", "",
      [("get_weather", {"days": 3})]),
