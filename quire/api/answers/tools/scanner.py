@@ -37,7 +37,8 @@ class Scanner:
     def stop_json_at(self, marks: Iterable[str]) -> None:
         """Let the marks end values of JSON, also incomplete ones. In a string, only a mark before another mark does."""
         # Marks of letters and digits may be in any JSON.
-        self._stops = tuple(dict.fromkeys(mark for mark in marks if mark and not mark[0].isalnum()))
+        stops = {mark for mark in marks if mark and not mark[0].isalnum()}
+        self._stops = tuple(sorted(stops, key=len, reverse=True))
         self._stop_signs = "".join({mark[0] for mark in self._stops})
 
     def unread(self, text: str) -> None:
@@ -212,12 +213,11 @@ class Scanner:
         """Whether a mark that ends JSON comes next; it is not read. A string may also contain the text of a mark."""
         while True:
             mark = next((mark for mark in self._stops if self._text.startswith(mark, self._at)), None)
-            if mark is None:
-                if self.ended or not any(self._is_cut_off(mark) for mark in self._stops):
-                    return False
-            elif not in_string:
+            if mark is not None and not in_string:
                 return True
-            else:
+            if self.ended or not any(self._is_cut_off(mark) for mark in self._stops):
+                if mark is None:
+                    return False
                 spaces = _FEW_SPACES.match(self._text, self._at + len(mark))
                 rest = self._text[spaces.end() if spaces is not None else self._at :][: max(map(len, self._stops))]
                 if rest.startswith(self._stops) or (self.ended and not rest):

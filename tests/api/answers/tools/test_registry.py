@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, is_dataclass
 from random import Random
 from typing import Any
 
@@ -295,6 +296,49 @@ def test_broken_answers_are_read_all_the_same(data: st.DataObject) -> None:
 @given(st.sampled_from(sorted(FORMATS)), st.text("<>{}[]()\"'\\:,=| \nabfnowtool_cal/;`0", max_size=60))
 def test_any_text_at_all(name: str, text: str) -> None:
     assert read(name, list(text)) == read(name, [text])
+
+
+def texts(value: Any) -> list[str]:
+    """All strings in a value, in its items and fields."""
+    if isinstance(value, tuple):
+        return [text for item in value for text in texts(item)]
+    if is_dataclass(value):
+        return texts(tuple(getattr(value, field.name) for field in fields(value)))
+    return [value] if isinstance(value, str) and value else []
+
+
+BITS = (
+    '{"name": "now"',
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "'",
+    "\n",
+    " ",
+    "a",
+    "now(",
+    '"arguments": ',
+    '{"city": 1}',
+    ":",
+    ",",
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_marks_in_any_order(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(FORMATS)))
+    marks = texts(FORMATS[name].syntax)
+    parts = st.sampled_from([*marks, *(mark[:-1] for mark in marks), *BITS])
+    text = "".join(data.draw(st.lists(parts, max_size=10)))
+    assert read(name, list(text)) == read(name, [text])
+
+
+def test_a_mark_may_begin_with_another_one() -> None:
+    text = '[{"name": "now", "a```json'
+    assert read("xlam", list(text)) == read("xlam", [text])
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
