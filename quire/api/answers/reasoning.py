@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,7 @@ class ReasoningTags:
         closers: marks that end the reasoning as well, and belong to the content.
         wrapper: tags around the content, which are removed; empty if there are none.
         kept: the reasoning stays in the content, with its tags.
+        citations: the text may be cited, as <co>text</co: 0:[1]>; these marks are removed.
     """
 
     starts: tuple[str, ...] = ("<think>",)
@@ -28,6 +30,7 @@ class ReasoningTags:
     closers: tuple[str, ...] = ()
     wrapper: tuple[str, str] = ("", "")
     kept: bool = False
+    citations: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,9 @@ class ReasoningParser:
 
 _THINK = ReasoningTags()
 _IMPLICIT = ReasoningTags(implicit_start=True)
+# Marks of citations, and what may become one at the end of a text.
+_CITATION = re.compile(r"<co>|</co(?::[\d:,\[\] ]{0,200})?>")
+_CITATION_BEGUN = re.compile(r"<(?:/?(?:c(?:o)?)?|/co:[\d:,\[\] ]{0,200})\Z")
 _COHERE = (("<|START_THINKING|>",), ("<|END_THINKING|>",))
 
 # All parsers. The first one whose marker is in a chat template is used for it.
@@ -76,12 +82,12 @@ PARSERS: Mapping[str, ReasoningParser] = {
         ),
         ReasoningParser(
             "cohere_command3",
-            ReasoningTags(*_COHERE, wrapper=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+            ReasoningTags(*_COHERE, wrapper=("<|START_RESPONSE|>", "<|END_RESPONSE|>"), citations=True),
             "<|START_RESPONSE|>",
         ),
         ReasoningParser(
             "cohere_command4",
-            ReasoningTags(*_COHERE, wrapper=("<|START_TEXT|>", "<|END_TEXT|>")),
+            ReasoningTags(*_COHERE, wrapper=("<|START_TEXT|>", "<|END_TEXT|>"), citations=True),
             "<|START_TEXT|>",
         ),
         ReasoningParser("apertus", ReasoningTags(("<|inner_prefix|>",), ("<|inner_suffix|>",)), "<|inner_prefix|>"),
@@ -142,6 +148,7 @@ class ReasoningSplitter:
         self._leading = LeadingWhitespace()  # before the first tag
         self._trailing = TrailingWhitespace()  # of the reasoning
         self._unwrapper = _Unwrapper(*tags.wrapper)
+        self._citations = (_Citations(), _Citations())  # of the reasoning and of the content
         self._kept = ""  # the beginning of an answer whose reasoning is kept
         self._begun = bool(continued.strip())  # that beginning is complete
         prompt_text = (prompt or "").rstrip()
@@ -165,8 +172,13 @@ class ReasoningSplitter:
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """Add text; returns the reasoning and the content that are certain now."""
-        split = self._split(text, last)
-        return ("", self._keep(text, last)) if self._tags.kept else split
+        reasoning, content = self._split(text, last)
+        if self._tags.kept:
+            return "", self._keep(text, last)
+        if self._tags.citations:
+            cited, cited_content = self._citations
+            return cited.remove(reasoning, last or self.in_content), cited_content.remove(content, last)
+        return reasoning, content
 
     def _keep(self, text: str, last: bool) -> str:
         """All of the text, with the start tag that the prompt has, or that is missing."""
@@ -230,6 +242,20 @@ class ReasoningSplitter:
         text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
         self._at_start = self._at_start and not text
         return self._trailing.push(text)
+
+
+class _Citations:
+    """Removes the marks of citations from a text that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._buffer = ""  # what may be a part of a mark
+
+    def remove(self, text: str, last: bool) -> str:
+        """Add text; returns the part without marks that is certain now."""
+        text = _CITATION.sub("", self._buffer + text)
+        begun = None if last else _CITATION_BEGUN.search(text)
+        self._buffer = "" if begun is None else begun[0]
+        return text.removesuffix(self._buffer)
 
 
 class _Unwrapper:
