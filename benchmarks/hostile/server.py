@@ -66,13 +66,17 @@ class Server:
 
     def memory(self) -> int:
         """Resident bytes of all its processes."""
-        total = 0
+        return sum(self.memory_by_process())
+
+    def memory_by_process(self) -> list[int]:
+        """Resident bytes of each of its processes, of the main process first."""
+        sizes = []
         for process in self._processes():
             try:
-                total += process.memory_info().rss
+                sizes.append(process.memory_info().rss)
             except psutil.Error:
                 continue
-        return total
+        return sizes
 
     def peak(self, start: float, end: float) -> int:
         """Largest sample of the memory in a window."""

@@ -171,6 +171,7 @@ class Session:
                 "before": self.memory_before / 1e6,
                 "max": max(size for _, size in self.server.samples) / 1e6,
                 "after": memory / 1e6,
+                "after_by_process": [size / 1e6 for size in self.server.memory_by_process()],
             },
             "counts": {"before": self.counts_before, "after": self.server.counts()},
             "held": self.server.held(),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from quire import __version__
+from quire.allocator import use_one_arena
 from quire.config.command import Command, ConfigError, unknown_variables
 from quire.config.commands import COMMANDS
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # torch uses huge pages, with which weights are read at least a third faster.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    use_one_arena()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in (["--version"], ["-v"]):
         print(f"quire {__version__}")

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +15,13 @@ import psutil
 import torch
 from tqdm import tqdm
 
+from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.core import EngineCore
 from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import LocalExecutor
-from quire.engine.execution.memory import keep_freed_memory
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.execution.sampling.sampler import Sampler
@@ -124,13 +124,14 @@ def _build_around(
     """The core around a model, the number of blocks of its KV cache, and their bytes."""
     options, model = config.engine, loaded.model
     cache_dtype = torch.int8 if options.kv_cache_dtype == "int8" else loaded.dtype
-    per_block = block_bytes(model.caches, options.block_size, cache_dtype)
+    shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
+    per_block = block_bytes(shapes, options.block_size, cache_dtype)
     available = device.free_memory() if config.memory_share is None else config.memory_share
     num_blocks = count_blocks(options, per_block, loaded.context_len, available)
     context_len = _fitting_context(loaded, config, num_blocks)
     model.set_context(context_len)
     prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
-    cache = device.allocate_cache(model.caches, num_blocks, options.block_size, cache_dtype, prefault)
+    cache = device.allocate_cache(shapes, num_blocks, options.block_size, cache_dtype, prefault)
     try:
         table = RequestTable(options.max_num_seqs, context_len, options.block_size)
     except MemoryError as error:

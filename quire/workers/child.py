@@ -5,7 +5,6 @@ Its end of a socket pair is file descriptor 0. Messages are pickled, with their 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from quire.allocator import return_freed_memory, use_one_arena
 from quire.workers.errors import WorkerError
 from quire.workers.limits import WorkerLimits
 
@@ -56,6 +56,7 @@ class Reply(NamedTuple):
 def main() -> None:
     """Serve jobs until the pool closes the connection."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    use_one_arena()
     connection = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -117,8 +118,7 @@ def _do(work: Callable[[Any], Any], content: bytearray, connection: socket.socke
 def _return_memory() -> None:
     """Return what was freed to the system; exceptions and templates leave cycles that refer to whole texts."""
     gc.collect()
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
+    return_freed_memory()
 
 
 def _end_on_hangup(connection: socket.socket, enabled: bool) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import gc
 import mmap
-import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from quire.allocator import return_freed_memory
 
 _ENOUGH = 16 << 20  # bytes of large bodies, after which the heap is trimmed also while requests run
 _LARGE = 1 << 20  # bytes of a body
@@ -24,30 +25,31 @@ class Heap:
     """
 
     def __init__(self) -> None:
-        self._received = 0
-        self._trim = _glibc_trim()
+        self._received = 0  # bytes of large bodies since the last trim
+        self._large_since_idle = False
         self._resident = _resident_bytes()  # after the last trim
 
     def received(self, size: int) -> None:
         """Count the bytes of a body."""
         if size >= _LARGE:
             self._received += size
+            self._large_since_idle = True
 
     async def trim_regularly(self, idle: Callable[[], bool], interval: float = _INTERVAL) -> None:
         """Trim again and again where that is worth it; never returns. `idle`: whether no request is being answered."""
         while True:
             await asyncio.sleep(interval)
-            grown = idle() and _resident_bytes() > self._resident + _GROWN
-            if grown or self._received >= _ENOUGH:
+            if idle():
+                worth = self._large_since_idle or _resident_bytes() > self._resident + _GROWN
+                self._large_since_idle = False
+                if worth:
+                    gc.collect()  # exceptions leave cycles that refer to whole bodies
+            else:
+                worth = self._received >= _ENOUGH
+            if worth:
                 self._received = 0
-                await asyncio.to_thread(self._trim)
+                await asyncio.to_thread(return_freed_memory)
                 self._resident = _resident_bytes()
-
-
-def _glibc_trim() -> Callable[[], object]:
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        return lambda: libc.malloc_trim(0)
-    return lambda: None
 
 
 def _resident_bytes() -> int:

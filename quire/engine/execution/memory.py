@@ -1,18 +1,12 @@
-"""Free memory of this process, within a container's limit too, and settings of the C library's allocator."""
+"""Free memory of the machine, within a container's limit too."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 
-# Parameters of glibc's mallopt, and their values in bytes. Freed memory below _THRESHOLD stays in the process. _HEAP is
-# the size of a thread's heap: an empty heap is returned to the system unless the padding is as large.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_THRESHOLD, _HEAP = 1 << 30, 64 << 20
 _CGROUP = Path("/sys/fs/cgroup")
 # Limit, usage and statistics of control groups version 2 and 1, and the page cache's fields in the statistics.
 _FILES = (
@@ -36,20 +30,6 @@ def free_memory(cgroup: Path = _CGROUP) -> int:
             used -= min(used, _sum_fields(cgroup / stat_file, cached))
             return min(available, max(0, limit - used))
     return available
-
-
-def keep_freed_memory() -> None:
-    """Configure glibc to keep freed memory in the process.
-
-    By default it may return the memory of a prefill's tensors to the system, and the next prefill pays for page faults
-    and zeroed pages again. In threads other than the main thread, tensors of more than 64 MiB are still allocated from
-    the system. Has no effect with other C libraries.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_TRIM_THRESHOLD, _THRESHOLD)
-        libc.mallopt(_TOP_PAD, _HEAP)
-        if not libc.mallopt(_MMAP_THRESHOLD, _THRESHOLD):
-            libc.mallopt(_MMAP_THRESHOLD, _HEAP // 2)  # the maximum in older versions
 
 
 def _read_int(path: Path) -> int | None:

@@ -27,17 +27,31 @@ from quire.kernels.take_rows import take_rows
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one layer caches of a token: key_dim elements per head, and value_dim more unless values lie in the keys."""
+    """What one layer caches of a token: key_dim elements per head, and value_dim more unless values lie in the keys.
+
+    Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
+    """
 
     heads: int
     key_dim: int
     value_dim: int
     values_in_keys: bool = False
+    alignment: int = 1
+
+    @property
+    def key_elements(self) -> int:
+        """Elements of a key in the pages."""
+        return -(-self.key_dim // self.alignment) * self.alignment
+
+    @property
+    def value_elements(self) -> int:
+        """Elements of a value in the pages."""
+        return -(-self.value_dim // self.alignment) * self.alignment
 
     @property
     def elements(self) -> int:
         """Elements per token."""
-        return self.heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
+        return self.heads * (self.key_elements + (0 if self.values_in_keys else self.value_elements))
 
     @property
     def rows(self) -> int:

@@ -169,7 +169,7 @@ class Scheduler:
             request = self._running[index]
             decoding -= pending[index] == 1
             # A long prompt leaves one token for each sequence after it that needs only one.
-            count = min(pending[index], budget - decoding)
+            count = _within_prompt(request, request.computed, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if count > 0:
@@ -184,7 +184,7 @@ class Scheduler:
         """Draft tokens for a sequence that lacks only its next token; a draft never preempts a sequence."""
         if request.drafter is None or not request.generates or request.steps_in_flight:
             return ()
-        if len(request.tokens) - request.computed != 1:
+        if len(request.tokens) - request.computed != 1 or request.computed < request.prompt_len:
             return ()
         held = (len(request.blocks) + self.pool.num_free) * self.pool.block_size
         room = min(room, held - len(request.tokens), request.max_draft(self.limits.max_model_len))
@@ -207,7 +207,7 @@ class Scheduler:
                 return  # preempted; a step in flight still appends to its tokens
             matched = self._cached_prefix(request)
             computed = len(matched) * self.pool.block_size
-            count = min(len(request.tokens) - computed, budget)
+            count = _within_prompt(request, computed, min(len(request.tokens) - computed, budget))
             fresh = self.pool.blocks_for(computed + count) - len(matched)
             if not self.pool.can_take(matched, fresh):
                 return
@@ -342,6 +342,11 @@ class Scheduler:
     def _finish_pooling(self, request: Request, data: PooledArray) -> PooledOutput:
         self._leave(request)
         return PooledOutput(request.id, data, request.cached_tokens or 0, request.scheduled_at)
+
+
+def _within_prompt(request: Request, computed: int, count: int) -> int:
+    """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
+    return min(count, request.prompt_len - computed) if computed < request.prompt_len else count
 
 
 def _new_sequence(request: Request) -> NewSequence:

@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from quire.allocator import use_one_arena
+
 CoreEntry = Callable[[str], None]  # runs a core on an address until it is shut down
 
 
@@ -138,6 +140,7 @@ atexit.register(kill_processes)
 def _run_in_process(entry: bytes, address: str) -> None:
     """Entry point of a core's process. The server ends it by a message; it also ends when the server is killed."""
     end_with_parent(partial(shutil.rmtree, Path(address.removeprefix("ipc://")).parent, ignore_errors=True))
+    use_one_arena()
     run: CoreEntry = pickle.loads(entry)  # noqa: S301 from our own server
     run(address)
 

@@ -25,7 +25,7 @@ async def test_the_heap_is_trimmed_once_when_no_request_is_left(monkeypatch: pyt
         looked += 1
         return idle
 
-    heap._trim = lambda: trims.append(sizes["resident"])
+    monkeypatch.setattr(module, "return_freed_memory", lambda: trims.append(sizes["resident"]))
     trimming = asyncio.create_task(heap.trim_regularly(is_idle, 0.001))
     sizes["resident"] += 100 << 20
     await until(lambda: looked > 3)
@@ -36,11 +36,11 @@ async def test_the_heap_is_trimmed_once_when_no_request_is_left(monkeypatch: pyt
     assert trims == [sizes["resident"]]
 
 
-async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path) -> None:
+async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[None] = []
     async with running_server(tmp_path) as server:
         heap = server.state.heap
-        heap._trim = lambda: trims.append(None)
+        monkeypatch.setattr(module, "return_freed_memory", lambda: trims.append(None))
         trimming = asyncio.create_task(heap.trim_regularly(lambda: False, 0.001))
         for _ in range(3):
             await server.post(PATH, {"prompt": "hi", "max_tokens": 1})
