@@ -94,7 +94,7 @@ class ChatChunkWriter:
             if not isinstance(piece, TextDelta):
                 yield from _call(piece)
             elif not piece.reasoning:
-                yield {"content": piece.text}
+                yield {"content": f"\n{piece.text}" if piece.apart else piece.text}
             elif self._include_reasoning:
                 yield {"reasoning": piece.text, "reasoning_content": piece.text}
 
