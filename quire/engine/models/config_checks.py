@@ -41,7 +41,7 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     Rope: ("dim",),
     DynamicNtk: ("theta", "factor", "trained_len"),
 }
-_TYPES: dict[object, tuple[type, ...]] = {"int": (int,), "float": (float, int)}  # by annotation
+_TYPES: dict[object, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,)}  # by annotation
 _SHOWN = 40  # characters of a value in an error
 
 
@@ -98,7 +98,7 @@ def _problems(part: Any) -> Iterator[str]:
         value = getattr(part, field.name)
         kind, _, optional = str(field.type).partition(" | ")
         if kind in _TYPES and not (isinstance(value, _TYPES[kind]) or (optional and value is None)):
-            yield f"{field.name} is {_short(value)}, not a number"
+            yield f"{field.name} is {_short(value)}, not a {'string' if kind == 'str' else 'number'}"
         elif kind in ("float", "tuple[float, ...]") and not _is_finite(value):
             yield f"{field.name} is not finite"
     for name in _SPEC_POSITIVE.get(type(part), ()):

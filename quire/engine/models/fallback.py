@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import ModelError, UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.inputs import Attend, ModelInputs
+from quire.engine.models.weights import check_finite
 from quire.kernels.paged_attention import AttentionParams
 
 _NAME = "quire_paged"
@@ -146,6 +147,8 @@ def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackMode
     wrong = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
     if wrong:
         raise WeightMismatch(f"the checkpoint does not match the model: {wrong}")
+    for name, parameter in module.named_parameters():
+        check_finite(name, parameter.data)
     if not getattr(module, "_supports_attention_backend", False):
         raise UnsupportedModel(f"{type(module).__name__} does not support custom attention implementations")
     try:

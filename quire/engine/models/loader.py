@@ -18,7 +18,7 @@ from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, MoE
-from quire.engine.models.weights import WeightFiller, allocate
+from quire.engine.models.weights import WeightFiller, allocate, check_unpacked
 from quire.kernels.activation import ACTIVATIONS
 
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
@@ -63,13 +63,16 @@ def load_model(
     quantize = options.quantization != "none"
     if quantize and not target.quantizable_dtypes:
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(folder, config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target)
         if quantize and dtype not in target.quantizable_dtypes:
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
         if config.spec is not None:
             return _load_decoder(config, config.spec, options, checkpoint, dtype, target, bar)
+        for name in checkpoint.names():
+            if name.endswith("weight"):  # masks may be integers
+                check_unpacked(name, checkpoint.dtype_of(name))
     if quantize:
         raise UnsupportedModel(
             f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
@@ -108,8 +111,8 @@ def _load_decoder(
 
 
 def _check_acts(spec: DecoderSpec) -> None:
-    parts = {layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in spec.layers}
-    for act in sorted({str(part.act) for part in parts if not isinstance(part, ClampedSwigluExperts)}):
+    ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in spec.layers]
+    for act in (part.act for part in ffns if not isinstance(part, ClampedSwigluExperts)):
         if act not in ACTIVATIONS:
             raise UnsupportedModel(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
 

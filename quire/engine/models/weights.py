@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.decoder import Decoder
-from quire.engine.models.errors import WeightMismatch
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.weight_names import WeightTarget, unstack_experts, weight_target
 from quire.kernels.linear import Quantization
@@ -29,6 +29,35 @@ def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None
                 data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype, device=device)
                 made[id(parameter)] = nn.Parameter(data, requires_grad=False)
             setattr(module, name, made[id(parameter)])
+
+
+def check_unpacked(name: str, dtype: torch.dtype) -> None:
+    """Raise UnsupportedModel for a weight that is still packed."""
+    if not dtype.is_floating_point:
+        raise UnsupportedModel(
+            f"{name} is stored as {str(dtype).removeprefix('torch.')}, but the model's config.json has no "
+            "quantization_config that says how to unpack it"
+        )
+
+
+def check_finite(name: str, loaded: Tensor, stored: Tensor | None = None) -> None:
+    """Check the values of a weight as it is loaded.
+
+    Raises:
+        BrokenFolder: there are NaN or infinite values among them.
+        UnsupportedModel: there would be none in another dtype than the one that was loaded.
+    """
+    if _is_finite(loaded):
+        return
+    if stored is not None and _is_finite(stored.float()):
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        raise UnsupportedModel(f"{name} has values that {dtype} cannot represent; use --dtype bfloat16 or float32")
+    raise BrokenFolder(f"{name} has NaN or infinite values: the checkpoint is damaged")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # Both extremes are NaN if any value is. `isfinite().all()` takes many times as long.
+    return tensor.numel() == 0 or all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
 class WeightFiller:
@@ -62,6 +91,7 @@ class WeightFiller:
     def _put(self, name: str, tensor: Tensor) -> None:
         if _NOT_NEEDED.fullmatch(name) or (self._model.spec.tied and name == "lm_head.weight") or self._beyond(name):
             return
+        check_unpacked(name, tensor.dtype)
         target = weight_target(name, self._missing, post_norms=self._post_norms)
         if target is None:
             self._extra.append(name)
@@ -97,6 +127,7 @@ class WeightFiller:
                 f"{name} has shape {tuple(tensor.shape)}, but the model's is {tuple(destination.shape)}"
             )
         destination.copy_(tensor)
+        check_finite(name, destination, tensor)
         if not self._missing[target.parameter]:
             self._complete(target.parameter)
 

@@ -123,8 +123,11 @@ class Scheduler:
             if request_id in live:
                 live[request_id].prompt_logprobs += logprobs
         outputs: list[RequestOutput] = []
+        starts = {item.request_id: item.start for item in plan.scheduled} if result.errors else {}
         for request_id, error in result.errors.items():
             if request_id in live:
+                # Perhaps the step did not compute what it published.
+                self.pool.retract(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
                 self._leave(live.pop(request_id))
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
