@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.tokenizer import EOS, VOCAB_SIZE
 
-_BASE = {
+BASE = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
@@ -64,7 +64,7 @@ _GRANITE = {
     "attention_multiplier": 0.3,
 }
 
-# Case -> (model type, overrides of _BASE).
+# Case -> (model type, overrides of BASE).
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biased-tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -117,8 +117,15 @@ def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **{**_BASE, **overrides, **changes})
+    config = AutoConfig.for_model(model_type, **{**BASE, **overrides, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    draw_weights(model, model_type)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def draw_weights(model: Any, model_type: str) -> None:
+    """Replace a model's weights by random ones, which are large enough for distinct logits."""
     for name, parameter in model.named_parameters():
         is_norm = "norm" in name or ".ln_" in name
         torch.nn.init.normal_(parameter, std=0.1 if is_norm else 0.3)
@@ -127,8 +134,6 @@ def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     for name, buffer in model.named_buffers():
         if "correction" in name:
             torch.nn.init.normal_(buffer, std=0.1)
-    model.generation_config.eos_token_id = None
-    return model
 
 
 def save_model(model: Any, folder: Path, **options: Any) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from pathlib import Path
@@ -101,9 +101,9 @@ class Checkpoint:
                 sizes[dtype] = sizes.get(dtype, 0) + file.size(name)
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.bfloat16)
 
-    def names(self) -> Collection[str]:
+    def names(self) -> Set[str]:
         """Names of all tensors."""
-        return self._file_of
+        return self._file_of.keys()
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype that a tensor is stored in."""

@@ -115,6 +115,12 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of elements that are rotated, {dim}, is odd"
         case MoE(top_k=top_k, experts=experts) if top_k > experts:
             yield f"{top_k} of {experts} experts cannot be selected"
+        case MoE(router=GroupedSigmoidRouter(groups=groups), experts=experts) if (
+            experts % groups or experts < 2 * groups
+        ):
+            yield f"{experts} experts cannot be split into {groups} groups of two or more"
+        case GroupedSigmoidRouter(groups=groups, top_groups=top_groups) if top_groups > groups:
+            yield f"{top_groups} of {groups} groups of experts cannot be selected"
 
 
 def _is_finite(value: float | tuple[float, ...] | None) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,9 +19,10 @@ from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, MoE
-from quire.engine.models.weights import WeightFiller, allocate, check_unpacked
+from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.kernels.activation import ACTIVATIONS
 
+logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
 _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
 
@@ -100,11 +102,19 @@ def _load_decoder(
     context_len = _context_len(options, spec.max_positions)
     _check_acts(spec)
     _check_layers(len(spec.layers), checkpoint)
+    if spec.tied and {EMBEDDING, HEAD} <= checkpoint.names() and not checkpoint.equal(EMBEDDING, HEAD):
+        logger.warning("the config says that the head shares the embedding's weight, but the checkpoint's differ")
+        spec = replace(spec, tied=False)
     with torch.device("meta"):
         model = Decoder(spec)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
-    filler = WeightFiller(model, options.quantization, extra_layers=config.extra_layers)
+    filler = WeightFiller(
+        model,
+        options.quantization,
+        extra_layers=config.extra_layers,
+        embeds_with_head=EMBEDDING not in checkpoint.names(),
+    )
     with bar(checkpoint.total_bytes) as progress:
         filler.fill(checkpoint.tensors(dtype, progress))
     return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model))

@@ -14,6 +14,7 @@ from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.weight_names import WeightTarget, unstack_experts, weight_target
 from quire.kernels.linear import Quantization
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
 _NOT_NEEDED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _KEEP_FLOAT32 = re.compile(r".*\.score_bias")
 _MAX_NAMES = 5  # in an error message
@@ -63,9 +64,24 @@ def _is_finite(tensor: Tensor) -> bool:
 class WeightFiller:
     """Copies a checkpoint's tensors into a decoder's parameters and keeps track of what is missing."""
 
-    def __init__(self, model: Decoder, quantization: Quantization = "none", *, extra_layers: int = 0) -> None:
-        """`extra_layers`: layers after the last that the checkpoint may hold; they are ignored."""
+    def __init__(
+        self,
+        model: Decoder,
+        quantization: Quantization = "none",
+        *,
+        extra_layers: int = 0,
+        embeds_with_head: bool = False,
+    ) -> None:
+        """Prepare to fill a model.
+
+        Args:
+            model: on its device, its parameters not initialized.
+            quantization: of its linear layers.
+            extra_layers: layers after the last that the checkpoint may hold; they are ignored.
+            embeds_with_head: the checkpoint has a tied weight under the head's name only.
+        """
         self._quantization = quantization
+        self._embeds_with_head = embeds_with_head
         self._model = model
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
@@ -89,12 +105,17 @@ class WeightFiller:
             raise WeightMismatch(f"weights missing from the checkpoint: {_some(missing)}")
 
     def _put(self, name: str, tensor: Tensor) -> None:
-        if _NOT_NEEDED.fullmatch(name) or (self._model.spec.tied and name == "lm_head.weight") or self._beyond(name):
+        if name == HEAD and self._model.spec.tied:
+            if not self._embeds_with_head:
+                return
+            name = EMBEDDING
+        if _NOT_NEEDED.fullmatch(name) or self._beyond(name):
             return
         check_unpacked(name, tensor.dtype)
         target = weight_target(name, self._missing, post_norms=self._post_norms)
         if target is None:
-            self._extra.append(name)
+            if tensor.numel():  # a shared expert of size 0 has weights, too
+                self._extra.append(name)
         elif target.stacked:
             self._copy_stacked(name, target, tensor)
         else:
