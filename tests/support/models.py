@@ -64,6 +64,14 @@ _GRANITE = {
     "attention_multiplier": 0.3,
 }
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + i / 4 for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+    "original_max_position_embeddings": 48,
+}
+
 # Case -> (model type, overrides of BASE).
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -84,6 +92,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ),
+    "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}),
     "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 24}),
     "gemma3": ("gemma3_text", {"head_dim": 32, "sliding_window": 24}),
     "olmo2": ("olmo2", {}),

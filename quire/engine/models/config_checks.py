@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from quire.engine.models.spec import (
     GroupedAttention,
     GroupedSigmoidRouter,
     LatentAttention,
+    Layer,
+    LongRope,
     MoE,
     Rope,
 )
@@ -40,6 +42,7 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     GroupedSigmoidRouter: ("groups", "top_groups"),
     Rope: ("dim",),
     DynamicNtk: ("theta", "factor", "trained_len"),
+    LongRope: ("trained_len",),
 }
 _TYPES: dict[object, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,)}  # by annotation
 _SHOWN = 40  # characters of a value in an error
@@ -105,6 +108,8 @@ def _problems(part: Any) -> Iterator[str]:
         if getattr(part, name) <= 0:
             yield f"{name} is {getattr(part, name)}"
     match part:
+        case DecoderSpec(layers=layers) if len(lengths := _longrope_lengths(layers)) > 1:
+            yield f"its ropes have different original_max_position_embeddings, {' and '.join(map(str, lengths))}"
         case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"{heads} heads cannot share {kv_heads} key and value heads"
         case GroupedAttention(window=int(window)) if window < 1:
@@ -121,6 +126,11 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"{experts} experts cannot be split into {groups} groups of two or more"
         case GroupedSigmoidRouter(groups=groups, top_groups=top_groups) if top_groups > groups:
             yield f"{top_groups} of {groups} groups of experts cannot be selected"
+
+
+def _longrope_lengths(layers: Sequence[Layer]) -> list[int]:
+    ropes = [layer.attn.rope for layer in layers if layer.attn.rope is not None]
+    return sorted({rope.extension.trained_len for rope in ropes if isinstance(rope.extension, LongRope)})
 
 
 def _is_finite(value: float | tuple[float, ...] | None) -> bool:

@@ -84,6 +84,8 @@ class FallbackHead:
 class FallbackModel:
     """A Hugging Face module as a `LanguageModel`."""
 
+    rope_switch = None  # ropes that depend on the sequence's length are refused
+
     def __init__(self, module: Any) -> None:
         """Replace the attention of a module.
 
@@ -121,7 +123,7 @@ class FallbackModel:
         return head.hidden
 
     def set_context(self, context_len: int) -> None:
-        """Nothing to do: ropes that depend on the context length are refused."""
+        """Nothing to do."""
 
 
 def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackModel:

@@ -20,7 +20,7 @@ class DynamicNtk:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
-    """RoPE with other frequencies for context lengths beyond the trained one."""
+    """RoPE with other frequencies for sequences that are longer than those of the training."""
 
     inv_freq: tuple[float, ...]
     trained_len: int

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from quire.engine.models.errors import UnsupportedModel
 from tests.support.engine import load, random_prompt
-from tests.support.models import BASE, DECODERS
+from tests.support.models import BASE, DECODERS, LONGROPE
 from tests.support.oracle import assert_equal, change_weights, write_folder
 
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 64}
@@ -61,6 +61,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a partial rope of an odd size": ("phi3", {"partial_rotary_factor": 0.47}),
     "a list of layers without rope that is too long": ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0, 0, 1]}),
     "no experts": ("qwen3_moe", {"num_experts": 0}),
+    **{
+        f"longrope, {name}": (case, {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 24, **params}})
+        for name, case, params in (
+            ("a prompt on each side", "phi3", {}),
+            ("llama", "llama", {"factor": 3.0}),
+            ("its scale given", "mistral", {"attention_factor": 0.8}),
+            (
+                "a partial one",
+                "phi3",
+                {f"{kind}_factor": [1.0, 2.0, 4.0] for kind in ("short", "long")} | {"partial_rotary_factor": 0.4},
+            ),
+        )
+    },
     "another activation": ("llama", {"hidden_act": "quick_gelu"}),
 }
 PROMPTS = [random_prompt(1, 40), random_prompt(2, 5)]
@@ -108,6 +121,18 @@ def test_a_tied_weight_under_the_heads_name(tmp_path: Path) -> None:
         ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "no sliding_window"),
         ("gemma2", {"sliding_window": None}, "no sliding_window"),
+        (
+            "gemma3",
+            {
+                "head_dim": 16,
+                "rope_parameters": {
+                    kind: {**LONGROPE, "original_max_position_embeddings": length}
+                    for kind, length in (("full_attention", 16), ("sliding_attention", 24))
+                },
+            },
+            "different original_max_position_embeddings, 16 and 24",
+        ),
+        ("llama", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": -1}}, "trained_len is -1"),
         ("deepseek_v3", {"n_group": 8}, "8 experts cannot be split into 8 groups of two or more"),
         ("deepseek_v3", {"n_group": 3}, "8 experts cannot be split into 3 groups"),
         ("deepseek_v3", {"topk_group": 5}, "5 of 4 groups"),

@@ -44,7 +44,8 @@ def rope_of(
     ignored = kind == "default" and not partial
     dim = head_dim if ignored else int(head_dim * params.get("partial_rotary_factor", 1.0))
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    plain: Frequencies = np.float32(1) / np.power(np.float32(params["rope_theta"]), exponents)
+    powers = np.power(np.float32(params["rope_theta"]), exponents)
+    plain: Frequencies = np.float32(1) / powers
     rotated = 2 * len(plain)  # an odd number of elements is rounded up
     trained = params.get("original_max_position_embeddings") or config.max_position_embeddings
     if kind == "dynamic":
@@ -52,7 +53,9 @@ def rope_of(
         ntk = DynamicNtk(theta=params["rope_theta"], factor=params["factor"], trained_len=max_len)
         return Rope(dim=rotated, inv_freq=_values(plain), interleaved=interleaved, extension=ntk)
     if kind == "longrope":
-        short, long = (_values(plain / np.asarray(params[f"{name}_factor"], np.float32)) for name in ("short", "long"))
+        short, long = (
+            _values(1 / (np.asarray(params[f"{name}_factor"], np.float32) * powers)) for name in ("short", "long")
+        )
         extension = LongRope(inv_freq=long, trained_len=trained)
         factor = _longrope_factor(config, params, trained)
         return Rope(dim=rotated, inv_freq=short, factor=factor, interleaved=interleaved, extension=extension)
