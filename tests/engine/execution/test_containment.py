@@ -200,7 +200,7 @@ def test_blocks_of_a_failed_step_are_not_shared(folder: Path, monkeypatch: pytes
     expected = Engine(folder).generate(prompt, greedy(5)).tokens
     engine = Engine(folder, block_size=8)
     with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "run", lambda *_, **__: {}["missing"])
+        patch.setattr(Decoder, "run", lambda *_, **__: dict[str, Any]()["missing"])
         for name in ("one", "same"):
             engine.add(name, prompt, greedy(5))
         engine.run()

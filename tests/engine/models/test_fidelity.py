@@ -124,6 +124,7 @@ def test_a_tied_weight_under_the_heads_name(tmp_path: Path) -> None:
         (
             "gemma3",
             {
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
                 "head_dim": 16,
                 "rope_parameters": {
                     kind: {**LONGROPE, "original_max_position_embeddings": length}
