@@ -117,6 +117,8 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
     "cohere": ("cohere", {}),
+    "diffllama": ("diffllama", {}),  # calls attention twice in each layer
+    "phimoe": ("phimoe", {"num_local_experts": 4, "sliding_window": 24}),  # its window is in its masks only
 }
 
 

@@ -80,11 +80,13 @@ def load_model(
             f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
         )
     from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
+    from quire.engine.models.fallback_checks import check_class  # noqa: PLC0415 like it
 
     hf_config = read_config(folder)
+    check_class(hf_config)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
-        model = load_fallback(folder, hf_config, dtype)
+        model = load_fallback(folder, dtype)
         progress(total)
     vocab = hf_config.get_text_config().vocab_size
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)

@@ -1,0 +1,37 @@
+"""Random configs of every family: greedy tokens and log-probabilities are those of transformers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.engine import random_prompt
+from tests.support.odd_configs import FAMILIES, odd_configs
+from tests.support.oracle import assert_equal, write_folder
+
+PROMPTS = [random_prompt(1, 40), random_prompt(2, 5)]
+
+
+def compare(config: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert_equal(write_folder(Path(folder), config), PROMPTS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_random_configs(family: str, data: st.DataObject) -> None:
+    compare(data.draw(odd_configs(family)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_many_random_configs(family: str, data: st.DataObject) -> None:
+    compare(data.draw(odd_configs(family)))
