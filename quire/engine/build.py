@@ -133,7 +133,7 @@ def _build_around(
     prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
     cache = device.allocate_cache(shapes, num_blocks, options.block_size, cache_dtype, prefault)
     try:
-        table = RequestTable(options.max_num_seqs, context_len, options.block_size)
+        table = RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch)
     except MemoryError as error:
         needed = f"{options.max_num_seqs} sequences of {context_len} tokens"
         raise OutOfCacheMemory(f"no memory for a table of {needed}: lower --max-num-seqs or --max-model-len") from error
@@ -147,7 +147,7 @@ def _build_around(
         Sampler(table, loaded.vocab_size, grammars.initial_state),
     )
     core = EngineCore(
-        _scheduler(options, context_len, num_blocks),
+        _scheduler(options, context_len, num_blocks, model.rope_switch),
         LocalExecutor(device, runner, cache),
         channel,
         vocab_size=loaded.vocab_size,
@@ -157,12 +157,13 @@ def _build_around(
     return core, num_blocks, num_blocks * per_block
 
 
-def _scheduler(options: EngineOptions, context_len: int, num_blocks: int) -> Scheduler:
+def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, rope_switch: int | None) -> Scheduler:
     limits = SchedulerLimits(
         max_seqs=options.max_num_seqs,
         max_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
         max_draft=options.num_speculative_tokens if options.speculation == "ngram" else 0,
+        rope_switch=rope_switch,
     )
     return Scheduler(
         limits,

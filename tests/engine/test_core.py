@@ -231,7 +231,7 @@ def test_a_small_cache_reduces_the_context_length(folder: Path) -> None:
     per_block = small.cache_bytes // small.num_blocks
     engine = Engine(folder, kv_cache_memory=5 * per_block)
     assert (engine.info.num_blocks, engine.info.max_model_len) == (5, 80)
-    assert engine.model.context_len == 80  # LongRope's frequencies depend on it
+    assert engine.model.context_len == 80
     with pytest.raises(OutOfCacheMemory, match="--max-model-len"):
         Engine(folder, model=ModelOptions(max_model_len=100), kv_cache_memory=5 * per_block)
 

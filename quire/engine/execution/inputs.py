@@ -119,7 +119,7 @@ class NumpyInputBuilder:
             spans,
             ModelInputs(
                 torch.from_numpy(table.tokens[rows, positions].astype(np.int64)),
-                torch.from_numpy(positions),
+                torch.from_numpy(positions + table.rope_offsets[rows]),
                 None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
             ),
             torch.from_numpy(blocks * table.block_size + offset),
@@ -157,6 +157,8 @@ class NativeInputBuilder:
             [] if every else queries.sampling,
         )
         inputs, slots, metadata = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
+        if self._table.extended:
+            inputs.positions.add_(_rope_offsets(spans, self._table))
         return StepInputs(spans, inputs, slots, last_block, static, metadata)
 
 
@@ -246,6 +248,11 @@ def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> l
         spans.append(Span(rows[i], offset, item.start, item.count, generated[i], item.samples, item.draft))
         offset += item.count
     return spans
+
+
+def _rope_offsets(spans: Sequence[Span], table: RequestTable) -> Tensor:
+    offsets = table.rope_offsets[[span.row for span in spans]]
+    return torch.from_numpy(np.repeat(offsets, [span.count for span in spans]))
 
 
 def logits_rows(spans: Sequence[Span]) -> list[int]:

@@ -17,7 +17,7 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import RMSNorm
-from quire.engine.models.layers.rope import RopeTables
+from quire.engine.models.layers.rope import RopeTables, rope_switch
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
 from quire.kernels.add_scaled import add_scaled, scaled
@@ -67,6 +67,13 @@ class LanguageModel(Protocol):
         """What each layer's KV cache holds of a token."""
 
     @property
+    def rope_switch(self) -> int | None:
+        """Length of the longest sequence before a long rope takes other frequencies, for all of its tokens.
+
+        None if the context is not longer, or the model has no such rope.
+        """
+
+    @property
     def lm_head(self) -> LogitsHead:
         """The head that gives logits."""
 
@@ -83,7 +90,7 @@ class LanguageModel(Protocol):
         """
 
     def set_context(self, context_len: int) -> None:
-        """Set the length of the longest sequence, by which a long rope chooses its frequencies."""
+        """Set the length of the longest sequence."""
 
 
 class LogitsHead(Protocol):
@@ -192,7 +199,8 @@ class Decoder(nn.Module):
         """See `LanguageModel`."""
         ropes = {layer.attn.rope for layer in self.spec.layers if layer.attn.rope is not None}
         self.context_len = context_len
-        self._ropes = RopeTables(ropes, context_len, self.norm.weight.device)
+        self.rope_switch = rope_switch(ropes, context_len)
+        self._ropes = RopeTables(ropes, context_len, self.rope_switch, self.norm.weight.device)
 
 
 def _cache_shape(spec: GroupedAttention | LatentAttention) -> CacheShape:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from quire.engine.models.archs import ARCHITECTURES
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
-from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.spec import DecoderSpec, Fp8Scales
 from quire.engine.wire.launch import end_with_parent
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
@@ -35,11 +35,13 @@ class ModelConfig:
     Attributes:
         spec: the decoder; None if transformers' own implementation runs the model.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
+        fp8: how the checkpoint's FP8 weights are scaled, if it has any.
     """
 
     model_type: str
     spec: DecoderSpec | None
     extra_layers: int
+    fp8: Fp8Scales | None = None
 
 
 def read_model_config(
@@ -57,10 +59,10 @@ def read_model_config(
     known = config.model_type in ARCHITECTURES
     if implementation == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
-    _check_quantization(config)
+    scales = _fp8_scales(config)
     ours = known and implementation != "transformers"
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
-    return ModelConfig(config.model_type, _spec_of(config) if ours else None, extra)
+    return ModelConfig(config.model_type, _spec_of(config) if ours else None, extra, scales)
 
 
 def _spec_of(config: Any) -> DecoderSpec:
@@ -121,15 +123,29 @@ def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
     return merged
 
 
-def _check_quantization(config: Any) -> None:
-    """Raise UnsupportedModel for a checkpoint whose quantization cannot be unpacked."""
+def _fp8_scales(config: Any) -> Fp8Scales | None:
+    """How the FP8 weights of a checkpoint are scaled; None if it is not one.
+
+    Raises:
+        UnsupportedModel: the checkpoint's quantization cannot be unpacked.
+    """
     section = getattr(config, "quantization_config", None)
     if section is None:
-        return
-    method = section.get("quant_method") if isinstance(section, Mapping) else getattr(section, "quant_method", None)
+        return None
+    if not isinstance(section, Mapping):
+        section = vars(section) if hasattr(section, "__dict__") else {}
+    method = section.get("quant_method")
     name = str(getattr(method, "value", method))
     if name not in ("mxfp4", "fp8"):
-        raise UnsupportedModel(f"quantization method {name!r} is not supported; supported are mxfp4 and block-wise fp8")
+        raise UnsupportedModel(f"quantization method {name!r} is not supported; supported are mxfp4 and fp8")
+    if name == "mxfp4":
+        return None
+    block = section.get("weight_block_size", Fp8Scales().block)
+    if block is None:
+        return Fp8Scales(None)
+    if not isinstance(block, Sequence) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        raise UnsupportedModel(f"quantization_config: weight_block_size must be two positive integers, not {block!r}")
+    return Fp8Scales((block[0], block[1]))
 
 
 def start_reading_configs(

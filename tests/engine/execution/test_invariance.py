@@ -18,8 +18,9 @@ from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.tokenizer import VOCAB_SIZE
 
-# One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, and the fallback.
-CASES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "gpt2")
+# One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, keys that change
+# when a sequence has become long, and the fallback.
+CASES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "phi3-longrope", "gpt2")
 
 
 @pytest.fixture(scope="module", params=CASES)
