@@ -285,6 +285,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+# One event; OpenAPI 3.1 has no way to say that a body is a sequence of them.
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+
+
 def streamed(model: type[BaseModel] | UnionType) -> dict[int | str, dict[str, Any]]:
     """OpenAPI responses of an endpoint that gives either a JSON body or a stream of events."""
-    return {200: {"model": model, "content": {"text/event-stream": {"schema": {"type": "string"}}}}, **ERRORS}
+    return {200: {"model": model, "content": {"text/event-stream": {"schema": _EVENT}}}, **ERRORS}
