@@ -86,7 +86,7 @@ def _common(draw: Draw) -> Config:
     kv_heads = _one_of(draw, 1, 2, 3)
     heads = kv_heads * _one_of(draw, 1, 2, 4)
     dim = _one_of(draw, 8, 12, 20, 32, 72)
-    hidden = heads * _one_of(draw, 8, 14, 30)
+    hidden = heads * _one_of(draw, 8, 12, 28)  # transformers multiplies by experts only in multiples of 4
     if draw(st.booleans()):
         hidden = heads * dim  # as where `head_dim` is not given
     return {

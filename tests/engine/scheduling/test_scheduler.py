@@ -272,8 +272,8 @@ def test_a_sequence_that_outgrows_the_rope_switch_is_computed_again() -> None:
     scheduler = make(rope_switch=24, length=60)
     runner = FakeRunner(scheduler)
     scheduler.add(request("one", range(23), 4))
-    spans = [[(item.start, item.count) for item in runner.step().scheduled] for _ in range(4)]
-    assert spans == [[(0, 23)], [(23, 1)], [(0, 25)], [(25, 1)]]
+    spans = [[(item.start, item.count) for item in runner.step().scheduled] for _ in range(5)]
+    assert spans == [[(0, 23)], [(23, 1)], [(0, 23)], [(23, 2)], [(25, 1)]]
     assert runner.ended == {"one": "length"}
     assert scheduler.stats().preemptions == 0
 
