@@ -232,7 +232,7 @@ BROKEN: dict[str, Breaker] = {
     "a rope without a factor": config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
     "a rope with a factor of 0": config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 0}),
     "a rope larger than a head": config(
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 4.0}
+        model_type="phi3", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 4.0}
     ),
     **{
         f"quantization_config {value!r}": config(quantization_config=value) for value in (5, "fp8", {"quant_method": 5})

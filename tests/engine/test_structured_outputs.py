@@ -36,7 +36,7 @@ SPECIAL_IDS = {text: token for token, text in enumerate((*SPECIAL, *THINK), 256)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("structured")
-    save_model(make_model("llama"), folder)
+    save_model(make_model("llama", max_position_embeddings=512), folder)
     write_tokenizer(folder)
     return folder
 
@@ -48,7 +48,7 @@ def engine(folder: Path) -> Engine:
 
 def constrained(grammar: str, seed: int = 0, **fields: Any) -> SamplingParams:
     """Sampling parameters for random text constrained by a grammar."""
-    chosen = {"max_tokens": 220, "temperature": 1.0, "seed": seed, "eos_token_ids": (EOS,), **fields}
+    chosen = {"max_tokens": 400, "temperature": 1.0, "seed": seed, "eos_token_ids": (EOS,), **fields}
     return SamplingParams(grammar=grammar, **chosen)
 
 
