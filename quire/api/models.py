@@ -26,6 +26,7 @@ from quire.api.protocol.models import (
 )
 from quire.api.serving.models import ServedModel, ServerState
 from quire.multimodal.prompts import Prompt
+from quire.multimodal.renderer import Renderer
 
 
 def router(state: ServerState) -> APIRouter:
@@ -60,7 +61,7 @@ def router(state: ServerState) -> APIRouter:
             rendered = await unless_disconnected(request, rendering)
             fields.ignore(request, unused_template_fields(body, rendered))
             prompt = rendered.prompt
-        content = await asyncio.to_thread(_tokenized, prompt, model, texts=bool(body.return_token_strs))
+        content = await asyncio.to_thread(_tokenized, prompt, model, names=bool(body.return_token_strs))
         return Response(content, media_type="application/json")
 
     @routes.post("/detokenize")
@@ -72,7 +73,20 @@ def router(state: ServerState) -> APIRouter:
             raise InvalidRequest(f"`tokens` contains an id outside of the vocabulary of {size} tokens.", "tokens")
         return DetokenizeResponse(prompt=await model.renderer.decode(body.tokens, tenant=current_tenant()))
 
+    if state.tokenizer_info:
+
+        @routes.get("/tokenizer_info")
+        async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+            """The tokenizer's configuration, its class and the chat template."""
+            return _tokenizer_info(state.model(model).renderer)
+
     return routes
+
+
+def _tokenizer_info(renderer: Renderer) -> dict[str, Any]:
+    config = renderer.tokenizer.config
+    kind = config.get("tokenizer_class") or "PreTrainedTokenizerFast"
+    return {**config, "tokenizer_class": kind, "chat_template": renderer.default_template}
 
 
 def _unused_with_prompt(body: TokenizeRequest) -> list[str]:
@@ -82,7 +96,7 @@ def _unused_with_prompt(body: TokenizeRequest) -> list[str]:
     return [name for name in names if getattr(body, name) not in (defaults.get(name), None, [], {})]
 
 
-def _tokenized(prompt: Prompt, model: ServedModel, *, texts: bool) -> bytes:
+def _tokenized(prompt: Prompt, model: ServedModel, *, names: bool) -> bytes:
     """An encoded `TokenizeResponse`. There may be a million tokens."""
     body: dict[str, Any] = {
         "count": len(prompt.token_ids),
@@ -90,10 +104,10 @@ def _tokenized(prompt: Prompt, model: ServedModel, *, texts: bool) -> bytes:
         "tokens": prompt.token_ids,
         "token_strs": None,
     }
-    if texts:
+    if names:
         tokens = prompt.token_ids.tolist()
-        text_of = {token: model.renderer.tokenizer.token_text(token) for token in set(tokens)}
-        body["token_strs"] = [text_of[token] for token in tokens]
+        name_of = {token: model.renderer.tokenizer.token_name(token) for token in set(tokens)}
+        body["token_strs"] = [name_of[token] for token in tokens]
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

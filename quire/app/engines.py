@@ -92,12 +92,18 @@ class RunningEngine:
             info.max_model_len,
             max_queued=settings.max_num_seqs + settings.max_queued_requests,
         )
-        defaults = read_defaults(folder, self._tokenizer, settings.generation_config)
+        defaults = read_defaults(
+            folder,
+            self._tokenizer,
+            settings.generation_config,
+            settings.override_generation_config,
+            settings.hf_overrides,
+        )
         reasoning = reasoning_tags(settings.reasoning_parser, renderer.template)
         tools = tool_format(settings.tool_call_parser, renderer.template)
         model = ServedModel(
             names=self._source.names,
-            root=self._source.argument,
+            root=self._source.root,
             client=self.client,
             renderer=renderer,
             info=info,

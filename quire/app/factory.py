@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quire import __version__
-from quire.api import health, models
+from quire.api import health, invocations, models
 from quire.api.anthropic import routes as anthropic
 from quire.api.chat import routes as chat
 from quire.api.completions import generate
@@ -23,6 +23,7 @@ from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.serving.models import ServerState
 from quire.app.hosts import host_check
+from quire.app.load_header import load_header
 from quire.app.middleware import (
     Middleware,
     apply_middleware,
@@ -44,7 +45,7 @@ def create_app(state: ServerState, metrics: Metrics, service: ResponseService, s
     app.state.heap = state.heap
     app.state.max_json_values = state.limits.max_json_values
     errors.install_error_handlers(app)
-    for module in (completions, chat, anthropic, generate, models, health):
+    for module in (completions, chat, anthropic, generate, models, health, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
 
@@ -58,7 +59,7 @@ def create_app(state: ServerState, metrics: Metrics, service: ResponseService, s
         layers.append(check)
     if server.allowed_origins:
         layers.append(_cors(server.allowed_origins))
-    layers.append(refusal_while_draining(state))
+    layers += [load_header(state), refusal_while_draining(state)]
     if server.api_key:
         layers.append(authentication(server.api_key))
     layers.append(body_limit(int(state.limits.max_body_size)))

@@ -49,6 +49,8 @@ def host_check(server: ServerOptions) -> Middleware | None:
 
 def _relies_on_loopback(server: ServerOptions) -> bool:
     """Whether nothing protects the server but that it listens on this machine only."""
+    if server.uds is not None:
+        return False  # browsers do not reach it
     return not server.api_key and (server.host == "localhost" or _is_address(server.host, loopback=True))
 
 

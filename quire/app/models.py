@@ -21,6 +21,11 @@ class ModelSource:
     argument: str
     names: tuple[str, ...]
 
+    @property
+    def root(self) -> str:
+        """Where clients find the model's files, such as its tokenizer: a directory, or the id of a repository."""
+        return str(self.folder) if self.argument == BUNDLED else self.argument
+
 
 def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
     """Find all models, downloading those that are neither directories nor cached.
@@ -50,6 +55,10 @@ def find_folder(model: str, revision: str | None) -> Path:
         return Path(str(files("quire") / "nano"))
     if _is_dir(model):
         return Path(model)
+    if _is_file(model):
+        raise ConfigError(
+            f"quire: {model!r} is a file; expected a directory with config.json, tokenizer.json and .safetensors files"
+        )
     from huggingface_hub import snapshot_download  # noqa: PLC0415 slow, and not needed for directories
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
@@ -78,6 +87,13 @@ def _default_names(model: str) -> tuple[str, ...]:
     """The id of a repository, or the name of a directory and its path."""
     base = Path(model).name
     return (model,) if not _is_dir(model) or not base or base == model else (base, model)
+
+
+def _is_file(model: str) -> bool:
+    try:
+        return Path(model).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_dir(model: str) -> bool:

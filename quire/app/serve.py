@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import ssl
 
 from quire.app.exits import end_on_signals
@@ -15,15 +16,21 @@ from quire.config.commands import Serve
 from quire.config.options import ServerOptions
 from quire.engine.models.model_config import start_reading_configs
 
+logger = logging.getLogger("quire")
+
 
 def run(settings: Serve) -> int:
     """Serve until a signal arrives; returns the exit status."""
     start_logging(settings.log_level)
+    for note in settings.notes:
+        logger.info("%s", note)
     end_on_signals()  # until the server handles them itself
     _check(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
-        model_configs = start_reading_configs([source.folder for source in sources], settings.model_impl)
+        model_configs = start_reading_configs(
+            [source.folder for source in sources], settings.model_impl, settings.hf_overrides
+        )
         from quire.app.serving import serve  # noqa: PLC0415 imports torch while the configs are read
 
         return serve(settings, sources, model_configs, sockets)
@@ -37,6 +44,7 @@ def _check(settings: Serve) -> None:
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
     _check_parsers(settings)
+    _check_overrides(settings)
     _check_certificate(settings)
 
 
@@ -50,6 +58,15 @@ def _check_parsers(settings: Serve) -> None:
         field, expected = problem
         value = getattr(settings, field)
         raise ConfigError(f"quire serve: {settings.flag(field)} expects {expected}, not {value!r}")
+
+
+def _check_overrides(settings: Serve) -> None:
+    if not settings.override_generation_config:
+        return
+    from quire.api.serving.defaults import check_overrides  # noqa: PLC0415 imports the tokenizer
+
+    if (expected := check_overrides(settings.override_generation_config)) is not None:
+        raise ConfigError(f"quire serve: --override-generation-config expects {expected}")
 
 
 def _check_certificate(settings: Serve) -> None:

@@ -83,10 +83,17 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
         except OSError as error:
             raise listen_error(self._settings, error) from error
+        address = self._address()
+        for model in self._state.models:
+            logger.info(_start_line(model, address))
+
+    def _address(self) -> str:
+        """Where clients find the server."""
+        if self._settings.uds is not None:
+            return f"unix:{self._settings.uds}"
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         scheme = "https" if self._settings.ssl_certfile else "http"
-        for model in self._state.models:
-            logger.info(_start_line(model, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"))
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop listening; called ten times a second."""

@@ -24,7 +24,7 @@ from quire.app.models import ModelSource
 from quire.app.server import Server
 from quire.app.supervision import supervise
 from quire.config.commands import Serve
-from quire.config.options import ConnectionOptions, LimitOptions, ServerOptions
+from quire.config.options import ConnectionOptions, EngineOptions, LimitOptions, ServerOptions
 from quire.config.tool_servers import labelled
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import model_config_of
@@ -51,6 +51,8 @@ def serve(
     """
     try:
         status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))
+        if settings.uds is not None:
+            settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
     except (EngineDead, ModelError, ModelFileError, PromptError, StoreFailed) as error:
         logger.error("cannot serve: %s", error)
@@ -83,6 +85,9 @@ async def _serve_models(
         limits=LimitOptions.of(settings),
         strict_fields=settings.strict_fields,
         trust_request_chat_template=settings.trust_request_chat_template,
+        tokenizer_info=settings.enable_tokenizer_info_endpoint,
+        include_usage=settings.enable_force_include_usage,
+        tokens_as_ids=settings.return_tokens_as_token_ids,
         stall_timeout=settings.stall_timeout,
         sse_keepalive=settings.sse_keepalive,
     )
@@ -90,7 +95,8 @@ async def _serve_models(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
     )
     for index, model in enumerate(models):
-        model.client.observer = ModelMetrics(metrics, model.names[0], index)
+        model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
+        observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
     responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
     app = create_app(state, metrics, responses, options)

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from quire.config.command import ConfigError
@@ -17,11 +18,15 @@ def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
     """Sockets bound to the server's address. They do not listen until models are loaded, so that probes fail.
 
     Raises:
-        ConfigError: the port is in use, or the host is not an address of this machine.
+        ConfigError: the port or path is in use, or the host is not an address of this machine.
     """
     with ExitStack() as stack:
         try:
-            sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
+            if settings.uds is not None:
+                sockets = [stack.enter_context(_bind_path(settings.uds))]
+                stack.callback(settings.uds.unlink, missing_ok=True)
+            else:
+                sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
         except (OSError, UnicodeError, ValueError) as error:  # of a host that cannot be a name
             raise listen_error(settings, error) from error
         yield sockets
@@ -48,6 +53,21 @@ def _bind(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
+def _bind_path(path: Path) -> socket.socket:
+    """A Unix domain socket, in place of one that a server has left behind."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and made.connect_ex(str(path)) == errno.ECONNREFUSED:
+            path.unlink()
+        made.close()
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.bind(str(path))
+    except (OSError, ValueError):
+        made.close()
+        raise
+    return made
+
+
 def _bind_one(made: socket.socket, address: tuple[Any, ...]) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,4 +83,6 @@ def _bind_one(made: socket.socket, address: tuple[Any, ...]) -> socket.socket:
 def listen_error(settings: ServerOptions, error: OSError | ValueError) -> ConfigError:
     """The error of an address on which the server cannot listen."""
     reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    if settings.uds is not None:
+        return ConfigError(f"quire serve: cannot listen at --uds {settings.uds}: {reason}")
     return ConfigError(f"quire serve: cannot listen at --host {settings.host} --port {settings.port}: {reason}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -45,6 +45,8 @@ class Command(BaseSettings):
     summary: ClassVar[str]
     positional: ClassVar[frozenset[str]] = frozenset()
 
+    _notes: tuple[str, ...] = PrivateAttr(())
+
     config: Path | None = Field(None, description="TOML file with a table of settings for each command")
 
     @classmethod
@@ -58,18 +60,35 @@ class Command(BaseSettings):
         for argument in arguments:
             if argument.startswith("--") and argument.endswith("=--"):  # argparse would take it for no value
                 raise ConfigError(f"quire {cls.name}: {argument.removesuffix('=--')} expects a value, not '--'")
+        translated, notes = cls.translate(arguments)
         try:
             source = CliSettingsSource[Any](
                 cls,
-                cli_parse_args=list(arguments),
+                cli_parse_args=translated,
                 cli_prog_name=f"quire {cls.name}",
                 add_argument_method=_add_argument,
             )
-            return cls(_cli_settings_source=source)
+            settings = cls(_cli_settings_source=source)
+            settings._notes = tuple(notes)
+            return settings
         except ValidationError as error:
             raise ConfigError("\n".join(cls._message(item) for item in error.errors())) from error
         except SettingsError as error:
             raise ConfigError(f"quire {cls.name}: {error.__cause__ or error}") from error
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to say about flags of other servers that were replaced or have no effect."""
+        return self._notes
+
+    @classmethod
+    def translate(cls, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The arguments with flags of other servers replaced, and notes about them.
+
+        Raises:
+            ConfigError: a flag of another server has no counterpart.
+        """
+        return list(arguments), []
 
     @classmethod
     def settings_customise_sources(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from quire.config.command import Command
+from quire.config.foreign.translate import translated
 from quire.config.lists import Names
 from quire.config.options import (
     ChatOptions,
@@ -36,6 +38,13 @@ class Serve(Command, EngineOptions, ChatOptions, ModelOptions, LimitOptions, Con
     model: CliPositionalArg[Names] = Field(
         (), description="Hugging Face ids or directories of models; default: the bundled quire-nano"
     )
+
+    @classmethod
+    def translate(cls, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Understand vLLM's flags; see `Command.translate`."""
+        own = {cls.flag(name) for name in cls.model_fields}
+        switches = {f"--no-{flag[2:]}" for flag in own}
+        return translated(arguments, frozenset(own | switches))
 
 
 class Chat(Command):

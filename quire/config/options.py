@@ -49,6 +49,9 @@ class ServerOptions(Options):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port to listen on; 0 picks a free one")
+    uds: Path | None = Field(
+        None, description="path of a Unix domain socket to listen on, instead of --host and --port"
+    )
     api_key: Keys = Field(
         (), description="key that clients must send as Bearer token; repeat the flag for several keys"
     )
@@ -67,6 +70,15 @@ class ServerOptions(Options):
     )
     sse_keepalive: SecondsOrNever = Field(
         15.0, description="seconds without output after which a stream sends a comment; 0: never"
+    )
+    enable_force_include_usage: Flag = Field(
+        False, description="end every stream of chats and completions with the token counts"
+    )
+    return_tokens_as_token_ids: Flag = Field(
+        False, description="write tokens of log-probabilities as token_id:N unless a request asks for their text"
+    )
+    enable_tokenizer_info_endpoint: Flag = Field(
+        False, description="serve the tokenizer's configuration and the chat template at /tokenizer_info"
     )
     response_store: str | None = Field(
         None,
@@ -142,7 +154,10 @@ class LimitOptions(Options):
     max_prompts: PositiveInt = Field(1024, description="maximum number of prompts in a completions request")
     max_stop: PositiveInt = Field(16, description="maximum number of stop strings in a request")
     max_bad_words: PositiveInt = Field(128, description="maximum number of bad_words in a request")
-    max_logprobs: NonNegativeInt = Field(20, description="maximum number of alternatives in logprobs")
+    max_logprobs: Annotated[int, Field(ge=-1)] = Field(
+        20,
+        description="maximum number of alternatives in logprobs; -1: the whole vocabulary, of megabytes for each token",
+    )
 
 
 class ModelOptions(Options):
@@ -163,6 +178,9 @@ class ModelOptions(Options):
         None, description="context length in tokens; default: that of the model, reduced to what fits into the KV cache"
     )
     revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face repository")
+    hf_overrides: JsonObject = Field(
+        {}, description="JSON object of values that replace those of the model's config.json"
+    )
     model_impl: Literal["auto", "quire", "transformers"] = Field(
         "auto",
         description="auto: Quire's implementation if it supports the architecture, otherwise that of transformers",
@@ -177,6 +195,9 @@ class ChatOptions(Options):
     trust_request_chat_template: Flag = Field(False, description="allow `chat_template` in requests")
     generation_config: Literal["auto", "none"] = Field(
         "auto", description="auto: use sampling defaults of the model's generation_config.json; none: ignore them"
+    )
+    override_generation_config: JsonObject = Field(
+        {}, description="JSON object of sampling defaults that replace those of generation_config.json"
     )
     reasoning_parser: str = Field(
         "auto",

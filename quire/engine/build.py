@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -124,15 +124,16 @@ def _build_around(
     """The core around a model, the number of blocks of its KV cache, and their bytes."""
     options, model = config.engine, loaded.model
     cache_dtype = torch.int8 if options.kv_cache_dtype == "int8" else loaded.dtype
-    per_block = block_bytes(model.caches, options.block_size, cache_dtype)
+    shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
+    per_block = block_bytes(shapes, options.block_size, cache_dtype)
     available = device.free_memory() if config.memory_share is None else config.memory_share
     num_blocks = count_blocks(options, per_block, loaded.context_len, available)
     context_len = _fitting_context(loaded, config, num_blocks)
     model.set_context(context_len)
     prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
-    cache = device.allocate_cache(model.caches, num_blocks, options.block_size, cache_dtype, prefault)
+    cache = device.allocate_cache(shapes, num_blocks, options.block_size, cache_dtype, prefault)
     try:
-        table = RequestTable(options.max_num_seqs, context_len, options.block_size)
+        table = RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch)
     except MemoryError as error:
         needed = f"{options.max_num_seqs} sequences of {context_len} tokens"
         raise OutOfCacheMemory(f"no memory for a table of {needed}: lower --max-num-seqs or --max-model-len") from error
@@ -146,7 +147,7 @@ def _build_around(
         Sampler(table, loaded.vocab_size, grammars.initial_state),
     )
     core = EngineCore(
-        _scheduler(options, context_len, num_blocks),
+        _scheduler(options, context_len, num_blocks, model.rope_switch),
         LocalExecutor(device, runner, cache),
         channel,
         vocab_size=loaded.vocab_size,
@@ -156,12 +157,13 @@ def _build_around(
     return core, num_blocks, num_blocks * per_block
 
 
-def _scheduler(options: EngineOptions, context_len: int, num_blocks: int) -> Scheduler:
+def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, rope_switch: int | None) -> Scheduler:
     limits = SchedulerLimits(
         max_seqs=options.max_num_seqs,
         max_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
         max_draft=options.num_speculative_tokens if options.speculation == "ngram" else 0,
+        rope_switch=rope_switch,
     )
     return Scheduler(
         limits,

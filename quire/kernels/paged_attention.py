@@ -138,12 +138,15 @@ def decode_reference(
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Spans of tokens: consecutive tokens at the last positions of a sequence. Spans of one token come first.
+    """Spans of tokens: consecutive tokens at the last positions of a sequence.
+
+    Those that attend as single tokens come first.
 
     Attributes:
         block_tables: (spans, blocks) int32.
         seq_lens: (spans,) int64, positions of the sequence including those of the span.
-        counts: (1 + spans,) int64, the number of spans and then the number of tokens of each span.
+        counts: (2 + spans,) int64, the number of spans that attend as single tokens, the number of all spans, and then
+            the number of tokens of each span.
     """
 
     block_tables: Tensor
@@ -157,7 +160,7 @@ def supports_varlen(keys: Tensor, values: Tensor, dtype: torch.dtype) -> bool:
 
 
 def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetadata, params: AttentionParams) -> Tensor:
-    """Attention of all queries of a step: as `paged_decode` for spans of one token, as `paged_prefill` for longer ones.
+    """Attention of all queries of a step: as `paged_decode` for single tokens, as `paged_prefill` for other spans.
 
     There is no torch reference; see `supports_varlen`.
 
@@ -201,7 +204,7 @@ def paged_prefill(
         (tokens, heads, value_dim)
     """
     if q.dtype is torch.bfloat16 and supports_pages(keys, values) and _is_supported(keys, values, q):
-        span = AttentionMetadata(block_table[None], torch.tensor([seq_len]), torch.tensor([1, len(q)]))
+        span = AttentionMetadata(block_table[None], torch.tensor([seq_len]), torch.tensor([0, 1, len(q)]))
         return paged_varlen(q, keys, values, span, params)
     return prefill_reference(q, keys, values, block_table, seq_len, params)
 

@@ -10,7 +10,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from quire.engine.wire.protocol import StepStats
+from quire.config.options import EngineOptions
+from quire.engine.wire.protocol import ModelInfo, StepStats
 from quire.engine.wire.records import RequestRecord, RequestTimes
 from quire.metrics import buckets
 
@@ -25,6 +26,11 @@ _STEP_COUNTERS = {
     "drafted": "drafted_tokens",
     "accepted": "accepted_tokens",
 }
+# Their names are vLLM's, for autoscalers and routers that read them.
+_CACHE_LABELS = (
+    *("block_size", "num_gpu_blocks", "cache_dtype", "gpu_memory_utilization", "enable_prefix_caching"),
+    "prefix_caching_hash_algo",
+)
 _REASONS = ("stop", "length", "abort", "error")
 
 
@@ -87,6 +93,9 @@ class Metrics:
         self.running = self._gauge("num_requests_running", "Sequences in the batch")
         self.waiting = self._gauge("num_requests_waiting", "Sequences that wait to be scheduled")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
+        self.cache_config = Gauge(
+            _PREFIX + "cache_config_info", "Settings of the KV cache", (*_LABELS, *_CACHE_LABELS), registry=self._engine
+        )
         self.kv_blocks = self._gauge("kv_cache_blocks_used", "KV blocks in use")
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
@@ -98,11 +107,14 @@ class Metrics:
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after it died")
         self.success = self._counter("request_success", "Sequences that ended", "finished_reason")
-        self.step_tokens = self._histogram("iteration_tokens_total", "Tokens in an engine step", buckets.STEP_TOKENS)
+        self.step_tokens = self._histogram(
+            "iteration_tokens_total", "Prompt and generated tokens of an engine step", buckets.STEP_TOKENS
+        )
         self.step_seconds = self._histogram("step_duration_seconds", "Duration of an engine step", buckets.ITL)
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", tokens)
         self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a request", tokens)
         self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a request", tokens)
+        self.request_n = self._histogram("request_params_n", "n of a request", buckets.ANSWERS)
         self.ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", buckets.TTFT)
         self.itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of a request", buckets.ITL)
         self.tpot = self._histogram(
@@ -129,7 +141,8 @@ class ModelMetrics:
     """Records the metrics of one model; an `Observer` of its engine."""
 
     def __init__(self, metrics: Metrics, model_name: str, engine: int) -> None:
-        labels = (model_name, str(engine))
+        self._metrics = metrics
+        self._labels = labels = (model_name, str(engine))
         self._gauges = {
             name: getattr(metrics, name).labels(*labels) for name in ("running", "waiting", "kv_usage", "kv_blocks")
         }
@@ -139,12 +152,19 @@ class ModelMetrics:
         }
         self._ends = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
         names = (
-            *("step_tokens", "step_seconds", "request_prompt", "request_output", "request_max", "ttft", "itl"),
-            *("tpot", "e2e", "queue", "inference", "prefill", "decode"),
+            *("step_tokens", "step_seconds", "request_prompt", "request_output", "request_max", "request_n", "ttft"),
+            *("itl", "tpot", "e2e", "queue", "inference", "prefill", "decode"),
         )
         self._histograms: dict[str, Histogram] = {name: getattr(metrics, name).labels(*labels) for name in names}
         self._itl = self._histograms["itl"]
         self._generated = self._counters["generation_tokens"]
+
+    def describe_cache(self, info: ModelInfo, options: EngineOptions) -> None:
+        """Publish the settings of the engine's KV cache."""
+        values = (info.block_size, info.num_blocks, options.kv_cache_dtype, options.memory_fraction)
+        self._metrics.cache_config.labels(
+            *self._labels, *map(str, values), str(options.prefix_caching), options.prefix_hash
+        ).set(1)
 
     def on_step(self, stats: StepStats) -> None:
         """Record the state after a step."""
@@ -206,6 +226,8 @@ class ModelMetrics:
             ("decode", decode),
         ):
             histograms[name].observe(value)
+        if record.answers:
+            histograms["request_n"].observe(record.answers)
         if record.output_tokens > 1:
             histograms["tpot"].observe(decode / (record.output_tokens - 1))
 

@@ -137,6 +137,11 @@ class Renderer:
         """Sources of all templates, concatenated."""
         return "\n".join(self._builder.sources.values())
 
+    @property
+    def default_template(self) -> str | None:
+        """Source of the template for conversations without tools; None if there is none."""
+        return self._builder.sources.get("default")
+
     async def close(self) -> None:
         """End the threads and processes. A job in a thread is not waited for."""
         self._threads.close()

@@ -14,6 +14,7 @@ import tokenizers
 from quire.multimodal.errors import ModelFileError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LFS_POINTER = b"version https://git-lfs"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -54,8 +55,9 @@ class Tokenizer:
             config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             if backend is not None:
                 return cls(backend, config)
-            if (folder / "tokenizer.json").exists():
-                return cls(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), config, in_file=True)
+            if (file := folder / "tokenizer.json").exists():
+                _refuse_lfs_pointer(file)
+                return cls(tokenizers.Tokenizer.from_file(str(file)), config, in_file=True)
         except Exception as error:
             raise TokenizerMissing(f"the tokenizer in {folder} cannot be read: {error}") from error
         if not isinstance(config, dict):
@@ -74,6 +76,10 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """Id of the token with this text; None if there is none."""
         return self.backend.token_to_id(text)
+
+    def token_name(self, token: int) -> str:
+        """The token as the vocabulary has it. That may not be its text: byte-level BPE writes bytes as letters."""
+        return self.backend.id_to_token(token) or ""
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
@@ -130,6 +136,13 @@ def _byte_level_alphabet() -> dict[str, int]:
 def _token_text(entry: Any) -> str | None:
     text = entry.get("content") if isinstance(entry, dict) else entry
     return text if isinstance(text, str) else None
+
+
+def _refuse_lfs_pointer(path: Path) -> None:
+    """Raise ValueError for what a clone without Git LFS has in place of a file."""
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise ValueError(f"{path.name} is a Git LFS pointer; run `git lfs pull` where it was cloned")
 
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:

@@ -50,7 +50,7 @@ def test_every_field_is_documented() -> None:
 
 
 def test_every_parser_is_documented() -> None:
-    named = set(re.findall(r"`([a-z0-9_]+)`", TEXT))
+    named = set(re.findall(r"`([a-z0-9_-]+)`", TEXT))
     assert {*PARSERS, *FORMATS} - named == set()
 
 

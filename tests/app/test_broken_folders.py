@@ -179,6 +179,7 @@ def first(entries: dict[str, Any]) -> dict[str, Any]:
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 DEEP = "[" * 100_000
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
 GARBAGE = bytes(range(256)) * 8
 
 BROKEN: dict[str, Breaker] = {
@@ -231,7 +232,7 @@ BROKEN: dict[str, Breaker] = {
     "a rope without a factor": config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
     "a rope with a factor of 0": config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 0}),
     "a rope larger than a head": config(
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 4.0}
+        model_type="phi3", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 4.0}
     ),
     **{
         f"quantization_config {value!r}": config(quantization_config=value) for value in (5, "fp8", {"quant_method": 5})
@@ -251,6 +252,11 @@ BROKEN: dict[str, Breaker] = {
         f"a weight of shape {shape}": reshaped(shape)
         for shape in ((), (0,), (5,), (64,), (3, 64), (64, 64, 1), (64, 63))
     },
+    "weights of NaN": weights(lambda tensors: tensors.update({QUERY: torch.full((64, 64), float("nan"))})),
+    "integers without a quantization": weights(lambda tensors: tensors.update({QUERY: tensors[QUERY].char()})),
+    "weights that are a Git LFS pointer": write(WEIGHTS, LFS_POINTER),
+    "a tokenizer that is a Git LFS pointer": write(TOKENIZER, LFS_POINTER),
+    "a quantization without a block size": config(quantization_config={"quant_method": "fp8", "weight_block_size": 5}),
     "scales of a weight that is not packed": weights(
         lambda tensors: tensors.update({f"{QUERY}_scale_inv": torch.ones(3, 3, 3)})
     ),
@@ -311,7 +317,6 @@ ODD: dict[str, Breaker] = {
     "special tokens of wrong types": write(
         TOKENIZER_CONFIG, '{"eos_token": 5, "bos_token": [], "pad_token": {"a": 1}}'
     ),
-    "weights of NaN": weights(lambda tensors: tensors.update({QUERY: torch.full((64, 64), float("nan"))})),
     "an id beyond the vocabulary": config(eos_token_id=10**30),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -36,6 +37,11 @@ class Person(BaseModel):
 def client() -> Iterator[openai.OpenAI]:
     with serving() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as opened:
         yield opened
+
+
+def test_its_root_is_a_folder_with_its_tokenizer(client: openai.OpenAI) -> None:
+    root = Path(client.models.list().data[0].model_dump()["root"])
+    assert (root / "tokenizer.json").exists()
 
 
 def ask(client: openai.OpenAI, *said: str, **options: Any) -> ChatCompletionMessage:

@@ -182,6 +182,33 @@ def test_a_port_in_use_is_explained_before_a_model_is_looked_for() -> None:
     assert said == f"quire serve: cannot listen at --host 127.0.0.1 --port {port}: Address already in use\n"
 
 
+def test_a_socket_file_and_settings_of_vllm(folder: Path, tmp_path: Path) -> None:
+    """As a container beside a proxy would start it."""
+    path = tmp_path / "quire.sock"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    overrides = ["--hf-overrides", '{"max_position_embeddings": 128}', "--override-generation-config", '{"top_k": 1}']
+    with serving(str(folder), "--uds", str(path), "--enforce-eager", *overrides) as server:
+        assert "--enforce-eager has no effect" in server.log
+        assert "context 128" in server.log
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://quire.test", timeout=60) as client:
+            texts = {client.post("/v1/completions", json={"prompt": "abc"}).json()["choices"][0]["text"] for _ in "12"}
+            assert len(texts) == 1  # as top_k is 1
+        second = failing(str(folder), "--uds", str(path))
+        assert second == f"quire serve: cannot listen at --uds {path}: Address already in use\n"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+    assert not path.exists()
+
+
+def test_overrides_that_are_no_sampling_defaults_are_refused() -> None:
+    said = failing("no/such-model", "--port", "0", "--override-generation-config", '{"top_p": 5}')
+    assert said.startswith("quire serve: --override-generation-config expects valid values: top_p: ")
+    said = failing("no/such-model", "--port", "0", "--override-generation-config", '{"heat": 5}')
+    assert "not 'heat'" in said
+
+
 def test_of_two_starts_on_one_port_one_says_why_it_ends(folder: Path) -> None:
     """Both may bind the port; it is taken once one of them listens."""
     with socket.socket() as other:

@@ -32,6 +32,13 @@ for (const model of [compatible("quire-nano"), official.responses("quire-nano")]
   const asked = { ...common, prompt: "What is the weather in Paris?", tools: { get_weather }, stopWhen: stepCountIs(3) };
   assert.match((await generateText(asked)).text, /21/);
 
+  const options = z.object({ unit: z.enum(["celsius", "fahrenheit"]), days: z.int() }).meta({ id: "Options" });
+  const forecast = tool({ description: "Get the weather of a city.", inputSchema: z.object({ options, city: z.string() }) });
+  const required = { ...common, prompt: "What is the weather in Paris?", tools: { forecast }, toolChoice: "required" };
+  const [nested] = (await generateText(required)).toolCalls;
+  assert.match(nested.input.city, /Paris/);
+  assert.ok(Number.isInteger(nested.input.options.days));
+
   const { object } = await generateObject({ ...common, prompt: "What is 27 + 58?", schema: z.object({ total: z.int() }) });
   assert.ok(Number.isInteger(object.total));
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from forecast import Forecast
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
@@ -27,6 +28,9 @@ said = bound.invoke(WEATHER)
 (call,) = said.tool_calls
 result = ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"])
 assert DEGREES in bound.invoke([HumanMessage(WEATHER), said, result]).text
+
+nested = chat.bind_tools([Forecast], tool_choice="required").invoke(WEATHER)
+assert "Paris" in Forecast.model_validate(nested.tool_calls[0]["args"]).city
 
 for method in ("json_schema", "function_calling"):
     assert isinstance(chat.with_structured_output(Sum, method=method).invoke(SUM), Sum)

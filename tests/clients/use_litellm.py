@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import litellm
+from forecast import Forecast
 from pydantic import BaseModel
 from questions import DEGREES, MODEL, SUM, TOTAL, URL, WEATHER, get_weather
 
@@ -45,5 +46,9 @@ result = get_weather(**json.loads(call.function.arguments))
 turns = [{"role": "user", "content": WEATHER}, message.model_dump(exclude_none=True)]
 turns.append({"role": "tool", "tool_call_id": call.id, "content": result})
 assert DEGREES in ask(turns, tools=[TOOL]).choices[0].message.content
+
+NESTED = {"type": "function", "function": {"name": "Forecast", "parameters": Forecast.model_json_schema()}}
+(call,) = ask(WEATHER, tools=[NESTED], tool_choice="required").choices[0].message.tool_calls
+assert "Paris" in Forecast.model_validate_json(call.function.arguments).city
 
 Sum.model_validate_json(ask(SUM, response_format=Sum).choices[0].message.content)

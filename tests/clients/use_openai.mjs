@@ -1,6 +1,8 @@
 // OpenAI's client library for Node.
 import assert from "node:assert";
 import OpenAI from "openai";
+import { zodFunction } from "openai/helpers/zod";
+import { z } from "zod";
 
 const [, , baseURL] = process.argv;
 const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
@@ -28,6 +30,13 @@ assert.match(JSON.parse(call.function.arguments).city, /Paris/);
 const result = { role: "tool", tool_call_id: call.id, content: '{"temperature": "21 degrees"}' };
 const told = await client.chat.completions.create({ model, messages: [weather, message, result], tools, temperature: 0 });
 assert.match(told.choices[0].message.content, /21/);
+
+const Options = z.object({ unit: z.enum(["celsius", "fahrenheit"]), days: z.int() });
+const forecast = zodFunction({ name: "forecast", parameters: z.object({ options: Options, city: z.string() }) });
+const nested = await client.chat.completions.parse({ model, messages: [weather], tools: [forecast], tool_choice: "required", temperature: 0 });
+const { parsed_arguments } = nested.choices[0].message.tool_calls[0].function;
+assert.match(parsed_arguments.city, /Paris/);
+assert.ok(Number.isInteger(parsed_arguments.options.days));
 
 const response_format = { type: "json_schema", json_schema: { name: "sum", schema, strict: true } };
 const structured = await client.chat.completions.create({ model, messages: sum, response_format, temperature: 0 });

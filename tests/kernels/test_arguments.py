@@ -159,22 +159,24 @@ def test_build_inputs_checks_the_spans_of_a_step() -> None:
         positions=torch.zeros(6, dtype=int64),
         slots=(slots := torch.zeros(6, dtype=int64)),
         seq_lens=torch.zeros(2, dtype=int64),
-        span_counts=(span_counts := torch.zeros(3, dtype=int64)),
+        span_counts=(span_counts := torch.zeros(4, dtype=int64)),
         block_tables=torch.zeros(2, 2, dtype=int32),
         end_rows=(end_rows := torch.zeros(2, dtype=int64)),
         end_seq_lens=torch.zeros(2, dtype=int64),
         end_block_tables=torch.zeros(2, 2, dtype=int32),
     )
-    good = {"arrays": arrays, "rows": [1, 0], "starts": [7, 3], "counts": [1, 2], "ends": [1]}
+    good = {"arrays": arrays, "rows": [1, 0], "starts": [7, 3], "counts": [1, 2], "singles": 1, "ends": [1]}
     assert native.kernels.build_inputs(**good) == 3
     assert (tokens[:3].tolist(), slots[:3].tolist()) == ([15, 3, 4], [11, 15, 4])
-    assert (span_counts.tolist(), end_rows[0].item()) == ([2, 1, 2], 2)
+    assert (span_counts.tolist(), end_rows[0].item()) == ([1, 2, 1, 2], 2)
     for changes, message in (
         ({"rows": [2, 0]}, "rows of the request table are expected"),
         ({"starts": [8, 3]}, "positions of the context are expected"),
         ({"counts": [1]}, "one for each span is expected"),
+        ({"singles": 2}, "singles: spans of one token are expected"),
+        ({"singles": 3}, "singles: a number of spans is expected"),
         ({"ends": [2]}, "ends: indices of spans are expected"),
-        ({"starts": [0, 0], "counts": [4, 4]}, "the step is larger"),
+        ({"starts": [0, 0], "counts": [4, 4], "singles": 0}, "the step is larger"),
     ):
         with pytest.raises(ValueError, match=message):
             native.kernels.build_inputs(**{**good, **changes})

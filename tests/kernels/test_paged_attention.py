@@ -189,12 +189,15 @@ def test_compiled_prefill(
 
 
 @pytest.mark.skipif(not native.has_bfloat16(), reason="needs dot products of bfloat16")
-@pytest.mark.parametrize("counts", [[1, 1], [7], [1, 40, 3, 3], [64, 64, 20, 64]])
+@pytest.mark.parametrize(
+    ("singles", "counts"),
+    [(2, [1, 1]), (0, [7]), (1, [1, 40, 3, 3]), (0, [64, 64, 20, 64]), (1, [1, 1, 40]), (0, [1, 1])],
+)
 @pytest.mark.parametrize("shared", [0, 20, 100])
 @pytest.mark.parametrize("which", range(6))
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("size", [3, 16, 48])
-def test_spans_in_one_call(counts: list[int], shared: int, which: int, int8: bool, size: int) -> None:
+def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: int, int8: bool, size: int) -> None:
     """Each span is bitwise equal to the span alone, also if the spans before it share its first blocks."""
     torch.manual_seed(shared)
     heads, kv_heads, dim, blocks = 6, 2, 64, -(-480 // size)
@@ -211,11 +214,11 @@ def test_spans_in_one_call(counts: list[int], shared: int, which: int, int8: boo
     lengths = [shared + count + 2 * i for i, count in enumerate(counts)]
     tables = torch.stack([torch.randperm(blocks) for _ in counts]).int()
     tables[1:, : shared // size] = tables[:1, : shared // size]
-    spans = AttentionMetadata(tables, torch.tensor(lengths), torch.tensor([len(counts), *counts]))
+    spans = AttentionMetadata(tables, torch.tensor(lengths), torch.tensor([singles, len(counts), *counts]))
     q = torch.randn(sum(counts), heads, dim).bfloat16()
     together = paged_varlen(q, keys, values, spans, params)
-    for i, (count, own, out) in enumerate(zip(counts, q.split(counts), together.split(counts), strict=True)):
-        if count == 1:
+    for i, (own, out) in enumerate(zip(q.split(counts), together.split(counts), strict=True)):
+        if i < singles:
             alone = paged_decode(own, keys, values, tables[i : i + 1], spans.seq_lens[i : i + 1], params)
         else:
             alone = paged_prefill(own, keys, values, tables[i], lengths[i], params)

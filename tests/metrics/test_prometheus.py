@@ -41,6 +41,7 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
                 "request_prompt_tokens_sum": 12,
                 "request_generation_tokens_sum": 15,
                 "request_params_max_tokens_sum": 15,
+                "request_params_n_count": 3,
             }
             for name, value in expected.items():
                 assert found[f"{prefix}{name}{labels}"] == value, name
@@ -48,6 +49,25 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
             assert found[ended] == 3
         handled = 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}'
         assert found[handled] == 3
+
+
+async def test_n_is_counted_once_for_each_request(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        await server.post(COMPLETIONS, {"prompt": "abcd", "max_tokens": 2, "n": 3})
+        found = await metrics_of(server)
+    labels = '{engine="0",model_name="fake"}'
+    assert found[f"vllm:request_params_n_sum{labels}"] == 3
+    assert found[f"vllm:request_params_n_count{labels}"] == 1
+
+
+async def test_the_settings_of_the_cache_are_labels(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        found = await metrics_of(server)
+    (line,) = [line for line in found if line.startswith("vllm:cache_config_info{")]
+    assert 'block_size="16"' in line
+    assert 'num_gpu_blocks="1024"' in line
+    assert 'model_name="fake"' in line
+    assert found[line] == 1
 
 
 async def test_metrics_return_to_nothing_after_clients_left(tmp_path: Path) -> None:

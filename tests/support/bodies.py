@@ -128,7 +128,8 @@ _CONVERSATION: Body = {
 _COMPLETIONS: list[Body] = [
     {
         **_GENERATION, "prompt": ["Once", "Twice"], "echo": True, "logprobs": 2, "max_tokens": 4, "suffix": None,
-        "add_special_tokens": False, "metadata": {"a": "b"}, "best_of": 1,
+        "add_special_tokens": False, "metadata": {"a": "b"}, "best_of": 1, "use_beam_search": False,
+        "length_penalty": 1.0,
     },
     {"prompt": [[1, 2], [3]], "max_tokens": 4, "logprobs": 1, **_STREAMED},
     {"prompt": "Once", **_STRUCTURES[0]},
@@ -139,7 +140,8 @@ _CHATS: list[Body] = [
         "top_logprobs": 2, "tools": [_TOOL, _CUSTOM], "tool_choice": "required", "parallel_tool_calls": False,
         "reasoning_effort": None, "include_reasoning": True, "echo": False, "add_generation_prompt": True,
         "continue_final_message": False, "add_special_tokens": False, "documents": [{"text": "x"}],
-        "chat_template": None, "chat_template_kwargs": {"enable_thinking": False},
+        "chat_template": None, "chat_template_kwargs": {"enable_thinking": False}, "use_beam_search": False,
+        "length_penalty": 1.0,
     },
     {"messages": _MESSAGES, "tools": [_TOOL], "logprobs": True, "top_logprobs": 1, **_STREAMED},
     {
@@ -153,11 +155,17 @@ _CHATS: list[Body] = [
     *({"messages": _MESSAGES[:2], "max_tokens": 8, **structure} for structure in _STRUCTURES),
 ]  # fmt: skip
 
+_BEAMS: Body = {"use_beam_search": True, "n": 3, "length_penalty": 0.5, "max_tokens": 4}
 # The fields of each route that neither its bodies above nor these have would not be tested.
 BODIES: dict[str, list[Body]] = {
-    "/v1/completions": [*_COMPLETIONS, *({"prompt": "Once", **structure} for structure in _STRUCTURES)],
+    "/v1/completions": [
+        {"prompt": ["a", "b"], "echo": True, **_BEAMS},
+        *_COMPLETIONS,
+        *({"prompt": "Once", **structure} for structure in _STRUCTURES),
+    ],
     "/v1/completions/render": [*_COMPLETIONS, *({"prompt": "Once", **structure} for structure in _STRUCTURES)],
-    "/v1/chat/completions": _CHATS,
+    "/invocations": [*_CHATS, *_COMPLETIONS, *({"prompt": "Once", **structure} for structure in _STRUCTURES)],
+    "/v1/chat/completions": [*_CHATS, {"messages": _MESSAGES[:2], "logprobs": True, **_BEAMS}],
     "/v1/chat/completions/render": _CHATS,
     "/v1/responses": [
         {
@@ -167,7 +175,7 @@ BODIES: dict[str, list[Body]] = {
             "reasoning": {"effort": "low", "summary": "auto"}, "tools": _RESPONSE_TOOLS,
             "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}, "verbosity": "medium"},
             "tool_choice": {"type": "function", "name": "weather"}, "top_logprobs": 2, "truncation": "disabled",
-            "user": "me", "include_reasoning": True, "chat_template_kwargs": {"a": 1},
+            "user": "me", "include_reasoning": True, "chat_template_kwargs": {"a": 1}, "enable_response_messages": True,
         },
         {"input": "Weather?", "stream": True, "stream_options": {"include_obfuscation": False}},
         {"input": "Weather?", "structured_outputs": {"regex": "[a-z]+"}, "store": False},

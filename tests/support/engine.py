@@ -44,7 +44,8 @@ def load(folder: Path, **options: Any) -> LoadedModel:
     chosen = ModelOptions(**{"dtype": "float32", **options})
     device = find_device(chosen.device)
     with device.activate():
-        return load_model(folder, read_model_config(folder, chosen.model_impl), chosen, device, no_progress)
+        config = read_model_config(folder, chosen.model_impl, chosen.hf_overrides)
+        return load_model(folder, config, chosen, device, no_progress)
 
 
 @dataclass

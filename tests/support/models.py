@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.tokenizer import EOS, VOCAB_SIZE
 
-_BASE = {
+BASE = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
@@ -64,7 +64,15 @@ _GRANITE = {
     "attention_multiplier": 0.3,
 }
 
-# Case -> (model type, overrides of _BASE).
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + i / 4 for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+    "original_max_position_embeddings": 48,
+}
+
+# Case -> (model type, overrides of BASE).
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biased-tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -84,6 +92,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ),
+    "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}),
     "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 24}),
     "gemma3": ("gemma3_text", {"head_dim": 32, "sliding_window": 24}),
     "olmo2": ("olmo2", {}),
@@ -108,6 +117,8 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
     "cohere": ("cohere", {}),
+    "diffllama": ("diffllama", {}),  # calls attention twice in each layer
+    "phimoe": ("phimoe", {"num_local_experts": 4, "sliding_window": 24}),  # its window is in its masks only
 }
 
 
@@ -117,8 +128,15 @@ def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **{**_BASE, **overrides, **changes})
+    config = AutoConfig.for_model(model_type, **{**BASE, **overrides, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    draw_weights(model, model_type)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def draw_weights(model: Any, model_type: str) -> None:
+    """Replace a model's weights by random ones, which are large enough for distinct logits."""
     for name, parameter in model.named_parameters():
         is_norm = "norm" in name or ".ln_" in name
         torch.nn.init.normal_(parameter, std=0.1 if is_norm else 0.3)
@@ -127,8 +145,6 @@ def make_model(case: str, *, seed: int = 0, **changes: Any) -> Any:
     for name, buffer in model.named_buffers():
         if "correction" in name:
             torch.nn.init.normal_(buffer, std=0.1)
-    model.generation_config.eos_token_id = None
-    return model
 
 
 def save_model(model: Any, folder: Path, **options: Any) -> Path:

@@ -62,7 +62,7 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         assert process.stdout is not None
         for line in process.stdout:
             server.lines.append(line)
-            if match := re.search(r"at (https?://\S+)", line):
+            if match := re.search(r"at ((?:https?://|unix:)\S+)", line):
                 server.url = match[1]
                 listening.set()
         listening.set()

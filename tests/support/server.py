@@ -77,13 +77,16 @@ async def running_server(
                 client=client,
                 renderer=Renderer(folder, tokenizer, options, INFO.max_model_len),
                 info=INFO,
-                defaults=read_defaults(folder, tokenizer, options.generation_config),
+                defaults=read_defaults(
+                    folder, tokenizer, options.generation_config, options.override_generation_config
+                ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
                 grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
                 priority_scheduling=options.scheduling_policy == "priority",
             )
-            client.observer = ModelMetrics(metrics, model.names[0], index)
+            client.observer = observer = ModelMetrics(metrics, model.names[0], index)
+            observer.describe_cache(INFO, options)
             stack.push_async_callback(model.close)
             models.append(model)
         state = ServerState(
@@ -91,6 +94,9 @@ async def running_server(
             limits=options,
             strict_fields=options.strict_fields,
             trust_request_chat_template=options.trust_request_chat_template,
+            tokenizer_info=options.enable_tokenizer_info_endpoint,
+            include_usage=options.enable_force_include_usage,
+            tokens_as_ids=options.return_tokens_as_token_ids,
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
         )

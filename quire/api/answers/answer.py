@@ -98,7 +98,7 @@ class AnswerParser:
 
     def _add(self, parsed: Parsed, piece: Piece) -> None:
         if isinstance(piece, TextDelta):
-            parsed.add_text(piece.text, reasoning=piece.reasoning)
+            parsed.add_text(piece.text, reasoning=piece.reasoning, apart=piece.apart)
         elif self._plan is None:  # the request has no tools: the arguments are content
             parsed.add_text(piece.arguments)
         elif self._plan.parallel or piece.index == 0:

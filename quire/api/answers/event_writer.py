@@ -26,7 +26,8 @@ class EventWriter(ABC, Generic[Event]):
             if isinstance(piece, CallDelta):
                 yield from self._write_call(piece)
             elif not piece.reasoning:
-                yield from self._write_text("text", piece.text)
+                follows = piece.apart and self._open == "text"  # what was between them is not shown
+                yield from self._write_text("text", f"\n{piece.text}" if follows else piece.text)
             elif self._reasoning:
                 yield from self._write_text("reasoning", piece.text)
 

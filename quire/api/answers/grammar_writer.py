@@ -57,6 +57,10 @@ class GrammarWriter:
             at = mark.end()
         return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece)
 
+    def has_special(self, text: str) -> bool:
+        """Whether a text contains a special token."""
+        return self._marks.search(text) is not None
+
     def plain(self, text: str) -> str:
         """This text, also where it spells a special token; an empty expression if it is empty."""
         self.reserve(len(text))

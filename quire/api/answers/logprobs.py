@@ -7,7 +7,7 @@ import codecs
 import copy
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import orjson
 
@@ -16,6 +16,9 @@ from quire.multimodal.tokenizer import Tokenizer
 
 _MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 _MAX_CANDIDATES = 512  # that are formatted before the event loop goes on; they take a millisecond
+_MAX_IN_LOOP = 4096  # of one entry; more are formatted in a thread
+P = ParamSpec("P")
+Formatted = TypeVar("Formatted")
 Entry = TypeVar("Entry", TokenLogprobs, TokenLogprobs | None)
 
 
@@ -133,7 +136,9 @@ class CompletionLogprobColumns:
         """Append tokens; the event loop goes on in between."""
         start = 0
         async for part in _slices(entries):
-            columns = self._formatter.completion(part, tokens[start : start + len(part)], self._position)
+            columns = await _unblocked(
+                part, self._formatter.completion, part, tokens[start : start + len(part)], self._position
+            )
             for name, pieces in self._pieces.items():
                 pieces.append(_items(columns[name]))
             start += len(part)
@@ -145,7 +150,16 @@ class CompletionLogprobColumns:
 
 async def encoded(entries: Sequence[Entry], format_entries: Callable[[Sequence[Entry]], list[Any]]) -> orjson.Fragment:
     """Formatted entries as a JSON array; the event loop goes on in between."""
-    return _joined([_items(format_entries(part)) async for part in _slices(entries)])
+    return _joined([_items(await _unblocked(part, format_entries, part)) async for part in _slices(entries)])
+
+
+async def _unblocked(
+    part: Sequence[TokenLogprobs | None], call: Callable[P, Formatted], *args: P.args, **kwargs: P.kwargs
+) -> Formatted:
+    """The result of a call that formats a part; in a thread if one entry has too many candidates for the event loop."""
+    if any(len(entry.token_ids) > _MAX_IN_LOOP for entry in part[:2] if entry is not None):
+        return await asyncio.to_thread(call, *args, **kwargs)
+    return call(*args, **kwargs)
 
 
 async def _slices(entries: Sequence[Entry]) -> AsyncIterator[Sequence[Entry]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +20,8 @@ class ReasoningTags:
         implicit_start: an answer begins with reasoning even without a start tag.
         closers: marks that end the reasoning as well, and belong to the content.
         wrapper: tags around the content, which are removed; empty if there are none.
+        kept: the reasoning stays in the content, with its tags.
+        citations: the text may be cited, as <co>text</co: 0:[1]>; these marks are removed.
     """
 
     starts: tuple[str, ...] = ("<think>",)
@@ -26,6 +29,8 @@ class ReasoningTags:
     implicit_start: bool = False
     closers: tuple[str, ...] = ()
     wrapper: tuple[str, str] = ("", "")
+    kept: bool = False
+    citations: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,10 @@ class ReasoningParser:
 
 _THINK = ReasoningTags()
 _IMPLICIT = ReasoningTags(implicit_start=True)
+# Marks of citations, and what may become one at the end of a text.
+_CITATION = re.compile(r"<co>|</co(?::[\d:,\[\] ]{0,200})?>")
+_CITATION_BEGUN = re.compile(r"<(?:/?(?:c(?:o)?)?|/co:[\d:,\[\] ]{0,200})\Z")
+_COHERE = (("<|START_THINKING|>",), ("<|END_THINKING|>",))
 
 # All parsers. The first one whose marker is in a chat template is used for it.
 PARSERS: Mapping[str, ReasoningParser] = {
@@ -71,6 +80,17 @@ PARSERS: Mapping[str, ReasoningParser] = {
         ReasoningParser(
             "ernie45", ReasoningTags(implicit_start=True, wrapper=("<response>", "</response>")), "</response>"
         ),
+        ReasoningParser(
+            "cohere_command3",
+            ReasoningTags(*_COHERE, wrapper=("<|START_RESPONSE|>", "<|END_RESPONSE|>"), citations=True),
+            "<|START_RESPONSE|>",
+        ),
+        ReasoningParser(
+            "cohere_command4",
+            ReasoningTags(*_COHERE, wrapper=("<|START_TEXT|>", "<|END_TEXT|>"), citations=True),
+            "<|START_TEXT|>",
+        ),
+        ReasoningParser("apertus", ReasoningTags(("<|inner_prefix|>",), ("<|inner_suffix|>",)), "<|inner_prefix|>"),
         ReasoningParser("hunyuan_a13b", ReasoningTags(wrapper=("<answer>", "</answer>")), "</answer>"),
         ReasoningParser("qwen3", _THINK, "</think>"),
         ReasoningParser("deepseek_r1", _IMPLICIT),
@@ -78,7 +98,10 @@ PARSERS: Mapping[str, ReasoningParser] = {
         ReasoningParser("glm45", _THINK),
         ReasoningParser("glm4_moe", _THINK),
         ReasoningParser("minimax_m2", _IMPLICIT),
+        ReasoningParser("minimax_m2_append_think", ReasoningTags(implicit_start=True, kept=True)),
         ReasoningParser("step3", _IMPLICIT),
+        ReasoningParser("step3p5", _IMPLICIT),
+        ReasoningParser("holo2", _IMPLICIT),
         ReasoningParser("olmo3", _IMPLICIT),
         ReasoningParser("nemotron_v3", _THINK),
     )
@@ -125,6 +148,9 @@ class ReasoningSplitter:
         self._leading = LeadingWhitespace()  # before the first tag
         self._trailing = TrailingWhitespace()  # of the reasoning
         self._unwrapper = _Unwrapper(*tags.wrapper)
+        self._citations = (_Citations(), _Citations())  # of the reasoning and of the content
+        self._kept = ""  # the beginning of an answer whose reasoning is kept
+        self._begun = bool(continued.strip())  # that beginning is complete
         prompt_text = (prompt or "").rstrip()
         if continued.strip():
             self._continue(continued)
@@ -132,6 +158,7 @@ class ReasoningSplitter:
             self._part = _Part.REASONING
         elif prompt_text.endswith(tags.ends):
             self._part = _Part.CONTENT
+        self._opened = self.in_reasoning  # before the answer begins
 
     @property
     def in_content(self) -> bool:
@@ -145,6 +172,28 @@ class ReasoningSplitter:
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """Add text; returns the reasoning and the content that are certain now."""
+        reasoning, content = self._split(text, last)
+        if self._tags.kept:
+            return "", self._keep(text, last)
+        if self._tags.citations:
+            cited, cited_content = self._citations
+            return cited.remove(reasoning, last or self.in_content), cited_content.remove(content, last)
+        return reasoning, content
+
+    def _keep(self, text: str, last: bool) -> str:
+        """All of the text, with the start tag that the prompt has, or that is missing."""
+        if self._begun:
+            return text
+        self._kept += text
+        beginning = self._kept.lstrip()
+        if not last and any(tag.startswith(beginning) for tag in self._tags.starts):
+            return ""
+        self._begun = True
+        if self._opened and beginning and not beginning.startswith(self._tags.starts):
+            return self._tags.starts[0] + self._kept
+        return self._kept
+
+    def _split(self, text: str, last: bool) -> tuple[str, str]:
         self._buffer += self._leading.push(text) if self._part is _Part.UNDECIDED else text
         reasoning, content = "", ""
         if self._part is _Part.UNDECIDED:
@@ -193,6 +242,20 @@ class ReasoningSplitter:
         text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
         self._at_start = self._at_start and not text
         return self._trailing.push(text)
+
+
+class _Citations:
+    """Removes the marks of citations from a text that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._buffer = ""  # what may be a part of a mark
+
+    def remove(self, text: str, last: bool) -> str:
+        """Add text; returns the part without marks that is certain now."""
+        text = _CITATION.sub("", self._buffer + text)
+        begun = None if last else _CITATION_BEGUN.search(text)
+        self._buffer = "" if begun is None else begun[0]
+        return text.removesuffix(self._buffer)
 
 
 class _Unwrapper:

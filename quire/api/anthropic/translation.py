@@ -166,7 +166,7 @@ def content_blocks(parsed: Parsed, *, thinking: bool) -> list[dict[str, Any]]:
         if isinstance(piece, CallDelta):
             shown.add_call(piece)
         elif thinking or not piece.reasoning:
-            shown.add_text(piece.text, reasoning=piece.reasoning)
+            shown.add_text(piece.text, reasoning=piece.reasoning, apart=piece.apart)
     return [_block(piece) for piece in shown.pieces]
 
 

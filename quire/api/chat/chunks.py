@@ -39,7 +39,11 @@ class ChunkHead:
 
 
 class ChatChunkWriter:
-    """Writes the chunks of one choice: first its role, then its deltas, then its finish reason."""
+    """Writes the chunks of one choice: first its role, then its deltas, then its finish reason.
+
+    Attributes:
+        started: the role has been written.
+    """
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class ChatChunkWriter:
         self._include_reasoning = include_reasoning
         self._formatter = formatter
         self._prompt_token_ids = prompt_token_ids
-        self._started = False
+        self.started = False
         self._plain = formatter is None and prompt_token_ids is None
         self._verbatim = self._plain and parser.plain
         template = self._chunk({"content": _PLACEHOLDER}, None)
@@ -70,9 +74,6 @@ class ChatChunkWriter:
 
     def write(self, delta: Delta, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
         """The chunks of one delta."""
-        if not self._started:
-            self._started = True
-            yield from self._start(usage)
         if self._verbatim and usage is None and delta.finish_reason is None:
             if delta.text:
                 yield self._before + orjson.dumps(delta.text) + self._after
@@ -93,7 +94,7 @@ class ChatChunkWriter:
             if not isinstance(piece, TextDelta):
                 yield from _call(piece)
             elif not piece.reasoning:
-                yield {"content": piece.text}
+                yield {"content": f"\n{piece.text}" if piece.apart else piece.text}
             elif self._include_reasoning:
                 yield {"reasoning": piece.text, "reasoning_content": piece.text}
 
@@ -110,7 +111,9 @@ class ChatChunkWriter:
             yield self._chunk(piece, usage)
         yield self._chunk(pieces[-1] if pieces else _EMPTY, usage, delta, end=end)
 
-    def _start(self, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
+    def start(self, usage: Mapping[str, Any] | None) -> Iterator[bytes]:
+        """The chunk with the role, and one with the echoed text if there is any."""
+        self.started = True
         extra = {} if self._prompt_token_ids is None else {"prompt_token_ids": list(self._prompt_token_ids)}
         yield self._chunk({"role": self._role, "content": ""}, usage, top=extra)
         if self._echo:

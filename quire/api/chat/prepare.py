@@ -15,9 +15,17 @@ from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.protocol.chat import ChatRequest, Message
+from quire.api.serving.beams.options import BeamOptions, beam_options, unused_with_beams
 from quire.api.serving.generation import UsageCounter
 from quire.api.serving.models import ServedModel, ServerState
-from quire.api.serving.params import generate_requests, output_token_limit, sampling_params, truncate_prompt
+from quire.api.serving.params import (
+    apply_server_defaults,
+    generate_requests,
+    output_token_limit,
+    sampling_params,
+    sequences_per_prompt,
+    truncate_prompt,
+)
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.prompts import Prompt
 
@@ -29,7 +37,8 @@ class PreparedChat:
     Attributes:
         head: fields that all chunks of the response share.
         final_text: text of the last message.
-        unused_fields: names of fields that the chat template does not read.
+        unused_fields: names of fields that have no effect: the chat template, or beam search, does not read them.
+        beams: how to search for the answers; None: they are sampled.
     """
 
     head: ChunkHead
@@ -40,6 +49,7 @@ class PreparedChat:
     final_text: str
     requests: Sequence[GenerateRequest]
     unused_fields: Sequence[str]
+    beams: BeamOptions | None = None
 
     @property
     def formatter(self) -> LogprobFormatter:
@@ -75,6 +85,7 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         InvalidRequest: a field is not valid.
         PromptError: the conversation cannot be rendered.
     """
+    apply_server_defaults(body, model, state)
     plan = tool_plan(body, model.tools)
     conversation = conversation_of(body, trusted=state.trust_request_chat_template)
     room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
@@ -108,5 +119,6 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         answer_format=answer_format,
         final_text=rendered.final_text,
         requests=generate_requests(body, prompt, params, state.limits, model.parser_tokens),
-        unused_fields=unused_fields,
+        unused_fields=[*unused_fields, *unused_with_beams(body)],
+        beams=beam_options(body, params, model, sequences_per_prompt(body, state.limits)),
     )

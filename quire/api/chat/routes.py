@@ -30,7 +30,8 @@ from quire.api.protocol.chat import (
 from quire.api.protocol.common import streamed
 from quire.api.protocol.custom import CalledCustom, CustomToolCall
 from quire.api.serving.admission import admit
-from quire.api.serving.generation import SequenceResult, collect, generate_all
+from quire.api.serving.beams.collect import collect_answers
+from quire.api.serving.generation import SequenceResult, generate_all
 from quire.api.serving.models import ServerState
 from quire.api.serving.params import sequences_per_prompt
 from quire.engine.wire.stream import Delta
@@ -43,16 +44,27 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/chat/completions", responses=streamed(ChatCompletion), response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        model = state.model(body.model)
-        admit(request, model, sequences_per_prompt(body, state.limits), "n")
-        response_id = answer_id("chatcmpl", request, body.request_id)
-        prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
-        fields.ignore(request, prepared.unused_fields)
-        if body.stream:
-            return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
-        return await respond_unless_disconnected(request, _complete(prepared))
+        return await answer_chat(body, request, state)
 
     return routes
+
+
+async def answer_chat(body: ChatRequest, request: Request, state: ServerState) -> Response:
+    """The answer to a conversation, or a stream of it.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        EngineError: it cannot be answered.
+        PromptError: the conversation cannot be rendered.
+    """
+    model = state.model(body.model)
+    admit(request, model, sequences_per_prompt(body, state.limits), "n")
+    response_id = answer_id("chatcmpl", request, body.request_id)
+    prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
+    fields.ignore(request, prepared.unused_fields)
+    if body.stream:
+        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
+    return await respond_unless_disconnected(request, _complete(prepared))
 
 
 async def _complete(prepared: PreparedChat) -> ChatCompletion:
@@ -61,7 +73,13 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
     def count_reasoning(index: int, delta: Delta) -> None:
         usage.reasoning += counters[index].count(delta.token_ids)
 
-    results = await collect(prepared.model.client, prepared.requests, count_reasoning)
+    results = await collect_answers(
+        prepared.model.client,
+        prepared.requests,
+        prepared.beams,
+        prepared.model.renderer.tokenizer,
+        count_reasoning,
+    )
     choices = []
     for index, result in enumerate(results):
         if index:
@@ -122,8 +140,12 @@ async def _chunks(prepared: PreparedChat, ended: Callable[[], None]) -> AsyncGen
     async with aclosing(generate_all(prepared.model.client, prepared.requests, ended)) as deltas:
         async for index, delta in deltas:
             counter.add(index, delta)
-            if reasoning:
-                counter.reasoning += reasoning[index].count(delta.token_ids)
+            thought = reasoning[index].count(delta.token_ids) if reasoning else 0
+            counter.reasoning += thought
+            if not writers[index].started:  # the role's chunk has none of the tokens
+                before = counter.usage_before(len(delta.token_ids), thought).model_dump() if continuous else None
+                for chunk in writers[index].start(before):
+                    yield chunk
             counted: Mapping[str, Any] | None = counter.usage().model_dump() if continuous else None
             for chunk in writers[index].write(delta, counted):
                 yield chunk

@@ -148,6 +148,8 @@ def _rendered(
     request_id: str, model: str, body: ChatRequest | CompletionRequest, prompt: Prompt, request: GenerateRequest
 ) -> Rendered:
     params = request.params
+    if body.use_beam_search:
+        raise InvalidRequest("/inference/v1/generate has no beam search.", "use_beam_search")
     allowed = None if params.allowed_tokens is None else token_ids(params.allowed_tokens)
     sampling: dict[str, Any] = {
         "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "temperature": params.temperature,

@@ -15,9 +15,11 @@ from quire.api.answers.structured.constraint import checked_grammar
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.protocol.completions import CompletionRequest
+from quire.api.serving.beams.options import BeamOptions, beam_options
 from quire.api.serving.generation import UsageCounter
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.params import (
+    apply_server_defaults,
     generate_requests,
     output_token_limit,
     sampling_params,
@@ -36,7 +38,11 @@ PromptInput = str | NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class PreparedCompletion:
-    """A checked completion request: `n` sequences for each prompt, in the order of their choices' indices."""
+    """A checked completion request: `n` sequences for each prompt, in the order of their choices' indices.
+
+    Attributes:
+        beams: how to search for the answers; None: they are sampled.
+    """
 
     id: str
     created: int
@@ -45,6 +51,7 @@ class PreparedCompletion:
     prompts: Sequence[Prompt]
     echoes: Sequence[str]
     requests: Sequence[GenerateRequest]
+    beams: BeamOptions | None = None
 
     @property
     def n(self) -> int:
@@ -92,6 +99,7 @@ async def prepare_completion(
         InvalidRequest: a field is not valid.
         PromptError: a prompt cannot be tokenized.
     """
+    apply_server_defaults(body, model, state)
     if body.suffix:
         raise InvalidRequest("`suffix`: fill-in-the-middle is not supported.", "suffix")
     prompts = [truncate_prompt(prompt, body, model) for prompt in await _prompts(body, model, state.limits)]
@@ -110,7 +118,8 @@ async def prepare_completion(
         else await model.renderer.decode(prompt.token_ids, tenant=current_tenant())
         for prompt in (prompts if body.echo else ())
     ]
-    return PreparedCompletion(response_id, int(time.time()), body, model, prompts, echoes, requests)
+    beams = beam_options(body, params, model, sequences_per_prompt(body, state.limits))
+    return PreparedCompletion(response_id, int(time.time()), body, model, prompts, echoes, requests, beams)
 
 
 def _params(

@@ -14,13 +14,16 @@ from starlette.responses import Response
 
 from quire.api.answers.logprobs import CompletionLogprobColumns, TextPosition, encoded
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
+from quire.api.http import fields
 from quire.api.http.identity import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.api.protocol.common import streamed
 from quire.api.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from quire.api.serving.admission import admit
-from quire.api.serving.generation import SequenceResult, collect, generate_all
+from quire.api.serving.beams.collect import collect_answers
+from quire.api.serving.beams.options import unused_with_beams
+from quire.api.serving.generation import SequenceResult, generate_all
 from quire.api.serving.models import ServerState
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.stream import Delta
@@ -33,15 +36,27 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/completions", responses=streamed(Completion), response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one or more prompts."""
-        model = state.model(body.model)
-        admit(request, model, count_sequences(body, state.limits), "prompt" if _has_several_prompts(body) else "n")
-        response_id = answer_id("cmpl", request, body.request_id)
-        prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))
-        if body.stream:
-            return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
-        return await respond_unless_disconnected(request, _complete(prepared))
+        return await answer_completion(body, request, state)
 
     return routes
+
+
+async def answer_completion(body: CompletionRequest, request: Request, state: ServerState) -> Response:
+    """The continuations of the prompts, or a stream of them.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        EngineError: it cannot be answered.
+        PromptError: a prompt cannot be tokenized.
+    """
+    model = state.model(body.model)
+    admit(request, model, count_sequences(body, state.limits), "prompt" if _has_several_prompts(body) else "n")
+    response_id = answer_id("cmpl", request, body.request_id)
+    fields.ignore(request, unused_with_beams(body))
+    prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))
+    if body.stream:
+        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
+    return await respond_unless_disconnected(request, _complete(prepared))
 
 
 def _has_several_prompts(body: CompletionRequest) -> bool:
@@ -50,7 +65,9 @@ def _has_several_prompts(body: CompletionRequest) -> bool:
 
 async def _complete(prepared: PreparedCompletion) -> Completion:
     usage = prepared.usage_counter()
-    results = await collect(prepared.model.client, prepared.requests)
+    results = await collect_answers(
+        prepared.model.client, prepared.requests, prepared.beams, prepared.model.renderer.tokenizer
+    )
     for index, result in enumerate(results):
         if prepared.drops_output:
             result.drop_output()

@@ -45,6 +45,13 @@ _ANTHROPIC_KINDS = {
     413: "request_too_large",
     503: "overloaded_error",
 }
+_RESPONSES_KINDS = {
+    408: "server_error",  # the request was valid
+    424: "external_connector_error",
+}
+
+
+_RESPONSES_PATH = "/v1/responses"
 
 
 def shortened(text: str, length: int = _MAX_QUOTED) -> str:
@@ -85,9 +92,17 @@ class ApiError(Exception):
         )
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
+    def responses_body(self) -> dict[str, Any]:
+        """The body in the format of OpenAI's Responses API, whose clients know other types."""
+        kind = "invalid_request_error" if self.status < _SERVER_ERROR else "server_error"
+        return {"error": {**self.body()["error"], "type": _RESPONSES_KINDS.get(self.status, kind)}}
+
     def response(self, path: str) -> Response:
         """The response, in the format of the API that the path belongs to."""
-        body = self.anthropic_body() if path.startswith("/v1/messages") else self.body()
+        if path.startswith("/v1/messages"):
+            body = self.anthropic_body()
+        else:
+            body = self.responses_body() if path.startswith(_RESPONSES_PATH) else self.body()
         return Response(orjson.dumps(body), self.status, self.headers, media_type="application/json")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,8 @@ class Heap:
             if idle():
                 worth = self._large_since_idle or _resident_bytes() > self._resident + _GROWN
                 self._large_since_idle = False
+                if worth:
+                    gc.collect()  # exceptions leave cycles that refer to whole bodies
             else:
                 worth = self._received >= _ENOUGH
             if worth:

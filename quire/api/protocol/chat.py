@@ -15,8 +15,9 @@ from pydantic import (
     model_validator,
 )
 
+from quire.api.protocol.beams import BeamFields
 from quire.api.protocol.common import (
-    ChatAndCompletionFields,
+    Alternatives,
     FinishReason,
     ListOf,
     MessagesOf,
@@ -113,14 +114,14 @@ class AllowedTools(BaseModel):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
 
 
-class ChatRequest(ChatAndCompletionFields, StructuredFields):
+class ChatRequest(BeamFields, StructuredFields):
     """Answer a conversation."""
 
     messages: MessagesOf[Message]
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="older name of max_completion_tokens")
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Alternatives | None = None
     tools: Annotated[ListOf[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = Field(None, description="auto if there are tools, otherwise none")
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call in the answer")
@@ -197,7 +198,7 @@ class ToolCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The assistant's message. Reasoning is in both of its fields; it and tool calls are left out if there are none."""
+    """The assistant's message. Reasoning is in both of its fields. Tool calls are left out if there are none."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -211,7 +212,7 @@ class AnswerMessage(BaseModel):
     @model_serializer(mode="wrap")
     def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or name in ("content", "refusal")}
+        return {name: value for name, value in fields.items() if value is not None or name != "tool_calls"}
 
 
 class ChatChoice(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import orjson
@@ -28,6 +29,7 @@ Temperature = Annotated[float, Field(ge=0, le=1000)]
 RepetitionPenalty = Annotated[float, Field(ge=0.001, le=1000)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, lt=1 << 31)]
+Alternatives = Annotated[int, Field(ge=-1, description="-1: the whole vocabulary")]
 MinP = Annotated[float, Field(ge=0, le=1)]
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 
@@ -172,7 +174,7 @@ class ChatAndCompletionFields(CommonSamplingFields):
     n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Alternatives | None = None
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -283,6 +285,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def streamed(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+# One event; OpenAPI 3.1 has no way to say that a body is a sequence of them.
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+
+
+def streamed(model: type[BaseModel] | UnionType) -> dict[int | str, dict[str, Any]]:
     """OpenAPI responses of an endpoint that gives either a JSON body or a stream of events."""
-    return {200: {"model": model, "content": {"text/event-stream": {"schema": {"type": "string"}}}}, **ERRORS}
+    return {200: {"model": model, "content": {"text/event-stream": {"schema": _EVENT}}}, **ERRORS}

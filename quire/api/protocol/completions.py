@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, Field, model_validator
 
+from quire.api.protocol.beams import BeamFields
 from quire.api.protocol.common import (
-    ChatAndCompletionFields,
+    Alternatives,
     FinishReason,
     Item,
     PromptLogprobs,
@@ -23,13 +24,15 @@ from quire.api.protocol.token_ids import TokenIds
 _Prompts = Annotated[list[Item], Field(fail_fast=True, max_length=1 << 14)]  # --max-prompts is usually less
 
 
-class CompletionRequest(ChatAndCompletionFields, StructuredFields):
+class CompletionRequest(BeamFields, StructuredFields):
     """Continue one or more prompts, given as text or token ids."""
 
     # From left to right: texts are never taken for token ids.
     prompt: Annotated[str | _Prompts[str] | TokenIds | _Prompts[TokenIds], Field(union_mode="left_to_right")]
     echo: bool | None = Field(False, description="begin the answer with the prompt")
-    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="number of alternatives at each token")
+    logprobs: Alternatives | None = Field(
+        None, description="number of alternatives at each token; -1: the whole vocabulary"
+    )
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     suffix: str | None = Field(None, description="not supported: models here continue texts and cannot fill gaps")
     add_special_tokens: bool = True

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.chat import ChatLogprobs
 from quire.api.protocol.common import (
+    Alternatives,
     ChatAndCompletionFields,
     FinishReason,
     Int64,
@@ -35,7 +36,7 @@ class GenerateSamplingParams(ChatAndCompletionFields):
     top_k: TopK | None = 0
     min_p: MinP | None = 0.0
     repetition_penalty: RepetitionPenalty | None = 1.0
-    logprobs: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Alternatives | None = None
     structured_outputs: StructuredOutputs | None = None
     detokenize: bool = Field(True, description="without effect, but `stop` is refused if it is false")
 

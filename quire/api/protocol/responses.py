@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+)
 
 from quire.api.protocol.common import CommonSamplingFields, ListOf, TemplateVariables, max_keys
 from quire.api.protocol.custom import MAX_TOOLS, ResponseCustomTool
@@ -241,6 +249,7 @@ class ResponsesRequest(CommonSamplingFields):
     user: str | None = None
 
     include_reasoning: bool = True
+    enable_response_messages: bool = Field(False, description="return the prompts and answers as text and token ids")
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
@@ -286,6 +295,14 @@ class IncompleteDetails(BaseModel):
     reason: str
 
 
+class RawMessage(BaseModel):
+    """A prompt or an answer of the model."""
+
+    type: Literal["raw_message_tokens"] = "raw_message_tokens"
+    message: str
+    tokens: list[int]
+
+
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -322,6 +339,14 @@ class ResponseObject(BaseModel):
     truncation: str
     usage: ResponseUsage | None = None
     user: str | None = None
+    input_messages: list[RawMessage] | None = Field(None, description="only with `enable_response_messages`")
+    output_messages: list[RawMessage] | None = Field(None, description="only with `enable_response_messages`")
+
+    @model_serializer(mode="wrap")
+    def _omit_messages(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        optional = ("input_messages", "output_messages")
+        return {name: value for name, value in fields.items() if value is not None or name not in optional}
 
 
 class DeletedResponse(BaseModel):

@@ -114,8 +114,8 @@ async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes,
 
 def _error(error: ApiError) -> bytes:
     """The event of an error after the stream has begun."""
-    detail = error.body()["error"]
-    fields = {"code": str(detail["code"]), "message": detail["message"], "param": detail["param"]}
+    detail = error.responses_body()["error"]
+    fields = {"code": detail["type"], "message": detail["message"], "param": detail["param"]}
     return typed_event({"type": "error", **fields})
 
 

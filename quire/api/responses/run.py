@@ -23,6 +23,7 @@ from quire.api.protocol.responses import (
     Status,
 )
 from quire.api.responses.mcp_tools import McpToolset
+from quire.api.responses.raw_messages import RawMessages
 from quire.api.responses.turns import ResponseLimits
 from quire.api.responses.writer import Event, ItemWriter
 from quire.api.serving.generation import UsageCounter, generate_all
@@ -72,9 +73,11 @@ class ResponseRun:
     _turn_status: Status = "completed"  # of the last turn
     _completed_at: int | None = None
     _writer: ItemWriter = field(init=False)
+    _raw: RawMessages | None = None  # if the request asks for them
     _usage_counters: list[UsageCounter] = field(default_factory=list)  # of all turns
 
     def __post_init__(self) -> None:
+        self._raw = RawMessages() if self.body.enable_response_messages else None
         encode_reasoning = "reasoning.encrypted_content" in (self.body.include or ())
         self._writer = ItemWriter(
             reasoning=self.body.include_reasoning, encode_reasoning=encode_reasoning, servers=self.tools.labels
@@ -116,9 +119,13 @@ class ResponseRun:
         """Events of one answer of the model, up to its tool calls or its end."""
         parser, reasoning, usage = turn.answer_format.parser(), turn.reasoning_counter(), turn.usage_counter()
         self._usage_counters.append(usage)
+        if self._raw is not None:
+            self._raw.start_turn(turn.prompt)
         async with aclosing(generate_all(turn.model.client, turn.requests, self.ended)) as deltas:
             async for _, delta in deltas:
                 usage.add(0, delta)
+                if self._raw is not None:
+                    self._raw.add(delta)
                 reasoning_tokens = reasoning.count(delta.token_ids)
                 usage.reasoning += reasoning_tokens
                 parsed = parser.push(delta.text, last=delta.finish_reason is not None)
@@ -173,6 +180,7 @@ class ResponseRun:
         """The current state of the response."""
         body, params = self.body, self.prepared.requests[0].params
         unfinished = self.status in ("queued", "in_progress")
+        prompts, answers = (None, None) if self._raw is None or unfinished else self._raw.complete()
         return ResponseObject(
             id=self.id,
             created_at=self.prepared.head.created,
@@ -202,6 +210,8 @@ class ResponseRun:
             truncation=body.truncation or "disabled",
             usage=None if unfinished else self._usage(),
             user=body.user,
+            input_messages=prompts,
+            output_messages=answers,
         )
 
     def _event(self, event: Event) -> Event:

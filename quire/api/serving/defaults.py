@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -43,25 +45,51 @@ class GenerationDefaults:
     max_tokens: int | None = None
 
 
-def read_defaults(folder: Path, tokenizer: Tokenizer, mode: Literal["auto", "none"]) -> GenerationDefaults:
+def check_overrides(given: dict[str, Any]) -> str | None:
+    """What is wrong with the values of --override-generation-config; None if nothing is."""
+    known = _GenerationConfig.model_fields
+    for name in given:
+        if name not in known:
+            return f"the keys {', '.join(known)}, not {name!r}"
+    try:
+        _GenerationConfig.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        return f"valid values: {problem['loc'][0]}: {problem['msg']}"
+    return None
+
+
+def read_defaults(
+    folder: Path,
+    tokenizer: Tokenizer,
+    mode: Literal["auto", "none"],
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    hf_overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> GenerationDefaults:
     """Read generation_config.json; in mode `none` only its end-of-sequence tokens are used.
+
+    Args:
+        folder: of the model.
+        tokenizer: of the model.
+        mode: of --generation-config.
+        overrides: values that `check_overrides` has accepted; they replace those of the file.
+        hf_overrides: values that replace those of config.json.
 
     Raises:
         ModelFileError: the file cannot be read.
     """
     generation = _read(folder / "generation_config.json")
-    config = _read(folder / "config.json")
+    config = {**_read(folder / "config.json"), **hf_overrides}
     eos_ids = generation.get("eos_token_id")
     if eos_ids is None:
         text_config = config.get("text_config")
         eos_ids = config.get("eos_token_id", text_config.get("eos_token_id") if isinstance(text_config, dict) else None)
     ids = [*_as_list(eos_ids), tokenizer.token_id(tokenizer.special.get("eos_token", ""))]
     eos = tuple(dict.fromkeys(token for token in ids if token is not None))
-    if mode == "none":
-        return GenerationDefaults(eos_token_ids=eos)
-    values = _within_bounds(generation)
-    if generation.get("do_sample") is False:  # explicitly
+    values = _within_bounds(generation) if mode == "auto" else {}
+    if mode == "auto" and generation.get("do_sample") is False:  # explicitly
         values["temperature"] = 0.0
+    values |= {name: value for name, value in overrides.items() if value is not None}
     return GenerationDefaults(eos_token_ids=eos, max_tokens=values.pop("max_new_tokens", None), **values)
 
 

@@ -172,10 +172,17 @@ class UsageCounter:
 
     def usage(self) -> Usage:
         """Token counts so far."""
+        return self._usage(self.completion, self.reasoning)
+
+    def usage_before(self, tokens: int, reasoning: int) -> Usage:
+        """Token counts without the last `tokens` completion tokens, `reasoning` of which are reasoning."""
+        return self._usage(self.completion - tokens, self.reasoning - reasoning)
+
+    def _usage(self, completion: int, reasoning: int) -> Usage:
         return Usage(
             prompt_tokens=self._prompt,
-            completion_tokens=self.completion,
-            total_tokens=self._prompt + self.completion,
+            completion_tokens=completion,
+            total_tokens=self._prompt + completion,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
         )

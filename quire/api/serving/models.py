@@ -63,6 +63,9 @@ class ServerState:
 
     Attributes:
         stall_timeout: seconds without progress of an engine after which the server is unhealthy.
+        tokenizer_info: /tokenizer_info is served.
+        include_usage: streams of completions and chats always end with their token counts.
+        tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
@@ -73,6 +76,9 @@ class ServerState:
     limits: LimitOptions
     strict_fields: bool = False
     trust_request_chat_template: bool = False
+    tokenizer_info: bool = False
+    include_usage: bool = False
+    tokens_as_ids: bool = False
     stall_timeout: float = 120.0
     sse_keepalive: float = 15.0
     in_flight: int = 0

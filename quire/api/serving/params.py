@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from quire.api.answers.structured.checker import CheckedGrammar
 from quire.api.http.errors import InvalidRequest, shortened
-from quire.api.protocol.common import ChatAndCompletionFields
-from quire.api.serving.models import ServedModel
+from quire.api.protocol.common import ChatAndCompletionFields, StreamOptions
+from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
 from quire.engine.wire.protocol import SamplingParams
@@ -75,6 +75,19 @@ def sampling_params(
     return params
 
 
+def apply_server_defaults(body: ChatAndCompletionFields, model: ServedModel, state: ServerState) -> None:
+    """Fill in fields whose values depend on the server or the model."""
+    whole = model.info.vocab_size
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        value = getattr(body, name, None)
+        if value == -1 or (state.limits.max_logprobs == -1 and (value or 0) > whole):
+            setattr(body, name, whole)
+    if body.return_tokens_as_token_ids is None:
+        body.return_tokens_as_token_ids = state.tokens_as_ids
+    if state.include_usage and body.stream:
+        body.stream_options = (body.stream_options or StreamOptions()).model_copy(update={"include_usage": True})
+
+
 def with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
     """The sampling parameters of another prompt of the same request.
 
@@ -119,6 +132,7 @@ def generate_requests(
     text = _text_params(body, limits, visible_tokens)
     # The prompt is the same for all of them. In a stream each sequence needs its log-probabilities at its start.
     others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None)
+    count = sequences_per_prompt(body, limits)
     timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
     return [
         GenerateRequest(
@@ -128,8 +142,9 @@ def generate_requests(
             priority=body.priority,
             cache_salt=body.cache_salt,
             timeout=min(timeouts, default=None),
+            answers=0 if index else count,
         )
-        for index in range(sequences_per_prompt(body, limits))
+        for index in range(count)
     ]
 
 
@@ -187,7 +202,7 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
 
 def _check_limits(body: ChatAndCompletionFields, limits: LimitOptions, logprobs: int | None) -> None:
     for name, kind, value in (("logprobs", "sample", logprobs), ("prompt_logprobs", "prompt", body.prompt_logprobs)):
-        if value is not None and value > limits.max_logprobs:
+        if value is not None and 0 <= limits.max_logprobs < value:
             raise InvalidRequest(
                 f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs}", name
             )

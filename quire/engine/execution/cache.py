@@ -26,10 +26,14 @@ class LayerCache:
     """Pages of one layer, each (heads, blocks, block_size, dim), not contiguous. `values` may be a view of `keys`.
 
     In int8 pages a scale precedes each row of elements.
+
+    Attributes:
+        shape: what the layer caches.
     """
 
     keys: Tensor
     values: Tensor
+    shape: CacheShape
 
 
 class KVCache(Protocol):
@@ -112,10 +116,10 @@ class HostKVCache:
             return view
 
         for shape in shapes:
-            key_row, value_row = (dim + scale_bytes(dtype) for dim in (shape.key_dim, shape.value_dim))
+            key_row, value_row = (dim + scale_bytes(dtype) for dim in (shape.key_elements, shape.value_elements))
             keys = pages(shape.heads, key_row)
             values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, value_row)
-            self.layers.append(LayerCache(keys, values))
+            self.layers.append(LayerCache(keys, values, shape))
 
     def ensure_mapped(self, block: int) -> None:
         """See `KVCache`."""

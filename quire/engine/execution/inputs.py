@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ class Span:
         offset: index of the first token among the step's tokens.
         start: position of the first token in the sequence.
         count: number of tokens.
+        generated: all of them were sampled or are a draft, else all belong to the prompt. A token of the prompt attends
+            together with its neighbours, any other as a query of its own: so a sequence that is computed again after
+            preemption, or with a draft, has the same results bit for bit.
         samples: the next token is sampled from the last one.
         draft: the last tokens, where they are speculated. The token before them and each confirmed one yield a token.
     """
@@ -36,8 +39,14 @@ class Span:
     offset: int
     start: int
     count: int
+    generated: bool
     samples: bool
     draft: tuple[int, ...] = ()
+
+    @property
+    def num_queries(self) -> int:
+        """Queries that attend separately: each generated token, or all tokens of a prompt together."""
+        return self.count if self.generated else 1
 
     @property
     def length(self) -> int:
@@ -50,7 +59,7 @@ class StepInputs:
     """The inputs of a step.
 
     Attributes:
-        spans: single tokens first, in order of start, then longer spans.
+        spans: generated tokens first, in order of start, then those of prompts.
         model: what the model reads.
         slots: (tokens,) int64 slot mapping, block * block_size + offset in the block.
         last_block: largest block index that the step writes to.
@@ -79,7 +88,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class NativeMetadata:
-    """Block tables and lengths of all spans, and of the rows `logits_indices`, which attend as single tokens."""
+    """Block tables and lengths of all queries, and of the rows `logits_indices`, which attend as single tokens."""
 
     spans: AttentionMetadata
     logits: AttentionMetadata
@@ -110,7 +119,7 @@ class NumpyInputBuilder:
             spans,
             ModelInputs(
                 torch.from_numpy(table.tokens[rows, positions].astype(np.int64)),
-                torch.from_numpy(positions),
+                torch.from_numpy(positions + table.rope_offsets[rows]),
                 None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
             ),
             torch.from_numpy(blocks * table.block_size + offset),
@@ -129,34 +138,74 @@ class NativeInputBuilder:
         """`max_static_tokens`: larger steps get arrays of their own."""
         self._table = table
         self._max_static_tokens = max_static_tokens
-        self._static = _Arrays(table, max_static_tokens)
+        self._static = _Arrays(table, max_static_tokens, max_static_tokens)
 
     def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """See `InputBuilder`."""
         spans = make_spans(scheduled, self._table)
-        counts = [span.count for span in spans]
-        tokens = sum(counts)
+        queries = _queries(spans)
+        tokens = spans[-1].offset + spans[-1].count
         static = tokens <= self._max_static_tokens
-        arrays = self._static if static else _Arrays(self._table, tokens)
-        sampling = [i for i, span in enumerate(spans) if span.samples and not span.draft]
-        every = len(sampling) == tokens
+        arrays = self._static if static else _Arrays(self._table, tokens, len(queries.rows))
+        every = len(queries.sampling) == tokens == queries.singles
         last_block = native.kernels.build_inputs(
             arrays.checked,
-            [span.row for span in spans],
-            [span.start for span in spans],
-            counts,
-            [] if every else sampling,
+            queries.rows,
+            queries.starts,
+            queries.counts,
+            queries.singles,
+            [] if every else queries.sampling,
         )
-        inputs, slots, metadata = arrays.views(tokens, len(spans), None if every else len(sampling))
+        inputs, slots, metadata = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
+        if self._table.extended:
+            inputs.positions.add_(_rope_offsets(spans, self._table))
         return StepInputs(spans, inputs, slots, last_block, static, metadata)
 
 
-class _Arrays:
-    """Memory for the inputs of steps of up to `max_tokens` tokens."""
+class _Queries(NamedTuple):
+    """The spans of tokens that attend together: single tokens, then longer spans or single tokens of prompts.
 
-    def __init__(self, table: RequestTable, max_tokens: int) -> None:
+    Attributes:
+        rows: of the request table; starts: positions; counts: tokens.
+        singles: how many attend as single tokens, the first ones.
+        sampling: indices of those whose last token yields the next one, without a draft.
+    """
+
+    rows: list[int]
+    starts: list[int]
+    counts: list[int]
+    singles: int
+    sampling: list[int]
+
+
+def _queries(spans: Sequence[Span]) -> _Queries:
+    rows: list[int] = []
+    starts: list[int] = []
+    counts: list[int] = []
+    sampling: list[int] = []
+    singles = 0
+    for span in spans:
+        if span.generated:
+            singles += span.count
+        if span.num_queries == 1:
+            rows.append(span.row)
+            starts.append(span.start)
+            counts.append(span.count)
+        else:
+            rows += [span.row] * span.count
+            starts += range(span.start, span.length)
+            counts += [1] * span.count
+        if span.samples and not span.draft:
+            sampling.append(len(rows) - 1)
+    return _Queries(rows, starts, counts, singles, sampling)
+
+
+class _Arrays:
+    """Memory for the inputs of steps of up to `max_tokens` tokens in `max_queries` spans that attend separately."""
+
+    def __init__(self, table: RequestTable, max_tokens: int, max_queries: int) -> None:
         self._token_ids, self._positions, self._slots = (torch.empty(max_tokens, dtype=torch.int64) for _ in range(3))
-        self._spans, self._logits = _empty_metadata(table), _empty_metadata(table)
+        self._spans, self._logits = _empty_metadata(table, max_queries), _empty_metadata(table, len(table.lengths))
         self._logits_indices = torch.empty(len(table.lengths), dtype=torch.int64)
         # Checked once: reading the properties of eleven arrays takes longer than the rest of a call.
         self.checked: object = native.kernels.input_arrays(
@@ -190,12 +239,20 @@ class _Arrays:
 
 def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:
     """The spans of a step, in the order of `StepInputs.spans`."""
-    ordered = sorted(scheduled, key=lambda item: (item.count > 1, item.start)) if len(scheduled) > 1 else scheduled
     spans, offset = [], 0
-    for item in ordered:
-        spans.append(Span(table.row_of(item.request_id), offset, item.start, item.count, item.samples, item.draft))
+    rows = [table.row_of(item.request_id) for item in scheduled]
+    generated = [item.start >= table[row].prompt_len for item, row in zip(scheduled, rows, strict=True)]
+    order = sorted(range(len(rows)), key=lambda i: (not generated[i], scheduled[i].start))
+    for i in order:
+        item = scheduled[i]
+        spans.append(Span(rows[i], offset, item.start, item.count, generated[i], item.samples, item.draft))
         offset += item.count
     return spans
+
+
+def _rope_offsets(spans: Sequence[Span], table: RequestTable) -> Tensor:
+    offsets = table.rope_offsets[[span.row for span in spans]]
+    return torch.from_numpy(np.repeat(offsets, [span.count for span in spans]))
 
 
 def logits_rows(spans: Sequence[Span]) -> list[int]:
@@ -203,10 +260,9 @@ def logits_rows(spans: Sequence[Span]) -> list[int]:
     return [span.offset + span.count - 1 for span in spans if span.samples and not span.draft]
 
 
-def _empty_metadata(table: RequestTable) -> AttentionMetadata:
-    rows = len(table.lengths)
-    tables = torch.zeros(table.blocks.shape, dtype=torch.int32)
-    return AttentionMetadata(tables, torch.zeros(rows, dtype=torch.int64), torch.zeros(1 + rows, dtype=torch.int64))
+def _empty_metadata(table: RequestTable, rows: int) -> AttentionMetadata:
+    tables = torch.zeros(rows, table.blocks.shape[1], dtype=torch.int32)
+    return AttentionMetadata(tables, torch.zeros(rows, dtype=torch.int64), torch.zeros(2 + rows, dtype=torch.int64))
 
 
 def _first(metadata: AttentionMetadata, count: int) -> AttentionMetadata:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,11 +18,20 @@ from quire.engine.execution.sampling.sampler import Choice, Sampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
-from quire.engine.scheduling.plan import Sampled, SequenceError, StepPlan, StepResult
+from quire.engine.scheduling.plan import Sampled, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 _LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What the model has computed for a step. `hidden`: of all tokens, where more than logits is wanted."""
+
+    spans: Sequence[Span]
+    logits: Tensor | None
+    hidden: Tensor | None = None
 
 
 class ModelRunner:
@@ -52,21 +62,52 @@ class ModelRunner:
         self._pooler.update(freed, filled)
         if not plan.scheduled:
             return StepResult()
-        inputs = self._inputs.build(plan.scheduled)
-        attention = self._attention.prepare(inputs)
-        sampling = [span for span in inputs.spans if span.samples]
         result = StepResult()
-        if not self._wants_hidden(inputs.spans):
-            logits = self.steps.logits(inputs, attention)
-            self._sample(logits, sampling, result)
-            return result
-        hidden = self.model.run(inputs.model, attention.attend)
-        if sampling:
-            logits = compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling))
-            self._sample(logits, sampling, result)
-        self._report_prompts(hidden, [span for span in inputs.spans if self._reports_prompt(span)], result)
-        self._pool(hidden, [span for span in inputs.spans if span.row in self._pooler.rows], result)
+        try:
+            computed = self._compute(plan.scheduled)
+        except Exception:  # error boundary: only the sequences for which it fails alone end
+            logger.exception("a step failed; its sequences are computed one by one")
+            self._execute_alone(plan.scheduled, result)
+        else:
+            self._finish(computed, result)
         return result
+
+    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> _Computed:
+        """Run the model."""
+        inputs = self._inputs.build(scheduled)
+        attention = self._attention.prepare(inputs)
+        if not self._wants_hidden(inputs.spans):
+            return _Computed(inputs.spans, self.steps.logits(inputs, attention))
+        hidden = self.model.run(inputs.model, attention.attend)
+        sampling = [span for span in inputs.spans if span.samples]
+        logits = compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling)) if sampling else None
+        return _Computed(inputs.spans, logits, hidden)
+
+    def _finish(self, computed: _Computed, result: StepResult) -> None:
+        """Sample, and report what is wanted of hidden states."""
+        spans = computed.spans
+        if computed.logits is not None:
+            self._sample(computed.logits, [span for span in spans if span.samples], result)
+        if computed.hidden is not None:
+            self._report_prompts(computed.hidden, [span for span in spans if self._reports_prompt(span)], result)
+            self._pool(computed.hidden, [span for span in spans if span.row in self._pooler.rows], result)
+
+    def _execute_alone(self, scheduled: Sequence[ScheduledSequence], result: StepResult) -> None:
+        """Run each sequence of a step that failed, in order: a sequence may read blocks that an earlier one writes."""
+        broken: set[int] = set()  # blocks that were not computed
+        for item in scheduled:
+            row = self._table.row_of(item.request_id)
+            blocks = self._table.blocks[row, : self._table.num_blocks[row]].tolist()
+            try:
+                if not broken.isdisjoint(blocks):
+                    raise RuntimeError("the computation of a prompt that begins alike failed")
+                computed = self._compute([item])
+            except Exception as error:  # error boundary: only this sequence fails
+                logger.exception("the model failed for request %s", item.request_id)
+                result.errors[item.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
+                broken.update(blocks[item.start // self._table.block_size :])
+            else:
+                self._finish(computed, result)
 
     def check(self) -> None:
         """Assert that the request table is consistent."""

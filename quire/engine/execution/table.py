@@ -28,14 +28,19 @@ class RequestTable:
 
     Attributes:
         tokens: (rows, context_len) int32; lengths: (rows,) known tokens of each row.
+        rope_offsets: (rows,) int64 to add to positions for an index into the rope tables, see `RopeTables`.
+        extended: rows where it is not 0.
         blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
         rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
     """
 
-    def __init__(self, rows: int, context_len: int, block_size: int) -> None:
+    def __init__(self, rows: int, context_len: int, block_size: int, rope_switch: int | None = None) -> None:
         self.block_size = block_size
+        self._rope_switch = rope_switch or 0
         self.tokens = np.zeros((rows, context_len), np.int32)
         self.lengths = np.zeros(rows, np.int32)
+        self.rope_offsets = np.zeros(rows, np.int64)
+        self.extended: set[int] = set()
         self.blocks = np.zeros((rows, -(-context_len // block_size)), np.int32)
         self.num_blocks = np.zeros(rows, np.int32)
         self.rows_with_prompt_logprobs: set[int] = set()
@@ -92,6 +97,9 @@ class RequestTable:
             self.rows_with_prompt_logprobs.add(row)
         self.tokens[row, : len(new.tokens)] = new.tokens
         self.lengths[row] = len(new.tokens)
+        self.rope_offsets[row] = self._rope_switch if new.extended else 0
+        if new.extended:
+            self.extended.add(row)
         self.num_blocks[row] = 0
         return row
 
@@ -99,5 +107,6 @@ class RequestTable:
         row = self._index.pop(request_id)
         del self._rows[row]
         self.rows_with_prompt_logprobs.discard(row)
+        self.extended.discard(row)
         self._free.append(row)
         return row

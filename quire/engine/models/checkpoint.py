@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from quire.engine.models.errors import BrokenFolder
-from quire.engine.models.quantized import is_scale, packing_of
+from quire.engine.models.quantized import FP8_DTYPES, is_scale, scales_of, unpack_fp8, unpack_mxfp4
 from quire.engine.models.safetensors import SafetensorsFile
+from quire.engine.models.spec import Fp8Scales
 
+_WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+# Files that hold weights but no model that can be loaded, and why.
+_UNREADABLE = (
+    ("consolidated*.safetensors", "is in Mistral's own format; use the checkpoint in Hugging Face's format"),
+    ("adapter_*.safetensors", "is an adapter; merge it into the model that it was trained on"),
+    ("*.gguf", "is in the GGUF format; use the safetensors checkpoint that it was made from"),
+    *((pattern, "is in PyTorch's pickle format; convert it to safetensors") for pattern in ("*.bin", "*.pt", "*.pth")),
+    ("*.ckpt", "is in PyTorch's pickle format; convert it to safetensors"),
+    *((pattern, "is of another framework; convert it to safetensors") for pattern in ("*.h5", "*.msgpack", "*.onnx")),
+)
 Progress = Callable[[int], None]  # called with the size in bytes of each tensor that was read
 
 
@@ -27,10 +39,7 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     try:
         if not index.exists():
-            files = sorted(folder.glob("*.safetensors"))
-            if not files:
-                raise BrokenFolder(f"{folder} contains no .safetensors files")
-            return files
+            return _files_without_index(folder)
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise BrokenFolder(f"{_INDEX} cannot be read: {error}") from error
@@ -42,10 +51,26 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def _files_without_index(folder: Path) -> list[Path]:
+    if (folder / _WHOLE).is_file():
+        return [folder / _WHOLE]
+    names = sorted(path.name for path in folder.iterdir())
+    files = [name for name in names if name.endswith(".safetensors")]
+    readable = [name for name in files if not any(fnmatch(name, pattern) for pattern, _ in _UNREADABLE)]
+    if readable:
+        return [folder / name for name in readable]
+    for pattern, reason in _UNREADABLE:
+        if found := next((name for name in names if fnmatch(name, pattern)), None):
+            raise BrokenFolder(f"{folder} contains no .safetensors files that can be loaded: {found} {reason}")
+    raise BrokenFolder(f"{folder} contains no .safetensors files")
+
+
 class Checkpoint:
     """All tensors of a folder; a context manager. A tensor is valid until the next one is read."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fp8: Fp8Scales | None = None) -> None:
+        """`fp8`: how FP8 weights are scaled, if the config says that they are."""
+        self._fp8 = fp8
         self._stack = ExitStack()
         self._files = [self._stack.enter_context(SafetensorsFile(path)) for path in weight_files(folder)]
         self._file_of = {name: file for file in self._files for name in file.names()}
@@ -76,6 +101,23 @@ class Checkpoint:
                 sizes[dtype] = sizes.get(dtype, 0) + file.size(name)
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.bfloat16)
 
+    def names(self) -> Set[str]:
+        """Names of all tensors."""
+        return self._file_of.keys()
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype that a tensor is stored in."""
+        return self._file_of[name].dtype(name)
+
+    def equal(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same values, as they are stored."""
+        files = self._file_of[one], self._file_of[other]
+        first, second = (file.tensor(name) for file, name in zip(files, (one, other), strict=True))
+        same = first.dtype == second.dtype and torch.equal(first, second)
+        for file, name in zip(files, (one, other), strict=True):
+            file.release(name)
+        return same
+
     def tensors(self, dtype: torch.dtype, progress: Progress) -> Iterator[tuple[str, Tensor]]:
         """Yield names and tensors in file order. Packed tensors are unpacked to `dtype`, others keep their dtype."""
         for file in self._files:
@@ -86,11 +128,21 @@ class Checkpoint:
                 progress(file.size(name))
 
     def _unpacked(self, file: SafetensorsFile, name: str, dtype: torch.dtype) -> tuple[str, Tensor]:
-        plain, scales, unpack = packing_of(name)
-        scales_file = self._file_of.get(scales)
-        if scales_file is None:
-            return name, file.tensor(name)
+        plain, candidates = scales_of(name)
+        scales = next((one for one in candidates if one in self._file_of), None)
+        tensor = file.tensor(name)
+        if scales is None:
+            if self._fp8 is not None and tensor.dtype in FP8_DTYPES:
+                raise BrokenFolder(f"{file.path.name}: {name} is {_name(tensor.dtype)}, but {candidates[0]} is missing")
+            return name, tensor
+        factors = self._file_of[scales].tensor(scales)
         try:
-            return plain, unpack(file.tensor(name), scales_file.tensor(scales), dtype)
+            if plain != name:
+                return plain, unpack_mxfp4(tensor, factors, dtype)
+            return name, unpack_fp8(tensor, factors, dtype, self._fp8 or Fp8Scales())
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # shapes or dtypes that do not match
             raise BrokenFolder(f"{file.path.name}: {name} cannot be unpacked with {scales}: {error}") from error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

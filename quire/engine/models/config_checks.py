@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from quire.engine.models.spec import (
     GroupedAttention,
     GroupedSigmoidRouter,
     LatentAttention,
+    Layer,
+    LongRope,
     MoE,
     Rope,
 )
@@ -40,8 +42,9 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     GroupedSigmoidRouter: ("groups", "top_groups"),
     Rope: ("dim",),
     DynamicNtk: ("theta", "factor", "trained_len"),
+    LongRope: ("trained_len",),
 }
-_TYPES: dict[object, tuple[type, ...]] = {"int": (int,), "float": (float, int)}  # by annotation
+_TYPES: dict[object, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,)}  # by annotation
 _SHOWN = 40  # characters of a value in an error
 
 
@@ -98,13 +101,15 @@ def _problems(part: Any) -> Iterator[str]:
         value = getattr(part, field.name)
         kind, _, optional = str(field.type).partition(" | ")
         if kind in _TYPES and not (isinstance(value, _TYPES[kind]) or (optional and value is None)):
-            yield f"{field.name} is {_short(value)}, not a number"
+            yield f"{field.name} is {_short(value)}, not a {'string' if kind == 'str' else 'number'}"
         elif kind in ("float", "tuple[float, ...]") and not _is_finite(value):
             yield f"{field.name} is not finite"
     for name in _SPEC_POSITIVE.get(type(part), ()):
         if getattr(part, name) <= 0:
             yield f"{name} is {getattr(part, name)}"
     match part:
+        case DecoderSpec(layers=layers) if len(lengths := _longrope_lengths(layers)) > 1:
+            yield f"its ropes have different original_max_position_embeddings, {' and '.join(map(str, lengths))}"
         case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"{heads} heads cannot share {kv_heads} key and value heads"
         case GroupedAttention(window=int(window)) if window < 1:
@@ -115,6 +120,17 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of elements that are rotated, {dim}, is odd"
         case MoE(top_k=top_k, experts=experts) if top_k > experts:
             yield f"{top_k} of {experts} experts cannot be selected"
+        case MoE(router=GroupedSigmoidRouter(groups=groups), experts=experts) if (
+            experts % groups or experts < 2 * groups
+        ):
+            yield f"{experts} experts cannot be split into {groups} groups of two or more"
+        case GroupedSigmoidRouter(groups=groups, top_groups=top_groups) if top_groups > groups:
+            yield f"{top_groups} of {groups} groups of experts cannot be selected"
+
+
+def _longrope_lengths(layers: Sequence[Layer]) -> list[int]:
+    ropes = [layer.attn.rope for layer in layers if layer.attn.rope is not None]
+    return sorted({rope.extension.trained_len for rope in ropes if isinstance(rope.extension, LongRope)})
 
 
 def _is_finite(value: float | tuple[float, ...] | None) -> bool:

@@ -17,7 +17,7 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import RMSNorm
-from quire.engine.models.layers.rope import RopeTables
+from quire.engine.models.layers.rope import RopeTables, rope_switch
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
 from quire.kernels.add_scaled import add_scaled, scaled
@@ -27,17 +27,31 @@ from quire.kernels.take_rows import take_rows
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one layer caches of a token: key_dim elements per head, and value_dim more unless values lie in the keys."""
+    """What one layer caches of a token: key_dim elements per head, and value_dim more unless values lie in the keys.
+
+    Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
+    """
 
     heads: int
     key_dim: int
     value_dim: int
     values_in_keys: bool = False
+    alignment: int = 1
+
+    @property
+    def key_elements(self) -> int:
+        """Elements of a key in the pages."""
+        return -(-self.key_dim // self.alignment) * self.alignment
+
+    @property
+    def value_elements(self) -> int:
+        """Elements of a value in the pages."""
+        return -(-self.value_dim // self.alignment) * self.alignment
 
     @property
     def elements(self) -> int:
         """Elements per token."""
-        return self.heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
+        return self.heads * (self.key_elements + (0 if self.values_in_keys else self.value_elements))
 
     @property
     def rows(self) -> int:
@@ -51,6 +65,13 @@ class LanguageModel(Protocol):
     @property
     def caches(self) -> Sequence[CacheShape]:
         """What each layer's KV cache holds of a token."""
+
+    @property
+    def rope_switch(self) -> int | None:
+        """Length of the longest sequence before a long rope takes other frequencies, for all of its tokens.
+
+        None if the context is not longer, or the model has no such rope.
+        """
 
     @property
     def lm_head(self) -> LogitsHead:
@@ -69,7 +90,7 @@ class LanguageModel(Protocol):
         """
 
     def set_context(self, context_len: int) -> None:
-        """Set the length of the longest sequence, by which a long rope chooses its frequencies."""
+        """Set the length of the longest sequence."""
 
 
 class LogitsHead(Protocol):
@@ -178,7 +199,8 @@ class Decoder(nn.Module):
         """See `LanguageModel`."""
         ropes = {layer.attn.rope for layer in self.spec.layers if layer.attn.rope is not None}
         self.context_len = context_len
-        self._ropes = RopeTables(ropes, context_len, self.norm.weight.device)
+        self.rope_switch = rope_switch(ropes, context_len)
+        self._ropes = RopeTables(ropes, context_len, self.rope_switch, self.norm.weight.device)
 
 
 def _cache_shape(spec: GroupedAttention | LatentAttention) -> CacheShape:

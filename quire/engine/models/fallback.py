@@ -14,22 +14,53 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from quire.engine.models.decoder import CacheShape
-from quire.engine.models.errors import ModelError, UnknownArchitecture, UnsupportedModel, WeightMismatch
+from quire.engine.models.errors import ModelError, UnsupportedModel, WeightMismatch
+from quire.engine.models.fallback_checks import DryRun, check_equal, dry_run_tokens, make_mask, window_of
 from quire.engine.models.inputs import Attend, ModelInputs
+from quire.engine.models.weights import check_finite
 from quire.kernels.paged_attention import AttentionParams
 
 _NAME = "quire_paged"
+_DRY_RUN = "quire_dry_run"  # the same, with masks to look at
 _loading = threading.Lock()  # from_pretrained changes torch's default dtype for the whole process, and back
 
 
 class _Binding:
-    """Connects the attention modules of a Hugging Face model with the attention of the current step."""
+    """Connects the attention modules of a Hugging Face model with the attention of the current step.
 
-    attend: Attend | None = None
-    dtype: torch.dtype | None = None  # that of the KV cache
+    Each call of a run has a cache of its own, as a layer may call attention more than once.
+
+    Attributes:
+        dtype: that of the KV cache.
+        layers: those of the calls of the current run, in order.
+        windows: those of the calls of each run, from the masks that transformers makes: the argument `sliding_window`
+            is not passed everywhere. None in the dry run, which finds them out.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.layers: list[int] = []
+        self.windows: list[int | None] | None = None
+        self._attend: Attend | None = None
+
+    def begin(self, attend: Attend) -> None:
+        """Start a run."""
+        self._attend, self.layers = attend, []
+
+    def window(self, mask: Tensor | None, sliding_window: int | None) -> int | None:
+        """The window of the next call."""
+        if self.windows is not None:
+            return self.windows[len(self.layers)]
+        return sliding_window if mask is None else window_of(mask, sliding_window)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
+        """See `Attend`."""
+        assert self._attend is not None
+        self.layers.append(layer)
+        return self._attend(len(self.layers) - 1, q, k, v, params)
 
 
 def _paged_attention(
@@ -43,19 +74,25 @@ def _paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Paged attention with Hugging Face's signature: query, key and value are (1, heads, tokens, dim)."""
-    if attention_mask is not None:
-        raise UnsupportedModel("the model's attention passes its own attention mask, which is not supported")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise UnsupportedModel(
+            f"{type(module).__name__} sees later tokens too, as in encoders; only decoders are supported"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    dtype = module.quire_binding.dtype  # some modules leave a rope's or a norm's float32 as it is
+    binding: _Binding = module.quire_binding
+    dtype = binding.dtype  # some modules leave a rope's or a norm's float32 as it is
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
-    params = AttentionParams(scale, sliding_window, softcap, s_aux)
-    return module.quire_binding.attend(module.layer_idx, q, k, v, params)[None], None
+    params = AttentionParams(scale, binding.window(attention_mask, sliding_window), softcap, s_aux)
+    return binding.attend(module.layer_idx, q, k, v, params)[None], None
 
 
 AttentionInterface.register(_NAME, _paged_attention)
+AttentionInterface.register(_DRY_RUN, _paged_attention)
+AttentionMaskInterface.register(_DRY_RUN, make_mask)
 
 
 class FallbackHead:
@@ -83,6 +120,8 @@ class FallbackHead:
 class FallbackModel:
     """A Hugging Face module as a `LanguageModel`."""
 
+    rope_switch = None  # ropes that depend on the sequence's length are refused
+
     def __init__(self, module: Any) -> None:
         """Replace the attention of a module.
 
@@ -94,17 +133,16 @@ class FallbackModel:
         if "position_ids" not in accepted:
             raise UnsupportedModel("the model's forward() does not accept position_ids")
         self._selects_rows = "logits_to_keep" in accepted
-        self._binding = _Binding()
-        self._binding.dtype = module.dtype
+        self._binding = _Binding(module.dtype)
         for part in module.modules():
             if hasattr(part, "layer_idx"):
                 part.quire_binding = self._binding
         self.lm_head = FallbackHead(module)
-        self.caches: Sequence[CacheShape] = _probe(self, module.config)
+        self.caches: Sequence[CacheShape] = self._dry_run()
 
     def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
         """See `LanguageModel`."""
-        self._binding.attend = attend
+        self._binding.begin(attend)
         rows = inputs.logits_indices if last_token_only else None
         select = rows is not None and self._selects_rows
         out = self._module(
@@ -119,94 +157,57 @@ class FallbackModel:
             head.hidden, head.logits = head.hidden[rows], head.logits[rows]
         return head.hidden
 
+    @torch.inference_mode()
+    def _dry_run(self) -> list[CacheShape]:
+        """What each call of the attention caches."""
+        config, dry_run = self._module.config, DryRun()
+        tokens = dry_run_tokens(self.lm_head.vocab_size)
+        self.run(ModelInputs(tokens, torch.arange(len(tokens))), dry_run)
+        dry_run.check_layers(self._binding.layers, config.get_text_config())
+        self._module.set_attn_implementation("eager")
+        try:
+            expected = self._module(input_ids=tokens[None], use_cache=False).logits[0]
+        except Exception as error:  # of the model's own code
+            hint = ", perhaps as the config has no pad_token_id" if getattr(config, "pad_token_id", 0) is None else ""
+            raise UnsupportedModel(
+                f"transformers itself cannot run it{hint}: {type(error).__name__}: {error}"
+            ) from error
+        self._module.set_attn_implementation(_NAME)
+        check_equal(self.lm_head.logits, expected)
+        self._binding.windows = dry_run.windows
+        return dry_run.shapes
+
     def set_context(self, context_len: int) -> None:
-        """Nothing to do: ropes that depend on the context length are refused."""
+        """Nothing to do."""
 
 
 def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackModel:
-    """Load a folder, whose config was read, with transformers.
+    """Load a folder with transformers, for a config that was read from it and is supported.
 
     Raises:
-        UnknownArchitecture: transformers knows no causal LM of this kind.
-        UnsupportedModel: its attention cannot be replaced, or its rope depends on the batch.
+        UnsupportedModel: its attention cannot be replaced.
         WeightMismatch: the checkpoint does not match the model.
     """
-    _check_rope(config.get_text_config())
     try:
         with _loading:
             module, report = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=_DRY_RUN,
+                local_files_only=True,
+                output_loading_info=True,
             )
-    except (ValueError, KeyError) as error:
-        raise UnknownArchitecture(
-            f"neither Quire nor transformers can run this model as a causal LM: {error}"
-        ) from error
     except Exception as error:  # wrong shapes; safetensors and the model's own code have more kinds of errors
         raise WeightMismatch(f"transformers cannot load the model: {type(error).__name__}: {error}") from error
     wrong = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
     if wrong:
         raise WeightMismatch(f"the checkpoint does not match the model: {wrong}")
-    if not getattr(module, "_supports_attention_backend", False):
-        raise UnsupportedModel(f"{type(module).__name__} does not support custom attention implementations")
+    for name, parameter in module.named_parameters():
+        check_finite(name, parameter.data)
     try:
         return FallbackModel(module.eval())
     except ModelError:
         raise
     except Exception as error:  # of the model's own code, in the dry run
         raise UnsupportedModel(f"a dry run of the model failed: {type(error).__name__}: {error}") from error
-
-
-def _check_rope(config: Any) -> None:
-    """Refuse ropes whose frequencies transformers derives from the batch's largest position.
-
-    Other requests would change the output of a request.
-    """
-    params = getattr(config, "rope_parameters", None) or {}
-    for part in (params, *(value for value in params.values() if isinstance(value, dict))):
-        kind = part.get("rope_type", "default")
-        if "dynamic" in kind or kind == "longrope":
-            raise UnsupportedModel(
-                f"rope type {kind!r} is not supported with transformers models: "
-                "it depends on the largest position in the batch"
-            )
-
-
-class _Probe:
-    """Takes the place of attention in a dry run and records what each layer caches."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[int, CacheShape] = {}
-        self.windows: dict[int, int | None] = {}
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor | None,
-        params: AttentionParams,
-        *,
-        last_layer: bool = False,
-        last_token_only: bool = False,
-    ) -> Tensor:
-        assert v is not None
-        self.shapes[layer] = CacheShape(k.shape[1], k.shape[2], v.shape[2])
-        self.windows[layer] = params.window
-        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
-
-
-@torch.inference_mode()
-def _probe(model: FallbackModel, config: Any) -> list[CacheShape]:
-    probe = _Probe()
-    token = torch.zeros(1, dtype=torch.int64)
-    model.run(ModelInputs(token, token), probe)
-    text = config.get_text_config()
-    if sorted(probe.shapes) != list(range(text.num_hidden_layers)):
-        raise UnsupportedModel(
-            "some layers of the model are not softmax attention, or do not use transformers' attention interface"
-        )
-    for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
-        windowed = kind == "sliding_attention"
-        if kind not in ("full_attention", "sliding_attention") or windowed != (probe.windows[layer] is not None):
-            raise UnsupportedModel(f"layer {layer} of the model has the unsupported type {kind}")
-    return [probe.shapes[layer] for layer in range(text.num_hidden_layers)]

@@ -16,7 +16,8 @@ class ModelInputs:
 
     Attributes:
         token_ids: (tokens,) int64.
-        positions: (tokens,) int64 position of each token in its sequence.
+        positions: (tokens,) int64 position of each token in its sequence; in one that is longer than the model's
+            `rope_switch`, that is added.
         logits_indices: (n,) int64 rows of the last tokens of sequences that sample from them alone; None if these are
             all rows.
     """

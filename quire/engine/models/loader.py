@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,9 +19,10 @@ from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, MoE
-from quire.engine.models.weights import WeightFiller, allocate
+from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.kernels.activation import ACTIVATIONS
 
+logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
 _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
 
@@ -63,20 +65,25 @@ def load_model(
     quantize = options.quantization != "none"
     if quantize and not target.quantizable_dtypes:
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(folder, config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target)
         if quantize and dtype not in target.quantizable_dtypes:
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
         if config.spec is not None:
             return _load_decoder(config, config.spec, options, checkpoint, dtype, target, bar)
+        for name in checkpoint.names():
+            if name.endswith("weight"):  # masks may be integers
+                check_unpacked(name, checkpoint.dtype_of(name))
     if quantize:
         raise UnsupportedModel(
             f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
         )
     from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
+    from quire.engine.models.fallback_checks import check_class  # noqa: PLC0415 like it
 
-    hf_config = read_config(folder)
+    hf_config = read_config(folder, options.hf_overrides)
+    check_class(hf_config)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
         model = load_fallback(folder, hf_config, dtype)
@@ -97,19 +104,27 @@ def _load_decoder(
     context_len = _context_len(options, spec.max_positions)
     _check_acts(spec)
     _check_layers(len(spec.layers), checkpoint)
+    if spec.tied and {EMBEDDING, HEAD} <= checkpoint.names() and not checkpoint.equal(EMBEDDING, HEAD):
+        logger.warning("the config says that the head shares the embedding's weight, but the checkpoint's differ")
+        spec = replace(spec, tied=False)
     with torch.device("meta"):
         model = Decoder(spec)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
-    filler = WeightFiller(model, options.quantization, extra_layers=config.extra_layers)
+    filler = WeightFiller(
+        model,
+        options.quantization,
+        extra_layers=config.extra_layers,
+        embeds_with_head=EMBEDDING not in checkpoint.names(),
+    )
     with bar(checkpoint.total_bytes) as progress:
         filler.fill(checkpoint.tensors(dtype, progress))
     return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model))
 
 
 def _check_acts(spec: DecoderSpec) -> None:
-    parts = {layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in spec.layers}
-    for act in sorted({str(part.act) for part in parts if not isinstance(part, ClampedSwigluExperts)}):
+    ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in spec.layers]
+    for act in (part.act for part in ffns if not isinstance(part, ClampedSwigluExperts)):
         if act not in ACTIVATIONS:
             raise UnsupportedModel(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
 
@@ -137,13 +152,17 @@ def _bytes(model: Decoder) -> int:
 
 
 def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget) -> torch.dtype:
-    if options.dtype != "auto":
+    widened = options.dtype == "float16" and target.torch_device.type == "cpu"
+    if options.dtype != "auto" and not widened:
         dtype: torch.dtype = getattr(torch, options.dtype)
         return dtype
     stored = checkpoint.dtype()
-    if stored == torch.float16 or (stored == torch.float32 and target.computes_bfloat16):
-        return torch.bfloat16  # CPUs are ten times slower in float16, and half as fast in float32
-    return stored
+    # CPUs are a hundred times slower in float16, and half as fast in float32.
+    narrow = stored == torch.float16 or (stored == torch.float32 and target.computes_bfloat16)
+    fast = torch.bfloat16 if narrow else stored
+    if widened:
+        logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
+    return fast
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:

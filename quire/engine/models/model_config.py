@@ -10,19 +10,22 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from quire.engine.models.archs import ARCHITECTURES
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
-from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.spec import DecoderSpec, Fp8Scales
 from quire.engine.wire.launch import end_with_parent
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
+_NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,19 @@ class ModelConfig:
     Attributes:
         spec: the decoder; None if transformers' own implementation runs the model.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
+        fp8: how the checkpoint's FP8 weights are scaled, if it has any.
     """
 
     model_type: str
     spec: DecoderSpec | None
     extra_layers: int
+    fp8: Fp8Scales | None = None
 
 
-def read_model_config(folder: Path, implementation: ModelImplementation = "auto") -> ModelConfig:
-    """Read the config of a model folder.
+def read_model_config(
+    folder: Path, implementation: ModelImplementation = "auto", overrides: Mapping[str, Any] = _NO_OVERRIDES
+) -> ModelConfig:
+    """Read the config of a model folder. `overrides`: values that replace those of config.json.
 
     Raises:
         BrokenFolder: there is no readable config.
@@ -48,14 +55,14 @@ def read_model_config(folder: Path, implementation: ModelImplementation = "auto"
             `implementation` does not support it.
         UnsupportedModel: the checkpoint's quantization or an option of its architecture is not supported.
     """
-    config = read_config(folder)
+    config = read_config(folder, overrides)
     known = config.model_type in ARCHITECTURES
     if implementation == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
-    _check_quantization(config)
+    scales = _fp8_scales(config)
     ours = known and implementation != "transformers"
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
-    return ModelConfig(config.model_type, _spec_of(config) if ours else None, extra)
+    return ModelConfig(config.model_type, _spec_of(config) if ours else None, extra, scales)
 
 
 def _spec_of(config: Any) -> DecoderSpec:
@@ -74,8 +81,8 @@ def _spec_of(config: Any) -> DecoderSpec:
     return spec
 
 
-def read_config(folder: Path) -> Any:
-    """Read the Hugging Face config of a model folder.
+def read_config(folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> Any:
+    """Read the Hugging Face config of a model folder. `overrides`: values that replace those of config.json.
 
     Raises:
         BrokenFolder: there is no readable config.
@@ -86,11 +93,18 @@ def read_config(folder: Path) -> Any:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenFolder(f"{path} cannot be read: {error}") from error
+    if overrides and isinstance(raw, dict):
+        raw = _merged(raw, overrides)
     check_raw(raw, str(path))
     from transformers import AutoConfig  # noqa: PLC0415 takes most of a second
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if overrides:
+            with tempfile.TemporaryDirectory() as merged:  # reads a folder as it would read the model's
+                (Path(merged) / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+                config = AutoConfig.from_pretrained(merged, local_files_only=True)
+        else:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers has its own kinds of errors for values of a wrong type
         raise UnknownArchitecture(f"transformers cannot read {path}: {error}") from error
     names = raw.get("architectures") or []
@@ -99,24 +113,50 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def _check_quantization(config: Any) -> None:
-    """Raise UnsupportedModel for a checkpoint whose quantization cannot be unpacked."""
+def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with overrides. Of an object in both, only the keys that are overridden change."""
+    merged = {**values, **overrides}
+    for name, value in overrides.items():
+        before = values.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[name] = _merged(before, value)
+    return merged
+
+
+def _fp8_scales(config: Any) -> Fp8Scales | None:
+    """How the FP8 weights of a checkpoint are scaled; None if it is not one.
+
+    Raises:
+        UnsupportedModel: the checkpoint's quantization cannot be unpacked.
+    """
     section = getattr(config, "quantization_config", None)
     if section is None:
-        return
-    method = section.get("quant_method") if isinstance(section, Mapping) else getattr(section, "quant_method", None)
+        return None
+    if not isinstance(section, Mapping):
+        section = vars(section) if hasattr(section, "__dict__") else {}
+    method = section.get("quant_method")
     name = str(getattr(method, "value", method))
     if name not in ("mxfp4", "fp8"):
-        raise UnsupportedModel(f"quantization method {name!r} is not supported; supported are mxfp4 and block-wise fp8")
+        raise UnsupportedModel(f"quantization method {name!r} is not supported; supported are mxfp4 and fp8")
+    if name == "mxfp4":
+        return None
+    block = section.get("weight_block_size", Fp8Scales().block)
+    if block is None:
+        return Fp8Scales(None)
+    if not isinstance(block, Sequence) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        raise UnsupportedModel(f"quantization_config: weight_block_size must be two positive integers, not {block!r}")
+    return Fp8Scales((block[0], block[1]))
 
 
-def start_reading_configs(folders: Sequence[Path], implementation: ModelImplementation) -> list[Connection]:
+def start_reading_configs(
+    folders: Sequence[Path], implementation: ModelImplementation, overrides: Mapping[str, Any] = _NO_OVERRIDES
+) -> list[Connection]:
     """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in folders]
     senders = [sender for _, sender in pipes]
     context.Process(
-        target=_read_all, args=(folders, senders, implementation), name="quire-configs", daemon=True
+        target=_read_all, args=(folders, senders, implementation, dict(overrides)), name="quire-configs", daemon=True
     ).start()
     for sender in senders:  # so that the end of the process ends the pipes
         sender.close()
@@ -139,7 +179,12 @@ def model_config_of(reading: Connection) -> ModelConfig:
     return result
 
 
-def _read_all(folders: Sequence[Path], senders: Sequence[Connection], implementation: ModelImplementation) -> None:
+def _read_all(
+    folders: Sequence[Path],
+    senders: Sequence[Connection],
+    implementation: ModelImplementation,
+    overrides: Mapping[str, Any],
+) -> None:
     """Body of the child process."""
     end_with_parent()
     sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
@@ -147,7 +192,7 @@ def _read_all(folders: Sequence[Path], senders: Sequence[Connection], implementa
     for folder, sender in zip(folders, senders, strict=True):
         result: ModelConfig | ModelError
         try:
-            result = read_model_config(folder, implementation)
+            result = read_model_config(folder, implementation, overrides)
         except ModelError as error:
             result = error
         with sender:

@@ -1,30 +1,34 @@
-"""Unpacks packed weights while a checkpoint is loaded: MXFP4 experts (gpt-oss) and block-scaled FP8 (DeepSeek)."""
+"""Unpacks packed weights while a checkpoint is loaded: MXFP4 experts (gpt-oss) and scaled FP8 (DeepSeek, Mistral)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
+
+from quire.engine.models.spec import Fp8Scales
 
 # The 16 values of FP4 (one sign, two exponent, one mantissa bit) in the order of their codes, OCP MX v1.0.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _E8M0_BIAS = 127
 
-Unpack = Callable[[Tensor, Tensor, torch.dtype], Tensor]
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+# What follows the name of a module in those of its weights' scales and of its inputs' scales, which are not needed.
+_WEIGHT_SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".qscale_weight")
+_INPUT_SCALES = (".activation_scale", ".input_scale", ".qscale_act")
 
 
-def packing_of(name: str) -> tuple[str, str, Unpack]:
-    """Return the unpacked weight's name, its scales' name and the unpack function for a tensor that may be packed."""
+def scales_of(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the unpacked weight's name, and the names that its scales may have, for a tensor that may be packed."""
     if name.endswith("_blocks"):
         plain = name.removesuffix("_blocks")
-        return plain, f"{plain}_scales", unpack_mxfp4
-    return name, f"{name}_scale_inv", unpack_fp8
+        return plain, (f"{plain}_scales",)
+    module = name.removesuffix(".weight")
+    return name, (f"{name}_scale_inv",) if module == name else tuple(module + suffix for suffix in _WEIGHT_SCALES)
 
 
 def is_scale(name: str) -> bool:
-    """Whether a tensor holds the scales of another tensor."""
-    return name.endswith(("_scales", "_scale_inv"))
+    """Whether a tensor holds the scales of another tensor, or of a layer's inputs."""
+    return name.endswith(("_scales", "_scale_inv", *_WEIGHT_SCALES, *_INPUT_SCALES))
 
 
 def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -44,15 +48,29 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return values.flatten(-2).transpose(1, 2)
 
 
-def unpack_fp8(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Unpack FP8 with a scale per block of rows and columns. Block sizes are powers of two, derived from the shapes."""
-    rows, columns = (_block(size, count) for size, count in zip(weight.shape, scales.shape, strict=True))
-    expanded = scales.float().repeat_interleave(rows, 0)[: weight.shape[0]].repeat_interleave(columns, 1)
-    return (weight.float() * expanded[:, : weight.shape[1]]).to(dtype)
+def unpack_fp8(weight: Tensor, scales: Tensor, dtype: torch.dtype, scaling: Fp8Scales) -> Tensor:
+    """Unpack FP8 (rows, columns) with one scale, one for each row, or one for each block.
+
+    Raises:
+        ValueError: the shape of the scales is none of these, or a dtype is not a floating-point one.
+    """
+    if weight.dtype not in FP8_DTYPES or not scales.dtype.is_floating_point:
+        raise ValueError(f"weights are {weight.dtype} and scales {scales.dtype}, not 8-bit and other floating point")
+    return (weight.float() * _expanded(scales.float(), weight, scaling)).to(dtype)
 
 
-def _block(size: int, count: int) -> int:
-    block = 1
-    while -(-size // block) > count:
-        block *= 2
-    return block
+def _expanded(scales: Tensor, weight: Tensor, scaling: Fp8Scales) -> Tensor:
+    """Scales in a shape that can be multiplied with the weight."""
+    if scales.numel() == 1:
+        return scales.flatten()
+    if weight.dim() == 2 and tuple(scales.shape) in ((len(weight),), (len(weight), 1)):
+        return scales.view(-1, 1)
+    if scaling.block is None or weight.dim() != 2:
+        raise ValueError(
+            f"scales have shape {tuple(scales.shape)}, but the weight needs one scale, or one for each row"
+        )
+    (height, width), (rows, columns) = scaling.block, weight.shape
+    wanted = (-(-rows // height), -(-columns // width))
+    if tuple(scales.shape) != wanted:
+        raise ValueError(f"scales have shape {tuple(scales.shape)}, but blocks of {height} x {width} need {wanted}")
+    return scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :columns]

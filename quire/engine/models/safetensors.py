@@ -27,6 +27,7 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -34,6 +35,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_LFS_POINTER = b"version https://git-lfs"  # the start of the file that a clone without Git LFS has instead
 
 
 class SafetensorsFile:
@@ -49,6 +51,8 @@ class SafetensorsFile:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if self._map[: len(_LFS_POINTER)] == _LFS_POINTER:
+                raise ValueError("it is a Git LFS pointer; run `git lfs pull` where it was cloned")
             (length,) = struct.unpack("<Q", self._map[:8])
             header: dict[str, Any] = json.loads(self._map[8 : 8 + length])
             if not isinstance(header, dict):

@@ -20,7 +20,7 @@ class DynamicNtk:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
-    """RoPE with other frequencies for context lengths beyond the trained one."""
+    """RoPE with other frequencies for sequences that are longer than those of the training."""
 
     inv_freq: tuple[float, ...]
     trained_len: int
@@ -171,3 +171,14 @@ class DecoderSpec:
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Scales:
+    """How FP8 weights are scaled.
+
+    Attributes:
+        block: rows and columns that share a scale; None: one scale for all of a weight.
+    """
+
+    block: tuple[int, int] | None = (128, 128)

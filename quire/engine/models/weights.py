@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.decoder import Decoder
-from quire.engine.models.errors import WeightMismatch
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.weight_names import WeightTarget, unstack_experts, weight_target
 from quire.kernels.linear import Quantization
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
 _NOT_NEEDED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _KEEP_FLOAT32 = re.compile(r".*\.score_bias")
 _MAX_NAMES = 5  # in an error message
@@ -31,12 +32,56 @@ def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None
             setattr(module, name, made[id(parameter)])
 
 
+def check_unpacked(name: str, dtype: torch.dtype) -> None:
+    """Raise UnsupportedModel for a weight that is still packed."""
+    if not dtype.is_floating_point:
+        raise UnsupportedModel(
+            f"{name} is stored as {str(dtype).removeprefix('torch.')}, but the model's config.json has no "
+            "quantization_config that says how to unpack it"
+        )
+
+
+def check_finite(name: str, loaded: Tensor, stored: Tensor | None = None) -> None:
+    """Check the values of a weight as it is loaded.
+
+    Raises:
+        BrokenFolder: there are NaN or infinite values among them.
+        UnsupportedModel: there would be none in another dtype than the one that was loaded.
+    """
+    if _is_finite(loaded):
+        return
+    if stored is not None and _is_finite(stored.float()):
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        raise UnsupportedModel(f"{name} has values that {dtype} cannot represent; use --dtype bfloat16 or float32")
+    raise BrokenFolder(f"{name} has NaN or infinite values: the checkpoint is damaged")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # Both extremes are NaN if any value is. `isfinite().all()` takes many times as long.
+    return tensor.numel() == 0 or all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
+
+
 class WeightFiller:
     """Copies a checkpoint's tensors into a decoder's parameters and keeps track of what is missing."""
 
-    def __init__(self, model: Decoder, quantization: Quantization = "none", *, extra_layers: int = 0) -> None:
-        """`extra_layers`: layers after the last that the checkpoint may hold; they are ignored."""
+    def __init__(
+        self,
+        model: Decoder,
+        quantization: Quantization = "none",
+        *,
+        extra_layers: int = 0,
+        embeds_with_head: bool = False,
+    ) -> None:
+        """Prepare to fill a model.
+
+        Args:
+            model: on its device, its parameters not initialized.
+            quantization: of its linear layers.
+            extra_layers: layers after the last that the checkpoint may hold; they are ignored.
+            embeds_with_head: the checkpoint has a tied weight under the head's name only.
+        """
         self._quantization = quantization
+        self._embeds_with_head = embeds_with_head
         self._model = model
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
@@ -60,11 +105,17 @@ class WeightFiller:
             raise WeightMismatch(f"weights missing from the checkpoint: {_some(missing)}")
 
     def _put(self, name: str, tensor: Tensor) -> None:
-        if _NOT_NEEDED.fullmatch(name) or (self._model.spec.tied and name == "lm_head.weight") or self._beyond(name):
+        if name == HEAD and self._model.spec.tied:
+            if not self._embeds_with_head:
+                return
+            name = EMBEDDING
+        if _NOT_NEEDED.fullmatch(name) or self._beyond(name):
             return
+        check_unpacked(name, tensor.dtype)
         target = weight_target(name, self._missing, post_norms=self._post_norms)
         if target is None:
-            self._extra.append(name)
+            if tensor.numel():  # a shared expert of size 0 has weights, too
+                self._extra.append(name)
         elif target.stacked:
             self._copy_stacked(name, target, tensor)
         else:
@@ -97,6 +148,7 @@ class WeightFiller:
                 f"{name} has shape {tuple(tensor.shape)}, but the model's is {tuple(destination.shape)}"
             )
         destination.copy_(tensor)
+        check_finite(name, destination, tensor)
         if not self._missing[target.parameter]:
             self._complete(target.parameter)
 

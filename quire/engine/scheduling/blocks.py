@@ -100,6 +100,11 @@ class BlockPool:
             self._hash_of[block] = key
             self._by_hash[key] = block
 
+    def retract(self, blocks: Iterable[int]) -> None:
+        """Forget the content of blocks, which may be in use: nobody else will find them."""
+        for block in blocks:
+            self._evict(block)
+
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block. The last blocks of a sequence are evicted before its first."""
         for block in reversed(blocks):

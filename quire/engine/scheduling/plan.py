@@ -14,6 +14,7 @@ class NewSequence:
     Attributes:
         tokens: prompt and, after preemption, the output so far.
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
+        extended: compute it with a long rope's frequencies for sequences beyond the trained length.
     """
 
     request_id: str
@@ -21,6 +22,7 @@ class NewSequence:
     prompt_len: int
     task: Task
     prompt_logprobs: int | None
+    extended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

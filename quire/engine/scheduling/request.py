@@ -30,6 +30,7 @@ class Request:
         verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
         blocks: the block table.
         root: parent hash of the first block; sequences with equal roots may share blocks.
+        extended: computed with the frequencies of a long rope for sequences beyond the trained length.
         hashes: content hashes of the full blocks of `tokens`, as far as they were asked for.
         published: number of blocks that are registered in the prefix cache.
         drafter: proposes speculative tokens; None without speculation.
@@ -43,6 +44,7 @@ class Request:
     task: Task
     order: tuple[int, int]
     root: BlockHash = b""
+    extended: bool = False
     prompt_len: int = 0
     computed: int = 0
     expected: int = 0
@@ -69,20 +71,33 @@ class Request:
         assert isinstance(self.task, SamplingParams)
         return self.task
 
-    def pending(self, max_model_len: int) -> int:
+    def pending(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Tokens that can be scheduled now."""
         if self.expected and (self.verifies_draft or self._ends_with_expected(max_model_len)):
             return 0
-        return len(self.tokens) + self.expected - self.computed
+        longest = len(self.tokens) + self.expected
+        return (longest if rope_switch is None or self.extended else min(longest, rope_switch)) - self.computed
 
     def _ends_with_expected(self, max_model_len: int) -> bool:
         """Whether the tokens in flight are the last ones that the request may have."""
         return len(self.tokens) + self.expected >= min(self.prompt_len + self.params.max_tokens, max_model_len)
 
-    def max_draft(self, max_model_len: int) -> int:
-        """Longest draft: the token sampled after it must still be allowed."""
-        allowed = min(self.prompt_len + self.params.max_tokens, max_model_len)
-        return max(0, allowed - len(self.tokens) - 1)
+    def max_draft(self, max_model_len: int, rope_switch: int | None = None) -> int:
+        """Longest draft: the token sampled after it must still be allowed, and its own tokens not need another rope."""
+        allowed = min(self.prompt_len + self.params.max_tokens, max_model_len) - 1
+        if rope_switch is not None and not self.extended:
+            allowed = min(allowed, rope_switch)
+        return max(0, allowed - len(self.tokens))
+
+    def choose_rope(self, rope_switch: int, hasher: Hasher | None) -> None:
+        """Compute all tokens with a long rope's other frequencies if there are more than `rope_switch`.
+
+        The keys then differ from those of a shorter sequence that begins alike, so blocks are not shared with it.
+        """
+        if len(self.tokens) > rope_switch and not self.extended:
+            self.extended = True
+            self.root = hasher(self.root + b"extended") if hasher else b""
+            self.hashes = []
 
     @property
     def reads_prefix_cache(self) -> bool:

@@ -37,13 +37,16 @@ _MEMORY_BOUND_TOKENS = 24
 class SchedulerLimits:
     """Limits of a step. `max_tokens` is at least `max_seqs`, so that every running sequence can advance.
 
-    `max_draft`: longest draft of a sequence in tokens; 0 for no speculation.
+    Attributes:
+        max_draft: longest draft of a sequence in tokens; 0 for no speculation.
+        rope_switch: see `LanguageModel.rope_switch`.
     """
 
     max_seqs: int
     max_tokens: int
     max_model_len: int
     max_draft: int = 0
+    rope_switch: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < self.max_seqs:
@@ -104,6 +107,8 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[Request]()
+        if self.limits.rope_switch is not None:
+            self._restart_outgrown(self.limits.rope_switch)
         budget = self._schedule_running(plan, scheduled, self.limits.max_tokens)
         if not plan.stats.preemptions:
             self._admit_waiting(plan, scheduled, budget)
@@ -123,8 +128,11 @@ class Scheduler:
             if request_id in live:
                 live[request_id].prompt_logprobs += logprobs
         outputs: list[RequestOutput] = []
+        starts = {item.request_id: item.start for item in plan.scheduled} if result.errors else {}
         for request_id, error in result.errors.items():
             if request_id in live:
+                # Perhaps the step did not compute what it published.
+                self.pool.retract(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
                 self._leave(live.pop(request_id))
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
@@ -132,7 +140,8 @@ class Scheduler:
             if (found := live.get(sampled.request_id)) is not None:
                 if drafted:
                     self._count_draft(found, sampled, drafted.get(found.id, 0), plan.stats)
-                outputs.append(self._extend(found, sampled))
+                outputs.append(output := self._extend(found, sampled))
+                plan.stats.step_tokens += len(output.token_ids)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         return outputs
 
@@ -157,9 +166,9 @@ class Scheduler:
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
-        max_model_len = self.limits.max_model_len
+        max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
         pending = [
-            request.pending(max_model_len) if request.expected else len(request.tokens) - request.computed
+            request.pending(max_model_len, switch) if request.expected else len(request.tokens) - request.computed
             for request in self._running
         ]
         decoding = pending.count(1)
@@ -169,7 +178,7 @@ class Scheduler:
             request = self._running[index]
             decoding -= pending[index] == 1
             # A long prompt leaves one token for each sequence after it that needs only one.
-            count = min(pending[index], budget - decoding)
+            count = _within_prompt(request, request.computed, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if count > 0:
@@ -184,10 +193,12 @@ class Scheduler:
         """Draft tokens for a sequence that lacks only its next token; a draft never preempts a sequence."""
         if request.drafter is None or not request.generates or request.steps_in_flight:
             return ()
-        if len(request.tokens) - request.computed != 1:
+        if len(request.tokens) - request.computed != 1 or request.computed < request.prompt_len:
             return ()
         held = (len(request.blocks) + self.pool.num_free) * self.pool.block_size
-        room = min(room, held - len(request.tokens), request.max_draft(self.limits.max_model_len))
+        room = min(
+            room, held - len(request.tokens), request.max_draft(self.limits.max_model_len, self.limits.rope_switch)
+        )
         return request.drafter.draft(request.tokens, room)
 
     def _make_room(self, plan: StepPlan, request: Request, count: int) -> bool:
@@ -205,9 +216,11 @@ class Scheduler:
         while budget > 0 and len(self._running) < self.limits.max_seqs and (request := self._next_waiting()):
             if request.steps_in_flight:
                 return  # preempted; a step in flight still appends to its tokens
+            if self.limits.rope_switch is not None:
+                request.choose_rope(self.limits.rope_switch, self._hasher)
             matched = self._cached_prefix(request)
             computed = len(matched) * self.pool.block_size
-            count = min(len(request.tokens) - computed, budget)
+            count = _within_prompt(request, computed, min(len(request.tokens) - computed, budget))
             fresh = self.pool.blocks_for(computed + count) - len(matched)
             if not self.pool.can_take(matched, fresh):
                 return
@@ -245,7 +258,7 @@ class Scheduler:
             request.expected += 1
             request.verifies_draft = bool(draft)
         self._publish(request, min(end, len(request.tokens)))
-        plan.stats.step_tokens += count + len(draft)
+        plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
 
     def _publish(self, request: Request, end: int) -> None:
         """Register the blocks that this step fills in the prefix cache.
@@ -282,6 +295,12 @@ class Scheduler:
                 return request
             heapq.heappop(self._waiting)
         return None
+
+    def _restart_outgrown(self, rope_switch: int) -> None:
+        """Take sequences out of the batch that have become longer: their next token needs other keys of all tokens."""
+        for request in self._running.copy():
+            if len(request.tokens) > rope_switch and not request.extended and not request.steps_in_flight:
+                self._preempt(request)
 
     def _preempt(self, request: Request) -> None:
         self._leave_batch(request)
@@ -344,6 +363,11 @@ class Scheduler:
         return PooledOutput(request.id, data, request.cached_tokens or 0, request.scheduled_at)
 
 
+def _within_prompt(request: Request, computed: int, count: int) -> int:
+    """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
+    return min(count, request.prompt_len - computed) if computed < request.prompt_len else count
+
+
 def _new_sequence(request: Request) -> NewSequence:
     return NewSequence(
         request.id,
@@ -351,4 +375,5 @@ def _new_sequence(request: Request) -> NewSequence:
         request.prompt_len,
         request.task,
         request.params.prompt_logprobs if request.wants_prompt_logprobs else None,
+        request.extended,
     )

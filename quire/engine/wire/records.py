@@ -20,7 +20,11 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One finished request. The last two attributes are 0 for pooling."""
+    """One finished sequence. The last three attributes are 0 for pooling.
+
+    Attributes:
+        answers: sequences of the request with this prompt, in the first of them; 0 in the others.
+    """
 
     task: Literal["generate", "pool"]
     times: RequestTimes
@@ -30,6 +34,7 @@ class RequestRecord:
     cached_tokens: int
     output_tokens: int = 0
     max_tokens: int = 0
+    answers: int = 0
 
 
 class Observer(Protocol):

@@ -34,6 +34,7 @@ class GenerateRequest:
         priority: lower runs first, under the priority policy.
         cache_salt: only requests with equal salts share prefix blocks.
         timeout: seconds after which the request fails with `DeadlineExceeded`.
+        answers: sequences of the request with this prompt, for metrics; 0 in all of them but the first.
     """
 
     prompt: TokenArray
@@ -42,6 +43,7 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str | None = None
     timeout: float | None = None
+    answers: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,7 @@ class SequenceStream:
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
             max_tokens=self.request.params.max_tokens,
+            answers=self.request.answers,
         )
 
     def _wake(self) -> None:

@@ -89,14 +89,27 @@ RECORDED = [
     ("hunyuan_a13b", "<answer>b", ("", "b")),
     ("hunyuan_a13b", "b < c", ("", "b < c")),
     ("minimax_m2", "a</think>b", ("a", "b")),
+    ("minimax_m2_append_think", "a\n</think>\n\nb", ("", "<think>a\n</think>\n\nb")),
+    ("minimax_m2_append_think", "<think>a</think>b", ("", "<think>a</think>b")),
+    ("minimax_m2_append_think", "", ("", "")),
     ("step3", "a</think>b", ("a", "b")),
+    ("step3p5", "a\n</think>\nb", ("a", "b")),
+    ("holo2", "a</think>b", ("a", "b")),
+    ("apertus", "<|inner_prefix|>a<|inner_suffix|>b", ("a", "b")),
+    ("apertus", "b", ("", "b")),
+    ("cohere_command3", "<|START_THINKING|> a<|END_THINKING|>\n<|START_RESPONSE|>b<|END_RESPONSE|>", ("a", "b")),
+    ("cohere_command3", "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[", ("a", "<|START_ACTION|>[")),
+    ("cohere_command3",
+     "<|START_THINKING|>A <co>b</co: 0:[1]><|END_THINKING|><|START_RESPONSE|>c <co>d</co: 0:[1,2],1:[3]>, <code></co",
+     ("A b", "c d, <code></co")),
+    ("cohere_command4", "<|START_TEXT|>b<|END_TEXT|>", ("", "b")),
     ("kimi_k2", "<think>a<|tool_calls_section_begin|>x", ("a", "<|tool_calls_section_begin|>x")),
     ("seed_oss", "<seed:think>a</seed:think>b", ("a", "b")),
     ("ernie45", "a\n</think>\n\n<response>\nb\n\nc\n</response>\n", ("a", "b\n\nc")),
     ("olmo3", "a</think>b", ("a", "b")),
     ("nemotron_v3", "<think></think>b", ("", "b")),
     ("openai_gptoss", "<|channel|>analysis<|message|>a<|end|><|start|>assistantb", ("a", "b")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), RECORDED)
@@ -111,7 +124,7 @@ def test_every_parser_has_a_recording() -> None:
     assert {name for name, *_ in RECORDED} == set(PARSERS)
 
 
-@given(name=st.sampled_from(sorted(PARSERS)), text=st.text("<>/thinkrespoaw[]THINK: \n", max_size=50))
+@given(name=st.sampled_from(sorted(PARSERS)), text=st.text("<>/thinkrespoaw[]THINK: c\n", max_size=50))
 def test_no_text_is_read_otherwise_in_pieces(name: str, text: str) -> None:
     whole = ReasoningSplitter(tags_named(name), None).push(text, last=True)
     splitter = ReasoningSplitter(tags_named(name), None)
@@ -122,6 +135,15 @@ def test_no_text_is_read_otherwise_in_pieces(name: str, text: str) -> None:
 def test_a_template_that_closes_the_block_leaves_content() -> None:
     splitter = ReasoningSplitter(tags_named("deepseek_r1"), "assistant\n<think>\n\n</think>\n\n")
     assert splitter.push("Yes.", last=True) == ("", "Yes.")
+
+
+def test_reasoning_that_is_kept_is_counted_and_has_its_tags() -> None:
+    tags = tags_named("minimax_m2_append_think")
+    assert ReasoningSplitter(tags, "user<think>\n").push("a</think>b", last=True) == ("", "<think>a</think>b")
+    assert ReasoningSplitter(tags, "user<think></think>").push("b", last=True) == ("", "b")
+    assert ReasoningSplitter(tags, "x<think>a", "<think>a").push("</think>b", last=True) == ("", "</think>b")
+    texts = ["a", "</think>", "b"]
+    assert AnswerFormat(tags=tags, prompt=None).counter(texts.__getitem__).count(range(3)) == 2
 
 
 def test_tags_of_ones_own_and_of_a_template() -> None:

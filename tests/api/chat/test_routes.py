@@ -12,7 +12,7 @@ from quire.api.protocol.chat import ChatCompletion
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, chunks_of, running_server
-from tests.support.tokenizer import byte_tokenizer
+from tests.support.tokenizer import VOCAB_SIZE, byte_tokenizer
 
 PATH = "/v1/chat/completions"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -41,7 +41,8 @@ async def test_a_conversation_is_answered(tmp_path: Path) -> None:
         ChatCompletion.model_validate(body)
         assert body["object"] == "chat.completion"
         (choice,) = body["choices"]
-        assert choice["message"] == {"role": "assistant", "content": "hello", "refusal": None}
+        nothing = {"refusal": None, "reasoning": None, "reasoning_content": None}  # clients read them as attributes
+        assert choice["message"] == {"role": "assistant", "content": "hello", **nothing}
         assert choice["finish_reason"] == "stop"
         assert body["usage"]["completion_tokens"] == 6
     assert prompts(core) == [
@@ -152,6 +153,33 @@ async def test_reasoning_effort_reaches_templates_that_read_it(tmp_path: Path) -
     assert prompts(core) == ["high"]
 
 
+async def test_the_roles_chunk_counts_no_tokens(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("<think>a</think>b"))
+    async with running_server(tmp_path, core) as server:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        answer = await server.post(PATH, {"messages": HI, "stream": True, "stream_options": options})
+        *chunks, last = [chunk["usage"] for chunk in chunks_of(answer.text)]
+    counts = [usage["completion_tokens"] for usage in chunks]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == last["completion_tokens"]
+    assert chunks[0]["total_tokens"] == chunks[0]["prompt_tokens"] == last["prompt_tokens"]
+    assert chunks[0]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+async def test_the_server_may_always_stream_usage_and_write_tokens_as_ids(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("hello"))
+    settings: Any = {"enable_force_include_usage": True, "return_tokens_as_token_ids": True}
+    async with running_server(tmp_path, core, **settings) as server:
+        for path, body in ((PATH, {"messages": HI}), ("/v1/completions", {"prompt": "hi"})):
+            *_, last = chunks_of((await server.post(path, {**body, "stream": True})).text)
+            assert last["usage"]["completion_tokens"] == 6
+        (first, *_) = (await ask(server, logprobs=True))["choices"][0]["logprobs"]["content"]
+        assert first["token"].startswith("token_id:")
+        named = await ask(server, logprobs=True, return_tokens_as_token_ids=False)
+        assert named["choices"][0]["logprobs"]["content"][0]["token"] == "h"
+
+
 async def test_templates_of_requests_need_trust(tmp_path: Path) -> None:
     core = FakeCore(answer=says("ok"))
     wanted = {"messages": HI, "chat_template": "own {{ messages[0].content }}"}
@@ -192,7 +220,8 @@ async def test_reasoning_is_split_off(tmp_path: Path) -> None:
         reasoning_tokens = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
         assert reasoning_tokens == 13
         hidden = await ask(server, include_reasoning=False)
-        assert hidden["choices"][0]["message"] == {"role": "assistant", "content": "2", "refusal": None}
+        message = hidden["choices"][0]["message"]
+        assert (message["content"], message["reasoning"], message["reasoning_content"]) == ("2", None, None)
         options = {"stream": True, "stream_options": {"include_usage": True}}
         chunks = chunks_of((await server.post(PATH, {"messages": HI, **options})).text)
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
@@ -230,6 +259,12 @@ async def test_streams_and_plain_answers_count_the_same_reasoning(tmp_path: Path
 async def test_reasoning_stays_in_the_text_if_wanted(tmp_path: Path) -> None:
     async with running_server(tmp_path, FakeCore(answer=says("<think>a</think>b")), reasoning_parser="none") as server:
         assert (await ask(server))["choices"][0]["message"]["content"] == "<think>a</think>b"
+
+
+async def test_logprobs_of_the_whole_vocabulary(tmp_path: Path) -> None:
+    async with running_server(tmp_path, max_logprobs=-1) as server:
+        body = await ask(server, logprobs=True, top_logprobs=-1)
+        assert len(body["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == VOCAB_SIZE
 
 
 async def test_logprobs_follow_openais_shape(tmp_path: Path) -> None:
@@ -286,6 +321,7 @@ async def test_a_model_without_template_says_so(tmp_path: Path) -> None:
         {"max_tokens": 0},
         {"max_completion_tokens": 600},
         {"top_logprobs": 21, "logprobs": True},
+        {"top_logprobs": -1, "logprobs": True},
         {"functions": [{"name": "f"}]},
         {"function_call": "auto"},
         {"modalities": ["text", "audio"]},

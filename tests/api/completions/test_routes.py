@@ -168,6 +168,17 @@ async def test_the_number_of_prompt_logprobs_has_a_limit(tmp_path: Path) -> None
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
+async def test_logprobs_of_the_whole_vocabulary(tmp_path: Path) -> None:
+    async with running_server(tmp_path, max_logprobs=-1) as server:
+        for count in (-1, 1 << 60):
+            wanted = {"prompt": "hi", "max_tokens": 1, "logprobs": count, "prompt_logprobs": count}
+            answer = await server.post(PATH, {**wanted, "return_tokens_as_token_ids": True})
+            (choice,) = answer.json()["choices"]
+            assert len(choice["logprobs"]["top_logprobs"][0]) > 250
+            assert len(choice["prompt_logprobs"][1]) > 250
+        assert (await server.post(PATH, {"prompt": "hi", "logprobs": -2})).status_code == 400
+
+
 async def test_prompt_logprobs(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         (choice,) = (await server.post(PATH, {"prompt": "hi", "max_tokens": 1, "prompt_logprobs": 1})).json()["choices"]
@@ -223,6 +234,8 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         ({"stop": ["x"] * 17}, "stop"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": -2}, "logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"min_tokens": 30}, "min_tokens"),
@@ -240,7 +253,17 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"best_of": 2}, "best_of"),
-        ({"use_beam_search": True}, "use_beam_search"),
+        ({"use_beam_search": True, "stream": True}, "use_beam_search"),
+        ({"use_beam_search": True, "stop": "a"}, "stop"),
+        ({"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias"),
+        ({"use_beam_search": True, "allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"use_beam_search": True, "min_tokens": 1}, "min_tokens"),
+        ({"use_beam_search": True, "repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"use_beam_search": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"use_beam_search": True, "guided_choice": ["a"]}, "use_beam_search"),
+        ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
+        ({"length_penalty": 0.5}, "length_penalty"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_name(

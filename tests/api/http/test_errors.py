@@ -30,6 +30,21 @@ async def test_pages_that_do_not_exist(tmp_path: Path) -> None:
         assert answer.status_code == 400
 
 
+async def test_errors_of_responses_have_openais_types(tmp_path: Path) -> None:
+    async with running_server(tmp_path, capacity=1) as server:
+        wanted = {"input": "hi"}
+        for answer, status in (
+            (await server.post("/v1/responses", {"input": 5}), 400),
+            (await server.post("/v1/responses", {**wanted, "model": "none"}), 404),
+            (await server.http.get("/v1/responses/resp_none"), 404),
+        ):
+            assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+        server.state.models[0].client.slots_in_use += 1
+        answer = await server.post("/v1/responses", wanted)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+        server.state.models[0].client.slots_in_use -= 1
+
+
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
 

@@ -12,6 +12,7 @@ from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore
 from tests.support.responses import PATH, TOOLS, answers_with, ask, output_text, reasoning_server, stream
 from tests.support.server import running_server
+from tests.support.tokenizer import byte_tokenizer
 
 
 async def test_an_answer_is_a_message(tmp_path: Path) -> None:
@@ -26,6 +27,22 @@ async def test_an_answer_is_a_message(tmp_path: Path) -> None:
     assert body["usage"]["total_tokens"] == body["usage"]["input_tokens"] + body["usage"]["output_tokens"]
     assert (body["metadata"], body["temperature"], body["user"]) == ({"a": "b"}, 0.5, "me")
     assert body["text"] == {"verbosity": "medium", "format": {"type": "text"}}
+
+
+async def test_prompts_and_answers_are_returned_if_wanted(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        body = await ask(server, "hello", enable_response_messages=True)
+        *_, last = await stream(server, "hello", enable_response_messages=True)
+        stored = (await server.http.get(f"{PATH}/{body['id']}")).json()
+        plain = await ask(server, "hello")
+    (prompt,), (answer,) = body["input_messages"], body["output_messages"]
+    assert prompt["type"] == answer["type"] == "raw_message_tokens"
+    assert "hello" in prompt["message"]
+    assert prompt["message"] == byte_tokenizer().decode(prompt["tokens"], skip_special_tokens=False)
+    assert answer["message"] == output_text(body)
+    assert len(answer["tokens"]) == body["usage"]["output_tokens"]
+    assert last["response"]["output_messages"] == stored["output_messages"] == body["output_messages"]
+    assert "input_messages" not in plain
 
 
 async def test_thoughts_and_calls_are_items(tmp_path: Path) -> None:

@@ -27,6 +27,21 @@ def test_defaults_beyond_the_bounds_of_requests_are_left_out(tmp_path: Path) -> 
     assert defaults.eos_token_ids == (1, EOS)
 
 
+def test_the_operator_may_replace_the_defaults(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.2, "top_p": 0.9}))
+    defaults = read_defaults(tmp_path, tokenizer, "auto", {"temperature": 0.7, "max_new_tokens": 9})
+    assert (defaults.temperature, defaults.top_p, defaults.max_tokens) == (0.7, 0.9, 9)
+    defaults = read_defaults(tmp_path, tokenizer, "none", {"temperature": 0.7})
+    assert (defaults.temperature, defaults.top_p) == (0.7, 1.0)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 5}))
+    assert 5 in read_defaults(tmp_path, tokenizer, "none").eos_token_ids
+    replaced = read_defaults(tmp_path, tokenizer, "none", {}, {"eos_token_id": [6, 7]}).eos_token_ids
+    assert {6, 7} <= set(replaced)
+    assert 5 not in replaced
+
+
 async def test_ends_that_the_model_does_not_have_are_dropped(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, VOCAB_SIZE]}))
     core = FakeCore()

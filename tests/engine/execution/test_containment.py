@@ -19,6 +19,7 @@ from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
+from quire.engine.models.decoder import Decoder
 from quire.engine.wire.protocol import PoolingParams
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
@@ -167,3 +168,43 @@ def test_pooling_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert engine.results["good"].tokens == expected
     assert engine.blocks_used == 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_model_that_fails_for_one_sequence(folder: Path, in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sequences that share its steps go on with the tokens that they would have had."""
+    real = Decoder.run
+
+    def fails(self: Decoder, inputs: Any, attend: Any, **options: Any) -> torch.Tensor:
+        if (inputs.token_ids == unlucky).any():
+            raise KeyError("injected error")
+        return real(self, inputs, attend, **options)
+
+    prompts = {"first": random_prompt(1, 12), "last": random_prompt(3, 40)}
+    expected = {name: Engine(folder).generate(prompt, greedy(10)).tokens for name, prompt in prompts.items()}
+    unlucky = next(iter(set(range(256)).difference(*prompts.values(), *expected.values())))
+    monkeypatch.setattr(Decoder, "run", fails)
+    engine = Engine(folder, in_flight=in_flight, block_size=8, max_num_batched_tokens=32)
+    engine.add("first", prompts["first"], greedy(10))
+    engine.step()
+    engine.add("bad", [*range(20), unlucky, *range(9)], greedy(10))
+    engine.add("last", prompts["last"], greedy(10))
+    engine.run()
+    assert engine.results["bad"].error == "the model failed: KeyError: 'injected error'"
+    assert {name: engine.results[name].tokens for name in prompts} == expected
+    assert engine.blocks_used == 0
+
+
+def test_blocks_of_a_failed_step_are_not_shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = random_prompt(1, 40)
+    expected = Engine(folder).generate(prompt, greedy(5)).tokens
+    engine = Engine(folder, block_size=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "run", lambda *_, **__: dict[str, Any]()["missing"])
+        for name in ("one", "same"):
+            engine.add(name, prompt, greedy(5))
+        engine.run()
+    assert all("the model failed" in (engine.results[name].error or "") for name in ("one", "same"))
+    result = engine.generate(prompt, greedy(5))
+    assert result.tokens == expected
+    assert result.outputs[0].cached_tokens == 0

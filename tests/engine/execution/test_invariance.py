@@ -18,8 +18,9 @@ from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.tokenizer import VOCAB_SIZE
 
-# One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, and the fallback.
-CASES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "gpt2")
+# One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, keys that change
+# when a sequence has become long, and the fallback.
+CASES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "phi3-longrope", "gpt2")
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -123,12 +124,13 @@ def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> No
 )
 def test_tokens_do_not_depend_on_preemption(folder: Path, variant: dict[str, Any]) -> None:
     """The cache has so few blocks that sequences preempt each other repeatedly."""
-    roomy = Engine(folder, block_size=4)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     options = {name: value for name, value in variant.items() if name != "device"}
+    model = ModelOptions(max_model_len=104, device=variant.get("device", "cpu"))
+    roomy = Engine(folder, model=model, block_size=4)
+    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     engine = Engine(
         folder,
-        model=ModelOptions(max_model_len=104, device=variant.get("device", "cpu")),
+        model=model,
         block_size=4,
         kv_cache_memory=26 * per_block,
         **options,

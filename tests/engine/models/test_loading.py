@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel, WeightMismatch
+from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers import linear as linear_module
 from quire.engine.models.layers.moe import Expert
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.weight_names import WeightTarget
-from quire.engine.models.weights import WeightFiller
+from quire.engine.models.weights import WeightFiller, check_finite
 from quire.kernels import native
 from quire.kernels.linear import pack_weight
 from tests.support.engine import load
@@ -61,7 +61,8 @@ def test_sharded_and_single_files_give_the_same_weights(tmp_path: Path) -> None:
         ("float32", "float32", "float32"),
         ("bfloat16", "auto", "bfloat16"),
         ("float16", "auto", "bfloat16"),
-        ("float16", "float16", "float16"),
+        ("float16", "float16", "bfloat16"),
+        ("bfloat16", "float16", "bfloat16"),
         ("bfloat16", "float32", "float32"),
     ],
 )
@@ -124,6 +125,69 @@ def test_folders_without_a_model_are_rejected(tmp_path: Path, folder: Path) -> N
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "name", ["consolidated.safetensors", "consolidated.00-of-02.safetensors", "adapter_model.safetensors"]
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_other_weights_beside_the_models_are_not_read(folder: Path, name: str, sharded: bool) -> None:
+    if sharded:
+        (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
+    save_file({"layers.0.attention.wq.weight": torch.ones(2)}, folder / name)
+    load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("pytorch_model.bin", "pickle"),
+        ("pytorch_model-00001-of-00002.bin", "pickle"),
+        ("consolidated.00.pth", "pickle"),
+        ("tiny-Q4_K_M.gguf", "GGUF"),
+        ("consolidated.safetensors", "Mistral's own format"),
+        ("adapter_model.safetensors", "an adapter"),
+        ("tf_model.h5", "another framework"),
+    ],
+)
+def test_weights_of_other_formats_are_named(folder: Path, name: str, reason: str) -> None:
+    (folder / WEIGHTS).rename(folder / name)
+    with pytest.raises(BrokenFolder, match=f"no .safetensors files that can be loaded: {name} is.*{reason}"):
+        load(folder)
+
+
+def test_git_lfs_pointers_are_named(folder: Path) -> None:
+    (folder / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    with pytest.raises(BrokenFolder, match="Git LFS pointer; run `git lfs pull`"):
+        load(folder)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "transformers"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(folder: Path, implementation: str, value: float) -> None:
+    def spoil(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+
+    change_weights(folder, spoil)
+    with pytest.raises(BrokenFolder, match=r"layers\.1\.mlp\.up_proj\.weight has NaN or infinite values"):
+        load(folder, model_impl=implementation)
+
+
+def test_weights_beyond_the_dtype_are_refused() -> None:
+    """On devices that compute in float16; CPUs use a wider dtype instead."""
+    with pytest.raises(UnsupportedModel, match=r"norm\.weight has values that float16 cannot represent"):
+        check_finite("model.norm.weight", torch.tensor([1e5]).half(), torch.tensor([1e5]))
+
+
+@pytest.mark.parametrize("implementation", ["auto", "transformers"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_integers_without_a_quantization_config_are_refused(
+    folder: Path, implementation: str, dtype: torch.dtype
+) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_weights(folder, lambda weights: weights.update({name: weights[name].to(dtype)}))
+    with pytest.raises(UnsupportedModel, match=r"up_proj\.weight is stored as u?int8.*no quantization_config"):
+        load(folder, model_impl=implementation)
+
+
 def test_an_index_with_missing_files_is_rejected(folder: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -144,6 +208,14 @@ def test_a_config_that_is_not_json_is_rejected(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(BrokenFolder):
         load(folder)
+
+
+@pytest.mark.parametrize("implementation", ["quire", "transformers"])
+def test_values_of_the_config_can_be_replaced(folder: Path, implementation: str) -> None:
+    loaded = load(folder, model_impl=implementation, hf_overrides={"max_position_embeddings": 64})
+    assert loaded.context_len == 64
+    with pytest.raises(ModelError):
+        load(folder, model_impl=implementation, hf_overrides={"hidden_size": "wide"})
 
 
 def test_unknown_architectures_are_reported(folder: Path) -> None:

@@ -196,7 +196,5 @@ def test_quantization_saves_memory_and_needs_quires_decoder(tmp_path: Path) -> N
     assert len(set(sizes)) == 3
     with pytest.raises(UnsupportedModel, match="--quantization"):
         load(folder, model_impl="transformers", quantization="int8")
-    with pytest.raises(UnsupportedModel, match="--dtype"):
-        load(folder, dtype="float16", quantization="int8")
     with native.disabled(), pytest.raises(UnsupportedModel, match="--quantization"):
         load(folder, quantization="int8")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from quire.engine.models.errors import BrokenFolder, ModelError
 from quire.engine.models.quantized import unpack_fp8, unpack_mxfp4
-from tests.support.engine import Engine, greedy, random_prompt
+from quire.engine.models.spec import Fp8Scales
+from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import make_model, save_model
 
 
@@ -22,13 +27,30 @@ def test_mxfp4_equals_transformers() -> None:
     assert torch.equal(unpack_mxfp4(blocks, scales, torch.float32), expected)
 
 
-def test_fp8_weights_are_scaled_per_block() -> None:
+@pytest.mark.parametrize("block", [(128, 128), (96, 64), (1, 300), (50, 7)])
+def test_fp8_weights_are_scaled_per_block(block: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
-    scales = torch.rand(2, 3, generator=generator) + 0.5
-    out = unpack_fp8(weight, scales, torch.float32)
-    for row, column in ((0, 0), (127, 127), (128, 128), (199, 299), (5, 256)):
-        assert out[row, column] == weight[row, column].float() * scales[row // 128, column // 128]
+    scales = torch.rand(-(-200 // block[0]), -(-300 // block[1]), generator=generator) + 0.5
+    out = unpack_fp8(weight, scales, torch.float32, Fp8Scales(block))
+    for row, column in ((0, 0), (127, 127), (128, 128), (199, 299), (5, 256), (95, 64), (96, 63)):
+        assert out[row, column] == weight[row, column].float() * scales[row // block[0], column // block[1]]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (200,), (200, 1)])
+@pytest.mark.parametrize("scaling", [Fp8Scales(), Fp8Scales(None)])
+def test_fp8_weights_with_one_scale_or_one_for_each_row(shape: tuple[int, ...], scaling: Fp8Scales) -> None:
+    weight = torch.randn(200, 300).to(torch.float8_e4m3fn)
+    scales = torch.rand(shape) + 0.5
+    expected = weight.float() * (scales.view(-1, 1) if scales.numel() > 1 else scales.item())
+    assert torch.equal(unpack_fp8(weight, scales, torch.float32, scaling), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 3), (2, 3, 1), (3,), (0,)])
+def test_fp8_scales_that_do_not_match_are_refused(shape: tuple[int, ...]) -> None:
+    weight = torch.randn(200, 300).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="scales have shape"):
+        unpack_fp8(weight, torch.ones(shape), torch.float32, Fp8Scales())
 
 
 def test_gpt_oss_with_mxfp4_experts(tmp_path: Path) -> None:
@@ -58,22 +80,72 @@ def test_gpt_oss_with_mxfp4_experts(tmp_path: Path) -> None:
     assert Engine(folder).generate(prompt, greedy(24)).tokens == Engine(plain).generate(prompt, greedy(24)).tokens
 
 
-def test_deepseek_with_fp8_weights(tmp_path: Path) -> None:
-    model = make_model("deepseek_v3")
-    folder = save_model(model, tmp_path / "packed")
-    weights = load_file(folder / "model.safetensors")
+class Scaled(NamedTuple):
+    """How a checkpoint scales its FP8 weights, and the names of the scales."""
+
+    suffix: str
+    shape: Callable[[torch.Tensor], tuple[int, ...]]
+    section: dict[str, Any]
+
+
+def _blocks(height: int, width: int) -> Callable[[torch.Tensor], tuple[int, ...]]:
+    return lambda weight: (-(-len(weight) // height), -(-weight.shape[1] // width))
+
+
+SCALINGS = {
+    "blocks of 128": Scaled("weight_scale_inv", _blocks(128, 128), {}),
+    "blocks of 48 x 32": Scaled("weight_scale_inv", _blocks(48, 32), {"weight_block_size": [48, 32]}),
+    "one scale": Scaled("weight_scale_inv", lambda _: (), {"weight_block_size": None, "activation_scheme": "static"}),
+    "one scale of another name": Scaled("weight_scale", lambda _: (1,), {"activation_scheme": "static"}),
+    "a scale for each row": Scaled("weight_scale", lambda weight: (len(weight), 1), {}),
+}
+
+
+def pack_fp8(folder: Path, scaled: Scaled) -> dict[str, torch.Tensor]:
+    """Pack some weights of a folder, which then differ from the original ones; returns the same weights, unpacked."""
+    weights, plain = load_file(folder / "model.safetensors"), {}
     for name in [name for name in weights if name.endswith("down_proj.weight")]:
-        packed = weights[name].to(torch.float8_e4m3fn)
-        weights[name] = packed
-        weights[f"{name}_scale_inv"] = torch.full((1, 1), 0.5)
-    plain = {name: tensor for name, tensor in weights.items() if not name.endswith("_scale_inv")}
-    plain = {
-        name: tensor.float() * 0.5 if tensor.dtype == torch.float8_e4m3fn else tensor for name, tensor in plain.items()
-    }
-    reference = save_model(model, tmp_path / "plain")
-    save_file(plain, reference / "model.safetensors", metadata={"format": "pt"})
+        module, weight = name.removesuffix(".weight"), weights[name].to(torch.float8_e4m3fn)
+        scales = torch.rand(scaled.shape(weight)) + 0.5
+        weights |= {
+            name: weight,
+            f"{module}.{scaled.suffix}": scales,
+            f"{module}.activation_scale": torch.tensor(7.0),
+        }
+        scaling = Fp8Scales(scaled.section.get("weight_block_size", (128, 128)))
+        plain[name] = unpack_fp8(weight, scales, torch.float32, scaling)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    section = {"quant_method": "fp8", **scaled.section}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": section}))
+    return {name: tensor for name, tensor in weights.items() if "scale" not in name} | plain
+
+
+@pytest.mark.parametrize("scaled", SCALINGS.values(), ids=SCALINGS)
+def test_deepseek_with_fp8_weights(tmp_path: Path, scaled: Scaled) -> None:
+    model = make_model("deepseek_v3")
+    folder, reference = save_model(model, tmp_path / "packed"), save_model(model, tmp_path / "plain")
+    save_file(pack_fp8(folder, scaled), reference / "model.safetensors", metadata={"format": "pt"})
     prompt = random_prompt(1, 12)
     assert Engine(folder).generate(prompt, greedy(24)).tokens == Engine(reference).generate(prompt, greedy(24)).tokens
+
+
+def test_fp8_weights_without_scales_are_refused(tmp_path: Path) -> None:
+    folder = save_model(make_model("deepseek_v3"), tmp_path)
+    pack_fp8(folder, SCALINGS["one scale"])
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj"
+    save_file({k: v for k, v in weights.items() if k != f"{name}.weight_scale_inv"}, folder / "model.safetensors")
+    with pytest.raises(BrokenFolder, match=f"{name}.weight is float8_e4m3fn, but {name}.weight_scale_inv is missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize("block", [[128], [128, 0], "128", [1.5, 2], 128])
+def test_a_block_size_that_is_none_is_refused(tmp_path: Path, block: Any) -> None:
+    folder = save_model(make_model("deepseek_v3"), tmp_path)
+    pack_fp8(folder, SCALINGS["one scale"])
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = block
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="weight_block_size"):
+        load(folder)

@@ -26,9 +26,14 @@ def make(
     caching: bool = True,
     by_priority: bool = False,
     draft: int = 0,
+    rope_switch: int | None = None,
 ) -> Scheduler:
     limits = SchedulerLimits(
-        max_seqs=seqs, max_tokens=tokens, max_model_len=min(length, blocks * BLOCK), max_draft=draft
+        max_seqs=seqs,
+        max_tokens=tokens,
+        max_model_len=min(length, blocks * BLOCK),
+        max_draft=draft,
+        rope_switch=rope_switch,
     )
     hasher = hasher_named("sha256") if caching else None
     return Scheduler(limits, BlockPool(blocks, BLOCK), hasher=hasher, by_priority=by_priority)
@@ -49,8 +54,9 @@ class FakeRunner:
         self.tables: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
-        self.written: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end when it was written
-        self.contents: dict[str, int] = {}
+        # Block -> whether its keys are those of a long sequence, and all tokens up to its end when it was written.
+        self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
+        self.extended: dict[str, bool] = {}
 
     def step(self) -> StepPlan:
         plan = self.scheduler.plan()
@@ -60,6 +66,7 @@ class FakeRunner:
             assert new.request_id not in self.tables
             self.tables[new.request_id] = []
             self.tokens[new.request_id] = list(new.tokens)
+            self.extended[new.request_id] = new.extended
         limits = self.scheduler.limits
         assert plan.num_tokens <= limits.max_tokens
         assert len(plan.scheduled) <= limits.max_seqs
@@ -107,12 +114,15 @@ class FakeRunner:
         assert item.samples or not item.draft
         assert len(table) * BLOCK >= end + len(item.draft)
         assert len(table) <= -(-end // BLOCK) + self.scheduler.limits.max_draft
-        for position in range(item.start):  # computed positions were written with the same tokens
-            block = table[position // BLOCK]
-            assert self.written[block][: position + 1] == tuple(tokens[: position + 1])
+        extended, switch = self.extended[item.request_id], self.scheduler.limits.rope_switch
+        assert extended == (switch is not None and len(tokens) > switch)
+        assert extended or switch is None or item.start + item.count <= switch
+        for position in range(item.start):  # computed positions were written with the same tokens and the same rope
+            found_extended, found = self.written[table[position // BLOCK]]
+            assert (found_extended, found[: position + 1]) == (extended, tuple(tokens[: position + 1]))
         written = [*tokens, *item.draft]
         for position in range(item.start, item.start + item.count):
-            self.written[table[position // BLOCK]] = tuple(written[: position + 1])
+            self.written[table[position // BLOCK]] = extended, tuple(written[: position + 1])
 
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
@@ -131,6 +141,7 @@ ARRIVALS = st.lists(
     caching=st.booleans(),
     by_priority=st.booleans(),
     draft=st.sampled_from([0, 1, 6]),
+    rope_switch=st.sampled_from([None, 10, 25]),
     varied=st.booleans(),
     aborts=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=4),
 )
@@ -143,10 +154,20 @@ def test_all_requests_finish_and_state_is_consistent(
     caching: bool,
     by_priority: bool,
     draft: int,
+    rope_switch: int | None,
     varied: bool,
     aborts: list[tuple[int, int]],
 ) -> None:
-    scheduler = make(blocks, seqs=seqs, tokens=tokens, length=60, caching=caching, by_priority=by_priority, draft=draft)
+    scheduler = make(
+        blocks,
+        seqs=seqs,
+        tokens=tokens,
+        length=60,
+        caching=caching,
+        by_priority=by_priority,
+        draft=draft,
+        rope_switch=rope_switch,
+    )
     runner = FakeRunner(scheduler, varied=varied)
     aborted = set()
     step = 0
@@ -235,6 +256,26 @@ def test_prefixes_are_not_shared_between_salts() -> None:
         plan = runner.step()
         runner.run()
         assert plan.scheduled[0].start == (16 if name == "three" else 0)
+
+
+def test_sequences_on_both_sides_of_a_rope_switch_share_nothing() -> None:
+    scheduler = make(rope_switch=24)
+    runner = FakeRunner(scheduler)
+    for name, length, start in (("one", 20, 0), ("long", 30, 0), ("longer", 34, 28), ("two", 20, 16)):
+        scheduler.add(request(name, range(length), 1))
+        plan = runner.step()
+        runner.run()
+        assert plan.scheduled[0].start == start
+
+
+def test_a_sequence_that_outgrows_the_rope_switch_is_computed_again() -> None:
+    scheduler = make(rope_switch=24, length=60)
+    runner = FakeRunner(scheduler)
+    scheduler.add(request("one", range(23), 4))
+    spans = [[(item.start, item.count) for item in runner.step().scheduled] for _ in range(5)]
+    assert spans == [[(0, 23)], [(23, 1)], [(0, 23)], [(23, 2)], [(25, 1)]]
+    assert runner.ended == {"one": "length"}
+    assert scheduler.stats().preemptions == 0
 
 
 def test_without_prefix_caching_nothing_is_shared() -> None:

@@ -16,10 +16,16 @@ Steps = Generator[None, None, None]  # a running parser: it yields when it needs
 
 @dataclass(slots=True)
 class TextDelta:
-    """A piece of content or of reasoning."""
+    """A piece of content or of reasoning.
+
+    Attributes:
+        apart: content comes before it, but there is something between them; a line break separates them if both become
+            one text.
+    """
 
     text: str
     reasoning: bool = False
+    apart: bool = False
 
 
 @dataclass(slots=True)
@@ -67,20 +73,21 @@ class Parsed:
     @property
     def content(self) -> str:
         """All content, before, between and after calls."""
-        return "".join(piece.text for piece in self.pieces if isinstance(piece, TextDelta) and not piece.reasoning)
+        said = (piece for piece in self.pieces if isinstance(piece, TextDelta) and not piece.reasoning)
+        return "".join(f"\n{piece.text}" if piece.apart else piece.text for piece in said)
 
     @property
     def calls(self) -> list[CallDelta]:
         """All pieces of calls."""
         return [piece for piece in self.pieces if isinstance(piece, CallDelta)]
 
-    def add_text(self, text: str, *, reasoning: bool = False) -> None:
-        """Add text."""
+    def add_text(self, text: str, *, reasoning: bool = False, apart: bool = False) -> None:
+        """Add text. `apart`: as in `TextDelta`."""
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, TextDelta) and last.reasoning == reasoning:
-            self._added.append(text)
+            self._added.append(f"\n{text}" if apart else text)
         elif text:
-            self.pieces.append(TextDelta(text, reasoning))
+            self.pieces.append(TextDelta(text, reasoning, apart))
 
     def add_call(self, delta: CallDelta) -> None:
         """Add a piece of a call."""
@@ -124,7 +131,8 @@ class ToolParser:
         self.in_reasoning = False  # for formats whose answers contain the reasoning
         self._steps = parse(self)
         self._whitespace = TrailingWhitespace()  # dropped if a call comes next
-        self._after_call = False
+        self._begins = False  # no text came after the last call
+        self._said = False  # content was reported
 
     def push(self, text: str, *, last: bool = False) -> Parsed:
         """Add text; returns the pieces that are certain now."""
@@ -139,10 +147,19 @@ class ToolParser:
 
     def add_text(self, text: str) -> None:
         """Report content. Whitespace around calls is removed."""
-        if self._after_call:
+        begins = self._begins
+        if begins:
             text = text.lstrip()
-            self._after_call = not text
-        self._found.add_text(self._whitespace.push(text))
+            self._begins = not text
+        text = self._whitespace.push(text)
+        self._found.add_text(text, apart=begins and self._said and bool(text))
+        self._said = self._said or bool(text)
+
+    def begin_text(self) -> None:
+        """Set the content that follows apart from what was reported before."""
+        if self._said:
+            self._whitespace.take()
+            self._begins = True
 
     def add_reasoning(self, text: str) -> None:
         """Report reasoning."""
@@ -151,7 +168,7 @@ class ToolParser:
     def begin_call(self, name: str, call_id: str | None = None) -> None:
         """Report the start of a call."""
         self._whitespace.take()
-        self._after_call = True
+        self._begins = True
         name = _replace_surrogates(name)
         self._found.add_call(CallDelta(self._count, call_id or self._make_id(self._count, name), name))
         self._count += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 
@@ -20,8 +21,8 @@ _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\
 class CustomInputReader:
     """Extracts `input` from the arguments of one call, which arrive in pieces.
 
-    The result does not depend on how the arguments are cut. Arguments without an `input` are returned unchanged; an
-    escape that is cut off is dropped, and lone surrogates are replaced.
+    The result does not depend on how the arguments are cut. Arguments without an `input` are returned unchanged, or
+    as text if they are a string; an escape that is cut off is dropped, and lone surrogates are replaced.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class CustomInputReader:
         next(self._steps, None)
         if last and not self._inside:
             arguments = "".join(self._arguments)
-            return "" if "".join(arguments.split()) in _EMPTY else arguments
+            return "" if "".join(arguments.split()) in _EMPTY else _string(arguments)
         return self._join_surrogates(last)
 
     def _read(self) -> Steps:
@@ -97,7 +98,7 @@ class CustomCallReader:
         for piece in found.pieces:
             if not isinstance(piece, CallDelta):
                 self._end(read)
-                read.add_text(piece.text, reasoning=piece.reasoning)
+                read.add_text(piece.text, reasoning=piece.reasoning, apart=piece.apart)
                 continue
             if piece.name is not None:
                 self._end(read)
@@ -120,6 +121,15 @@ class CustomCallReader:
     def _emit(self, read: Parsed, delta: CallDelta) -> None:
         if delta.name is not None or delta.arguments:
             read.add_call(delta)
+
+
+def _string(arguments: str) -> str:
+    """The text of a JSON string; anything else unchanged."""
+    try:
+        text = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return text if isinstance(text, str) else arguments
 
 
 def _unescaped(escape: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
+from quire.api.answers.tools.references import standalone
 
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
@@ -43,6 +44,7 @@ class HarmonySyntax:
             else:
                 out.in_reasoning = "".join(header).split()[:1] == ["analysis"]
                 sink = out.add_reasoning if out.in_reasoning else out.add_text
+                out.begin_text()
             yield from scan.read_until((*self.ends, self.start), sink)
             out.in_reasoning = False
 
@@ -53,7 +55,7 @@ class HarmonySyntax:
                 writer.text(f"{self.channel}commentary to=functions."),
                 writer.plain(name),
                 writer.text(f" {self.constrain}json{self.message}"),
-                writer.json(schema, spaces=2),
+                writer.json(standalone(name, schema), spaces=2),
             )
             for name, schema in schemas.items()
         ]

@@ -5,62 +5,90 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quire.api.answers.tools.calls import Steps, ToolParser
+from quire.api.answers.tools.values import as_json, properties_of, python_value, types_of
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_AFTER_NAME = "( \t\r\n]\"'{}[,=<"
 _PLAIN = re.compile(r"""[^"'()\[\]{}]*""")  # neither brackets nor quotes
-_CONSTANTS = {"true": True, "false": False, "null": None}
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_KEY = re.compile(r"([{,]|^)\s*([A-Za-z_][\w.-]*)\s*:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonSyntax:
-    """A list of calls as the whole answer, or between marks."""
+    """Calls in brackets as the whole answer, or between marks.
+
+    Attributes:
+        begins, ends: the marks before and after calls.
+        listed: calls are in brackets, also without marks; otherwise they are on lines between the marks.
+    """
 
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    listed: bool = True
 
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
         scan = out.scanner
-        scan.mark()
-        for mark in self.begins:
+        if self.listed:
+            scan.mark()
             yield from scan.skip_whitespace()
-            yield from scan.accept(mark)
-        yield from scan.skip_whitespace()
-        if (yield from scan.accept("[")) and (yield from self._list(out)):
-            for mark in self.ends:
-                yield from scan.skip_whitespace()
-                yield from scan.accept(mark)
-        else:
-            out.add_text(scan.since_mark)
+            if (yield from scan.accept("[")):
+                yield from self._list(out)
+            else:
+                out.add_text(scan.since_mark)
+        while self.begins and (mark := (yield from scan.read_until(self.begins, out.add_text))) is not None:
+            scan.mark()
+            yield from scan.skip_whitespace()
+            if not self.listed:
+                yield from self._lines(out)
+            elif (yield from scan.accept("[")):
+                yield from self._list(out, mark)
+            else:
+                out.add_text(mark + scan.since_mark)
         yield from scan.read_rest(out.add_text)
 
-    def _list(self, out: ToolParser) -> Generator[None, None, bool]:
-        """Parse calls to the end of the list; returns whether there was any."""
+    def _list(self, out: ToolParser, mark: str = "") -> Steps:
+        """Parse calls to the end of the list."""
         scan, any_call = out.scanner, False
-        while True:
-            yield from scan.skip_whitespace()
-            name = yield from scan.read_word("( \t\r\n]\"'{}[,=")
-            if not _NAME.fullmatch(name) or not (yield from scan.accept("(")):
-                return any_call
-            pieces: list[str] = []
-            if not (yield from _balanced(out, pieces)):
-                return any_call
-            arguments = _literal("".join(pieces))
-            if arguments is None:
-                return any_call
-            out.begin_call(name)
-            out.add_arguments(arguments)
-            any_call = True
+        while (called := (yield from _call(out))) is not None:
+            any_call = any_call or called
+            if not called:
+                out.add_text(mark + scan.since_mark)
+            mark = ""
             scan.mark()
             yield from scan.skip_whitespace()
             if not (yield from scan.accept(",")):
                 yield from scan.accept("]")
+                yield from self._end(out)
+                if not any_call:
+                    out.add_text(scan.since_mark)
+                return
+        out.add_text(mark + scan.since_mark)
+
+    def _lines(self, out: ToolParser) -> Steps:
+        """Parse calls to the mark after them. What is not a call is text to the end of its line."""
+        scan = out.scanner
+        while not (yield from self._end(out)) and (yield from scan.skip_whitespace()):
+            scan.mark()
+            if not (yield from _call(out)):
+                out.add_text(scan.since_mark)
+                mark = yield from scan.read_until(("\n", *self.ends), out.add_text)
+                if mark != "\n":
+                    return
+
+    def _end(self, out: ToolParser) -> Generator[None, None, bool]:
+        """Read the mark after calls if it comes next; returns whether it did."""
+        yield from out.scanner.skip_whitespace()
+        for mark in self.ends:
+            if (yield from out.scanner.accept(mark)):
                 return True
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,42 +102,76 @@ class BraceSyntax:
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
         scan = out.scanner
-        while (yield from scan.read_until((self.begin,), out.add_text)) is not None:
+        mark = yield from scan.read_until((self.begin,), out.add_text)
+        while mark is not None:
             pieces: list[str] = []
-            found = yield from scan.read_until((self.end,), pieces.append)
+            mark = yield from scan.read_until((self.end, self.begin), pieces.append)
             name, brace, body = "".join(pieces).strip().removeprefix("call:").partition("{")
-            arguments = self._arguments(body.rpartition("}")[0]) if found and brace else None
-            if arguments is None:
-                out.add_text(self.begin + "".join(pieces) + (found or ""))
+            inside, closed, _ = body.rpartition("}")
+            arguments = self._arguments(inside if closed else body, out.schemas.get(name.strip(), {}))
+            if not name or not brace or arguments is None or mark is None:
+                out.add_text(self.begin + "".join(pieces) + (self.end if mark == self.end else ""))
             else:
                 out.begin_call(name.strip())
                 out.add_arguments(arguments)
+            if mark == self.end:
+                mark = yield from scan.read_until((self.begin,), out.add_text)
 
-    def _arguments(self, body: str) -> str | None:
+    def _arguments(self, body: str, schema: Mapping[str, Any]) -> str | None:
         pieces = body.split(self.quote)
         for index in range(0, len(pieces), 2):
-            pieces[index] = re.sub(r"([{,]|^)\s*([A-Za-z_][\w.-]*)\s*:", r'\1"\2":', pieces[index])
+            pieces[index] = _KEY.sub(r'\1"\2":', pieces[index])
+            if index and pieces[index][:1] == '"':  # the comma after the string is missing
+                pieces[index] = "," + pieces[index]
         for index in range(1, len(pieces), 2):
             pieces[index] = json.dumps(pieces[index], ensure_ascii=False)
         try:
-            return json.dumps(json.loads("{" + "".join(pieces) + "}"), ensure_ascii=False)
+            values = json.loads("{" + "".join(pieces) + "}")
         except (ValueError, RecursionError):
             return None
+        properties = properties_of(schema)
+        for key, value in values.items():
+            types = types_of(properties.get(key), schema)
+            if isinstance(value, str) and types is not None and "string" not in types:
+                values[key] = json.loads(as_json(value, types))
+        return json.dumps(values, ensure_ascii=False)
+
+
+def _call(out: ToolParser) -> Generator[None, None, bool | None]:
+    """Parse a call; returns whether it was one that can be read, and None if it was no call at all."""
+    scan = out.scanner
+    yield from scan.skip_whitespace()
+    name = yield from scan.read_word(_AFTER_NAME)
+    if not _NAME.fullmatch(name) or not (yield from scan.accept("(")):
+        return None
+    pieces: list[str] = []
+    if not (yield from _balanced(out, pieces)):
+        return None
+    arguments = _literal("".join(pieces))
+    if arguments is None:
+        return False
+    out.begin_call(name)
+    out.add_arguments(arguments)
+    return True
 
 
 def _balanced(out: ToolParser, pieces: list[str]) -> Generator[None, None, bool]:
-    """Read up to the bracket that closes the call; returns whether it was found."""
-    scan, depth = out.scanner, 1
+    """Read up to the bracket that closes the call; returns whether it was found, and no other in its place."""
+    scan, closing = out.scanner, [")"]
     while True:
         pieces.append(scan.take_match(_PLAIN))
         sign = scan.next_character
         if sign in ('"', "'"):
             if not (yield from scan.read_string(pieces.append)):
                 return False
+        elif sign in _CLOSING:
+            closing.append(_CLOSING[sign])
+            pieces.append(scan.take(1))
         elif sign:
+            if sign != closing.pop():
+                return False
             scan.take(1)
-            depth += 1 if sign in "([{" else -1
-            if depth == 0:
+            if not closing:
                 return True
             pieces.append(sign)
         elif scan.ended:
@@ -124,19 +186,7 @@ def _literal(arguments: str) -> str | None:
         call = ast.parse(f"f({arguments})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
-        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-        return json.dumps(values, ensure_ascii=False) if len(values) == len(call.keywords) else None
+        values = {keyword.arg: python_value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False) if len(values) == len(call.keywords) else None
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-
-
-def _value(node: ast.expr) -> Any:
-    match node:
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
-        case _:
-            return ast.literal_eval(node)

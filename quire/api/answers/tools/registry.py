@@ -92,6 +92,13 @@ _SEED = TaggedSyntax(
     parameter=("<parameter=", ">", "</parameter>"),
     padded=False,
 )
+_DEEPSEEK_V32 = TaggedSyntax(
+    wrapper=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+    function=('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"),
+    parameter=('<｜DSML｜parameter name="', '">', "</｜DSML｜parameter>"),
+    padded=False,
+    typed=True,
+)
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _DEEPSEEK_V3 = MarkedSyntax(
     section=_DEEPSEEK_SECTION,
@@ -128,6 +135,7 @@ class MistralSyntax:
     def parse(self, out: ToolParser) -> Steps:
         """Read an answer."""
         scan, mark = out.scanner, self.begin
+        scan.stop_json_at((mark,))
         listed = JsonSyntax(begins=(mark,))
         while (yield from scan.read_until((mark,), out.add_text)) is not None:
             scan.mark()
@@ -135,10 +143,15 @@ class MistralSyntax:
                 yield from listed.calls(out, mark=mark)
                 continue
             name = (yield from scan.read_word("[{")).strip()
-            while scan.next_character == "[":
+            while (yield from scan.next_is(self.before_arguments)):
                 yield from scan.read_word("]")
                 yield from scan.accept("]")
                 yield from scan.read_word("[{")
+            if scan.next_character == "[":  # there is other text before the list
+                out.add_text(mark + scan.since_mark)
+                scan.mark()
+                yield from listed.calls(out)
+                continue
             if not name or not scan.next_character:
                 out.add_text(mark + scan.since_mark)
                 continue
@@ -154,7 +167,31 @@ _HERMES = JsonSyntax(begins=("<tool_call>",), end="</tool_call>")
 _JAMBA = JsonSyntax(begins=("<tool_calls>",), end="</tool_calls>", as_list=True)
 _INTERNLM = JsonSyntax(begins=("<|action_start|><|plugin|>",), end="<|action_end|>", arguments="parameters")
 _LLAMA3 = JsonSyntax(begins=("<|python_tag|>",), bare=True, separator=";", arguments="parameters")
-_XLAM = JsonSyntax(begins=("[TOOL_CALLS]", "<tool_call>", "```json"), end="```", bare=True)
+_PHI4 = JsonSyntax(begins=("functools",), as_list=True)
+_OLMO = PythonSyntax(begins=("<function_calls>",), ends=("</function_calls>",), listed=False)
+_GEMMA = BraceSyntax(begin="<start_function_call>", end="<end_function_call>", quote="<escape>")
+_LONGCAT = JsonSyntax(begins=("<longcat_tool_call>",), end="</longcat_tool_call>")
+_GRANITE_20B = JsonSyntax(begins=("<function_call>",))
+_MINIMAX_M1 = JsonSyntax(begins=("<tool_calls>",), end="</tool_calls>", lines=True, skipped=("<think>", "</think>"))
+# The first one of version 3.1, the others of version 3, where a call is a message of its own.
+_GIGACHAT = JsonSyntax(
+    begins=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>"),
+    dropped=("<|message_sep|>", "</s>"),
+)
+_APERTUS = JsonSyntax(begins=("<|tools_prefix|>",), end="<|tools_suffix|>", as_list=True, name="")
+_COHERE = JsonSyntax(
+    begins=("<|START_ACTION|>",),
+    end="<|END_ACTION|>",
+    as_list=True,
+    name="tool_name",
+    arguments="parameters",
+    call_id="tool_call_id",
+)
+_XLAM = JsonSyntax(
+    others=(("[TOOL_CALLS]", ""), ("<tool_call>", "</tool_call>"), ("```json", "```"), ("```", "```")),
+    bare=True,
+    as_list=True,
+)
 HARMONY = ToolFormat(
     "openai",
     HarmonySyntax(),
@@ -170,12 +207,14 @@ FORMATS: Mapping[str, ToolFormat] = {
         HARMONY,
         ToolFormat("minimax_m2", _MINIMAX, (("<minimax:tool_call>",),)),
         ToolFormat("seed_oss", _SEED, (("<seed:tool_call>",),)),
-        ToolFormat(
-            "gemma",
-            BraceSyntax(begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
-            (("<start_function_call>",),),
-        ),
+        ToolFormat("functiongemma", _GEMMA, (("<start_function_call>",),)),
+        ToolFormat("cohere_command3", _COHERE, (("<|START_ACTION|>",),)),
+        ToolFormat("apertus", _APERTUS, (("<|tools_prefix|>",),)),
+        ToolFormat("gigachat3", _GIGACHAT, (("<|function_call|>", "<|message_sep|>"), ("function call<|role_sep|>",))),
+        ToolFormat("longcat", _LONGCAT, (("<longcat_tool_call>",),)),
+        ToolFormat("olmo3", _OLMO, (("<functions>", "<function_calls>"),)),
         ToolFormat("kimi_k2", _KIMI, (("<|tool_calls_section_begin|>",),)),
+        ToolFormat("deepseek_v32", _DEEPSEEK_V32, (("<｜DSML｜function_calls>",), ("｜DSML｜", "function_calls"))),
         ToolFormat("deepseek_v3", _DEEPSEEK_V3, (("<｜tool▁calls▁begin｜>", "```json"),)),
         ToolFormat("deepseek_v31", _DEEPSEEK_V31, (("<｜tool▁calls▁begin｜>",),)),
         ToolFormat("internlm", _INTERNLM, (("<|action_start|>", "<|plugin|>"),)),
@@ -186,14 +225,27 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
         ToolFormat("glm45", _GLM, (("<arg_key>",),)),
         ToolFormat("qwen3_coder", _QWEN, (("<tool_call>", "<function="),)),
-        ToolFormat("granite", JsonSyntax(begins=("<|tool_call|>", "<tool_call>"), as_list=True), (("<|tool_call|>",),)),
+        ToolFormat(
+            "granite",
+            JsonSyntax(begins=("<|tool_call|>",), others=(("<tool_call>", "</tool_call>"),), as_list=True),
+            (("<|tool_call|>",),),
+        ),
+        ToolFormat("minimax", _MINIMAX_M1, (("<tool_calls>", "<beginning_of_sentence>"),)),
         ToolFormat("jamba", _JAMBA, (("<tool_calls>",),)),
         ToolFormat("hermes", _HERMES, (("<tool_call>",),)),
         ToolFormat("mistral", MistralSyntax(), (("[TOOL_CALLS]",),), short_id),
-        ToolFormat(
-            "phi4mini", JsonSyntax(begins=("functools",), as_list=True), (("functools",), ("<|tool|>", "<|/tool|>"))
-        ),
+        ToolFormat("phi4mini", _PHI4, (("functools",), ("<|tool|>", "<|/tool|>"))),
         ToolFormat("llama3_json", _LLAMA3, (("<|python_tag|>",), ('"parameters": dictionary of argument name',))),
+        # The other names of formats, and formats that templates do not show.
+        ToolFormat("gemma", _GEMMA),
+        ToolFormat("cohere_command4", _COHERE),
+        ToolFormat("ernie45", _HERMES),
+        ToolFormat("granite4", _HERMES),
+        ToolFormat("granite-20b-fc", _GRANITE_20B),
+        ToolFormat("glm47", _GLM),
+        ToolFormat("step3p5", _QWEN),
+        ToolFormat("llama4_json", _LLAMA3),
+        ToolFormat("phi4_mini_json", _PHI4),
         ToolFormat("pythonic", PythonSyntax()),
         ToolFormat("qwen3_xml", _QWEN),
         ToolFormat("hunyuan_a13b", _JAMBA),

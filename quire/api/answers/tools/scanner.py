@@ -1,4 +1,4 @@
-"""AnswerFormat text that is still coming: every method is a generator that yields where it needs more of it.
+"""Scans text that is still coming: every method is a generator that yields where it needs more of it.
 
 No character is searched more than a constant number of times, however the text is cut into pieces.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +16,7 @@ from quire.engine.wire.partial import partial_suffix
 Sink = Callable[[str], None]
 _WHITESPACE = " \t\r\n"
 _SPACES = re.compile(f"[{_WHITESPACE}]*")
-_BRACKET_OR_QUOTE = re.compile(r'["{}\[\]]')
-# The rest of a string in these quotes, up to its end or to an escape that is cut off.
-_IN_STRING = {quote: re.compile(rf"(?:[^{quote}\\]++|\\.)*+", re.DOTALL) for quote in "\"'"}
+_FEW_SPACES = re.compile(f"[{_WHITESPACE}]{{0,64}}")
 
 
 class Scanner:
@@ -33,6 +31,20 @@ class Scanner:
         self._text = ""
         self._at = 0  # number of characters of `_text` that were read
         self._read: list[str] = []
+        self._stops: tuple[str, ...] = ()
+        self._stop_signs = ""  # their first characters
+
+    def stop_json_at(self, marks: Iterable[str]) -> None:
+        """Let the marks end values of JSON, also incomplete ones. In a string, only a mark before another mark does."""
+        # Marks of letters and digits may be in any JSON.
+        stops = {mark for mark in marks if mark and not mark[0].isalnum()}
+        self._stops = tuple(sorted(stops, key=len, reverse=True))
+        self._stop_signs = "".join({mark[0] for mark in self._stops})
+
+    def unread(self, text: str) -> None:
+        """Take back the text that was read last."""
+        self._at -= len(text)
+        self._read.pop()
 
     def feed(self, text: str, *, last: bool) -> None:
         """Append text; `last`: no more will come."""
@@ -126,33 +138,40 @@ class Scanner:
                 return "".join(pieces)
             yield
 
-    def read_json(self, sink: Sink) -> Generator[None, None, bool]:
-        """Read a JSON value into the sink, unchanged; returns whether it was complete. Only its nesting is checked."""
-        if not (yield from self.skip_whitespace()):
-            return False
-        if self.next_character == '"':
-            return (yield from self.read_string(sink))
-        if self.next_character not in "{[":
-            word = yield from self.read_word(",]}" + _WHITESPACE)
-            sink(word)
-            return bool(word)
-        depth = 0
+    def read_json(self, sink: Sink, *, depth: int = 0) -> Generator[None, None, bool]:
+        """Read a JSON value into the sink, unchanged; returns whether it was complete. Only its nesting is checked.
+
+        `depth`: of the objects and lists that are open; 0 at the start of the value.
+        """
+        if not depth:
+            if not (yield from self.skip_whitespace()):
+                return False
+            if self.next_character == '"':
+                return (yield from self.read_string(sink))
+            if self.next_character not in "{[":
+                word = yield from self.read_word(",]}" + _WHITESPACE + self._stop_signs)
+                sink(word)
+                return bool(word)
+        matters = _any_of('"{}[]' + self._stop_signs)
         while True:
-            found = _BRACKET_OR_QUOTE.search(self._text, self._at)
+            found = matters.search(self._text, self._at)
             if found is None:
                 sink(self.take(self._left))
                 if self.ended:
                     return False
                 yield
-            elif found[0] == '"':
-                sink(self.take(found.start() - self._at))
+                continue
+            sink(self.take(found.start() - self._at))
+            if found[0] in self._stop_signs and (yield from self._stops_here(in_string=False)):
+                return False
+            if found[0] == '"':
                 if not (yield from self.read_string(sink)):
                     return False
-            else:
-                sink(self.take(found.end() - self._at))
-                depth += 1 if found[0] in "{[" else -1
-                if depth == 0:
-                    return True
+                continue
+            sink(self.take(1))
+            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
+            if depth == 0:
+                return True
 
     def read_value(self) -> Generator[None, None, tuple[bool, Any]]:
         """Read and parse a JSON value; returns whether it was valid, and its value."""
@@ -173,14 +192,38 @@ class Scanner:
         """Read a string into the sink, unchanged, with the quotes around it; returns whether it was complete."""
         quote = self.take(1)
         sink(quote)
+        inside = _in_string(quote + self._stop_signs)
         while True:
-            sink(self.take_match(_IN_STRING[quote]))
-            if self.next_character == quote:
+            sink(self.take_match(inside))
+            character = self.next_character
+            if character == quote:
                 sink(self.take(1))
                 return True
+            if character and character in self._stop_signs:
+                if (yield from self._stops_here(in_string=True)):
+                    return False
+                sink(self.take(1))
+                continue
             if self.ended:
                 sink(self.take(self._left))
                 return False
+            yield
+
+    def _stops_here(self, *, in_string: bool) -> Generator[None, None, bool]:
+        """Whether a mark that ends JSON comes next; it is not read. A string may also contain the text of a mark."""
+        while True:
+            mark = next((mark for mark in self._stops if self._text.startswith(mark, self._at)), None)
+            if mark is not None and not in_string:
+                return True
+            if self.ended or not any(self._is_cut_off(mark) for mark in self._stops):
+                if mark is None:
+                    return False
+                spaces = _FEW_SPACES.match(self._text, self._at + len(mark))
+                rest = self._text[spaces.end() if spaces is not None else self._at :][: max(map(len, self._stops))]
+                if rest.startswith(self._stops) or (self.ended and not rest):
+                    return True
+                if self.ended or not any(one.startswith(rest) for one in self._stops):
+                    return False
             yield
 
     def _is_cut_off(self, mark: str) -> bool:
@@ -204,3 +247,15 @@ def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
 def _run_without(characters: str) -> re.Pattern[str]:
     """Matches a run of other characters."""
     return re.compile(f"[^{re.escape(characters)}]*")
+
+
+@lru_cache(maxsize=256)
+def _any_of(characters: str) -> re.Pattern[str]:
+    """Matches any of the characters."""
+    return re.compile(f"[{re.escape(characters)}]")
+
+
+@lru_cache(maxsize=256)
+def _in_string(ends: str) -> re.Pattern[str]:
+    """Matches the rest of a string, up to one of the characters or to an escape that is cut off."""
+    return re.compile(rf"(?:[^{re.escape(ends)}\\]++|\\.)*+", re.DOTALL)

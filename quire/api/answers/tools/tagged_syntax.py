@@ -1,17 +1,21 @@
-"""Calls whose arguments are plain text between tags (Qwen3 Coder, GLM, MiniMax, Seed)."""
+"""Calls whose arguments are plain text between tags (Qwen3 Coder, GLM, MiniMax, Seed, DeepSeek V3.2)."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
+from quire.api.answers.tools.references import followed, parts_alone, standalone
+from quire.api.answers.tools.values import Types, as_json, properties_of, shapes_of, texts_of, types_of
 
-_MAX_REFERENCES = 8  # that are followed; longer chains are left to the grammar
+_TEXT = frozenset({"string"})  # types of a value that is written as plain text
+# Escapes, classes of characters, and the characters that matter outside of these.
+_PATTERN_PART = re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|[()|]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,7 @@ class TaggedSyntax:
         parameter: before the name of an argument, after it, and after its value.
         value: before the value, in addition to the tag after the name; empty if there is none.
         padded: values are on lines of their own.
+        typed: after the name of an argument, an attribute says whether its value is a string.
     """
 
     wrapper: tuple[str, str] = ("", "")
@@ -31,27 +36,39 @@ class TaggedSyntax:
     parameter: tuple[str, str, str]
     value: str = ""
     padded: bool = True
+    typed: bool = False
 
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
         scan = out.scanner
         marks = tuple(mark for mark in (*self.wrapper, self.function[0]) if mark)
-        while (mark := (yield from scan.read_until(marks, out.add_text))) is not None:
+        mark = yield from scan.read_until(marks, out.add_text)
+        while mark is not None:
+            if mark == self.function[0]:
+                mark = yield from self._call(out)
             if mark != self.function[0]:
-                continue
-            scan.mark()
-            pieces: list[str] = []
-            if self.function[1]:
-                found = (yield from scan.read_until((self.function[1],), pieces.append)) is not None
-            else:
-                pieces.append((yield from scan.read_word("\n<")))
-                found = bool(scan.next_character)
-            name = "".join(pieces).strip().strip('"')
-            if not found or not name:
-                out.add_text(mark + scan.since_mark)
-                continue
-            out.begin_call(name)
-            yield from self._arguments(out, _properties(out.schemas, name))
+                if mark and mark in self.wrapper:
+                    out.begin_text()
+                mark = yield from scan.read_until(marks, out.add_text)
+
+    def _call(self, out: ToolParser) -> Generator[None, None, str | None]:
+        """Parse a call; returns the mark that ended it, which may be the begin of the next call."""
+        scan = out.scanner
+        scan.mark()
+        pieces: list[str] = []
+        mark: str | None = ""
+        if self.function[1]:
+            mark = yield from scan.read_until((self.function[1], *self._breaks), pieces.append)
+        else:
+            pieces.append((yield from scan.read_word("\n<")))
+        name = "".join(pieces).strip().strip('"')
+        found = mark == self.function[1] and (bool(mark) or bool(scan.next_character))
+        if not name or (not found and (mark is None or not out.knows(name))):  # a tag that is not closed is no call
+            read = scan.since_mark
+            out.add_text(self.function[0] + (read.removesuffix(mark) if mark == self.function[0] else read))
+            return mark if mark == self.function[0] else ""
+        out.begin_call(name)
+        return (yield from self._arguments(out, out.schemas.get(name, {}), mark if mark in self._breaks else ""))
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for calls of these functions.
@@ -61,79 +78,114 @@ class TaggedSyntax:
         """
         calls = []
         for name, schema in schemas.items():
-            required = _required(schema, name)
-            pieces = [
-                self._argument(writer, key, of, needed=key in required)
-                for key, of in _checked_properties(schema, name).items()
-            ]
+            standalone(name, schema)  # all references lead somewhere
             before, after, end = map(writer.text, (self.function[0], self.function[1] + "\n", self.function[2]))
-            calls.append(writer.sequence(before, writer.plain(name), after, *pieces, end))
+            shapes = writer.either(
+                writer.sequence(*self._parameters(writer, shape, schema, name)) for shape in shapes_of(schema)
+            )
+            calls.append(writer.sequence(before, writer.plain(name), after, shapes, end))
         first, last = (writer.text(mark and mark + "\n") for mark in self.wrapper)
         section = writer.sequence(first, writer.either(calls), last)
         return writer.rule(f"{section}+") if parallel else section
 
-    def _argument(self, writer: GrammarWriter, key: str, schema: Any, *, needed: bool) -> str:
-        line = "\n" if self.padded else ""
-        before, after = self.parameter[0], self.parameter[1] + (f"\n{self.value}" if self.value else "") + line
-        close = line + self.parameter[2]
-        if _is_text(schema) and "enum" in schema:
-            value = f"{writer.choice(_texts(schema['enum'], key))} {writer.text(close)}"
-        elif _is_text(schema):
-            pattern = _anchored_pattern(schema)
-            value = writer.until(close) if pattern is None else writer.matching(pattern, close)
-        else:
-            value = f"{writer.json(schema, spaces=2)} {writer.text(close)}"
-        rule = writer.sequence(writer.text(before), writer.plain(key), writer.text(after), value, writer.text("\n"))
-        return rule if needed else f"{rule}?"
+    def _parameters(self, writer: GrammarWriter, shape: Any, schema: Mapping[str, Any], name: str) -> Iterator[str]:
+        """Expressions for the arguments of an object's schema."""
+        if not isinstance(shape, Mapping):
+            return
+        required, properties = shape.get("required"), shape.get("properties")
+        if not isinstance(properties, Mapping | None):
+            raise ValueError(f"The `properties` of the tool {name!r} must be an object.")
+        if not isinstance(required, list | None):
+            raise ValueError(f"`required` of the tool {name!r} must be an array.")
+        alone = parts_alone(name, schema, (properties or {}).values())
+        for (key, part), schema_alone in zip((properties or {}).items(), alone, strict=True):
+            rule = self._argument(writer, key, schema_alone, followed(part, schema), schema)
+            yield rule if key in (required or ()) else f"{rule}?"
 
-    def _arguments(self, out: ToolParser, properties: Mapping[str, Any]) -> Steps:
-        scan, count = out.scanner, 0
+    def _argument(self, writer: GrammarWriter, key: str, alone: Any, part: Any, schema: Mapping[str, Any]) -> str:
+        """An expression for an argument. `alone`: its schema as one of its own; `part`: as a part of the tool's."""
+        line, is_text = "\n" if self.padded else "", types_of(part, schema) == _TEXT
+        attribute = f'" string="{str(is_text).lower()}' if self.typed else ""
+        value = f"\n{self.value}" if self.value else ""
+        before, after, close = self.parameter[0], attribute + self.parameter[1] + value + line, line + self.parameter[2]
+        if not is_text:
+            value = f"{writer.json(alone, spaces=2)} {writer.text(close)}"
+        elif (texts := texts_of(part, schema, key)) is not None:
+            value = f"{writer.choice(texts)} {writer.text(close)}"
+        elif (pattern := _whole_pattern(part)) is not None:
+            value = writer.matching(pattern, close)
+        else:
+            value = writer.until(close)
+        return writer.sequence(writer.text(before), writer.plain(key), writer.text(after), value, writer.text("\n"))
+
+    def _arguments(
+        self, out: ToolParser, schema: Mapping[str, Any], mark: str | None
+    ) -> Generator[None, None, str | None]:
+        """Parse the arguments to the end of the call; returns the mark that ended it. `mark`: what was read already."""
+        scan, properties, count = out.scanner, properties_of(schema), 0
         before, after, _ = self.parameter
-        while True:
-            mark = yield from scan.read_until((before, self.function[2]), lambda _: None)
-            if mark != before:
-                break
+        marks = self._breaks
+        if not mark:
+            mark = yield from scan.read_until(marks, lambda _: None)
+        while mark == before:
             pieces: list[str] = []
-            if (yield from scan.read_until((after,), pieces.append)) is None:
-                return
-            if self.value and (yield from scan.read_until((self.value,), lambda _: None)) is None:
-                return
-            key = "".join(pieces).strip().strip('"')
+            mark = yield from scan.read_until((after,), pieces.append)
+            if mark is not None and self.value:
+                mark = yield from scan.read_until((self.value, *marks), lambda _: None)
+            if mark is not None and mark in marks:
+                continue  # an argument without a value
+            if mark is None:
+                return None
+            key, _, attribute = "".join(pieces).strip().removeprefix('"').partition('"')
+            types = types_of(properties.get(key), schema)
+            types = _TEXT if types is None and '"true"' in f'{attribute}"' else types
             out.add_arguments(("{" if count == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
             count += 1
-            if not (yield from self._value(out, properties.get(key))):
-                return
+            mark = yield from self._value(out, types)
+            if mark == self.parameter[2]:
+                mark = yield from scan.read_until(marks, lambda _: None)
         if mark is not None:
             out.add_arguments("}" if count else "{}")
+        return mark
 
-    def _value(self, out: ToolParser, schema: Any) -> Any:
-        """Parse a value; returns whether it was complete. Strings are reported as they arrive."""
-        scan, close = out.scanner, self.parameter[2]
-        if _is_text(schema):
-            text = _Unpadded(out)
+    def _value(self, out: ToolParser, types: Types) -> Generator[None, None, str | None]:
+        """Parse a value; returns the mark that ended it. Strings are reported as they arrive."""
+        # A value that is not closed ends where the next argument begins, or with its call.
+        marks = (self.parameter[2], *(f"\n{mark}" for mark in self._breaks))
+        if types == _TEXT:
             out.add_arguments('"')
-            complete = (yield from scan.read_until((close,), text.add)) is not None
-            if complete:
+            mark = yield from out.scanner.read_until(marks, _StringWriter(out, padded=self.padded).add)
+            if mark is not None:
                 out.add_arguments('"')
-            return complete
-        pieces: list[str] = []
-        if (yield from scan.read_until((close,), pieces.append)) is None:
-            return False
-        out.add_arguments(_as_json("".join(pieces)))
-        return True
+        else:
+            pieces: list[str] = []
+            mark = yield from out.scanner.read_until(marks, pieces.append)
+            if mark is not None:
+                text = "".join(pieces)
+                out.add_arguments(as_json(text.removeprefix("\n").removesuffix("\n") if self.padded else text, types))
+        return None if mark is None else mark.removeprefix("\n")
+
+    @property
+    def _breaks(self) -> tuple[str, ...]:
+        """The marks of the next argument, of the end of the call, and of the next call."""
+        return tuple(mark for mark in (self.parameter[0], self.function[2], self.function[0], self.wrapper[1]) if mark)
 
 
-class _Unpadded:
-    """Reports a string as it arrives, escaped for JSON, and without the line breaks next to its tags."""
+class _StringWriter:
+    """Reports a string as it arrives, escaped for JSON; without the line breaks next to its tags if it is padded."""
 
-    def __init__(self, out: ToolParser) -> None:
+    def __init__(self, out: ToolParser, *, padded: bool) -> None:
         self._out = out
+        self._padded = padded
         self._started = False
         self._buffer = ""
 
     def add(self, text: str) -> None:
         """Add text."""
         if not text:
+            return
+        if not self._padded:
+            self._out.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
             return
         if not self._started:
             text = text.removeprefix("\n")
@@ -143,103 +195,23 @@ class _Unpadded:
         self._out.add_arguments(json.dumps(text.removesuffix("\n"), ensure_ascii=False)[1:-1])
 
 
-def _properties(schemas: Schemas, name: str) -> Mapping[str, Any]:
-    schema = schemas.get(name, {})
-    properties = schema.get("properties")
-    return _resolved(properties, schema) if isinstance(properties, Mapping) else {}
-
-
-def _checked_properties(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping | None):
-        raise ValueError(f"The `properties` of the tool {name!r} must be an object.")
-    return _resolved(properties or {}, schema)
-
-
-def _resolved(properties: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schemas of arguments by themselves: with the definitions of the tool's schema."""
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema.get(key), Mapping)}
-    if not definitions:
-        return properties
-    return {
-        key: _with_definitions(_definition(of, definitions), definitions) if isinstance(of, Mapping) else of
-        for key, of in properties.items()
-    }
-
-
-def _with_definitions(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**schema, **definitions} if _has_reference(schema) else schema
-
-
-def _has_reference(schema: Any) -> bool:
-    left = [schema]
-    while left:
-        one = left.pop()
-        if isinstance(one, Mapping):
-            if "$ref" in one or "$dynamicRef" in one:
-                return True
-            left.extend(one.values())
-        elif isinstance(one, list):
-            left.extend(one)
-    return False
-
-
-def _definition(schema: Mapping[str, Any], definitions: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The definition that a schema refers to, with what the schema adds."""
-    for _ in range(_MAX_REFERENCES):
-        place, _, name = str(schema.get("$ref", "")).removeprefix("#/").partition("/")
-        found = definitions.get(place, {}).get(name)
-        if not isinstance(found, Mapping):
-            break
-        schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
-    return schema
-
-
-def _required(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    required = schema.get("required")
-    if not isinstance(required, list | None):
-        raise ValueError(f"`required` of the tool {name!r} must be an array.")
-    return frozenset(each for each in required or () if isinstance(each, str))
-
-
-def _texts(enum: Any, key: str) -> list[str]:
-    """The values of an enum of strings."""
-    texts = [value for value in enum if isinstance(value, str)] if isinstance(enum, list) else []
-    if not texts:
-        raise ValueError(f"The `enum` of the string {key!r} must be an array that contains strings.")
-    return texts
-
-
-def _is_text(schema: Any) -> bool:
-    """Whether values are written as plain text. `schema`: as the client sent it, so of any type."""
-    if not isinstance(schema, Mapping):
-        return False
-    enum = schema.get("enum")
-    return schema.get("type") == "string" or (isinstance(enum, list) and all(isinstance(one, str) for one in enum))
-
-
-def _anchored_pattern(schema: Mapping[str, Any]) -> str | None:
-    """The pattern of a schema, if it is anchored at both ends."""
-    found = re.fullmatch(r"\^\(\?:(.*)\)\$", str(schema.get("pattern", "")), re.DOTALL)
-    if found is None:
+def _whole_pattern(schema: Mapping[str, Any]) -> str | None:
+    """The pattern of a schema without its anchors, if it is anchored at both ends."""
+    found = re.fullmatch(r"\^((?:[^\\]|\\.)*)\$", str(schema.get("pattern", "")), re.DOTALL)
+    if found is None or _has_alternatives(found[1]):  # the anchors belong to one of them each
         return None
     try:
         re.compile(found[1])
-    except re.error:  # not the anchors of one group
+    except re.error:
         return None
     return found[1]
 
 
-def _as_json(text: str) -> str:
-    """A value that is not known to be a string, as JSON: unchanged if it is valid JSON, otherwise as a string."""
-    stripped = text.strip()
-    if stripped in ("True", "False", "None"):
-        return {"True": "true", "False": "false", "None": "null"}[stripped]
-    try:
-        return json.dumps(json.loads(stripped, parse_constant=_refuse), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return json.dumps(text.removeprefix("\n").removesuffix("\n"), ensure_ascii=False)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
+def _has_alternatives(pattern: str) -> bool:
+    """Whether a regular expression has `|` outside of groups."""
+    depth = 0
+    for found in _PATTERN_PART.finditer(pattern):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if found[0] == "|" and depth == 0:
+            return True
+    return False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.engine.execution.cache import LayerCache
@@ -106,7 +107,26 @@ class PagedAttend:
         last_token_only: bool = False,
     ) -> Tensor:
         """See `Attend`."""
-        cache, indices = self.layers[layer], self.logits_indices
+        cache = self.layers[layer]
+        key_dim = cache.shape.key_elements
+        if key_dim == cache.shape.key_dim and cache.shape.value_elements == cache.shape.value_dim:
+            return self._attend(cache, q, k, v, params, last_layer, last_token_only)
+        # Zeros change no sum, and pages of other sizes are read by torch, whose order of sums depends on the step.
+        q, k = (F.pad(rows, (0, key_dim - rows.shape[2])) for rows in (q, k))
+        v = None if v is None else F.pad(v, (0, cache.shape.value_elements - v.shape[2]))
+        return self._attend(cache, q, k, v, params, last_layer, last_token_only)[..., : cache.shape.value_dim]
+
+    def _attend(
+        self,
+        cache: LayerCache,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        params: AttentionParams,
+        last_layer: bool,
+        last_token_only: bool,
+    ) -> Tensor:
+        indices = self.logits_indices
         write_pages(cache.keys, cache.values, self.slots, k, v)
         if not last_layer or indices is None:
             return self.all_rows(q, cache, params)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 
 from quire.engine.execution.attention.backend import PreparedAttention
-from quire.engine.execution.attention.paged import DecodeTokens, PagedAttend, PrefillSpan, SequentialRanges
+from quire.engine.execution.attention.paged import (
+    DecodeTokens,
+    PagedAttend,
+    PrefillSpan,
+    QueryAttention,
+    SequentialRanges,
+)
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import Span, StepInputs
 from quire.engine.execution.table import RequestTable
@@ -30,31 +36,29 @@ class ReferenceAttention:
 
 
 def sequential_ranges(spans: Sequence[Span], table: RequestTable, *, group_lengths: bool) -> SequentialRanges:
-    """Single tokens in groups, longer spans one by one.
+    """Generated tokens in groups, spans of prompts one by one; see `Span.generated`.
 
-    `group_lengths`: single tokens attend together only with others of similar length. All of a group pay for its
+    `group_lengths`: generated tokens attend together only with others of similar length. All of a group pay for its
     longest sequence where pages are gathered, and so at most twice their own length.
     """
 
-    def group(span: Span) -> int:
-        return _num_blocks(span, table).bit_length() if group_lengths else 0
+    def blocks(length: int) -> int:
+        return -(-length // table.block_size)
 
-    single = [span for span in spans if span.count == 1]
-    groups = [list(members) for _, members in groupby(single, group)]
-    ranges = [(members[0].offset, members[0].offset + len(members), _decode(members, table)) for members in groups]
-    prefills = [(s.offset, s.offset + s.count, _prefill(s, table)) for s in spans if s.count > 1]
-    return SequentialRanges([*ranges, *prefills])
-
-
-def _decode(spans: Sequence[Span], table: RequestTable) -> DecodeTokens:
-    rows = [span.row for span in spans]
-    width = max(_num_blocks(span, table) for span in spans)
-    return DecodeTokens(torch.from_numpy(table.blocks[rows, :width]), torch.tensor([span.length for span in spans]))
-
-
-def _prefill(span: Span, table: RequestTable) -> PrefillSpan:
-    return PrefillSpan(torch.from_numpy(table.blocks[span.row, : _num_blocks(span, table)]), span.length)
+    queries = [(span.row, length) for span in spans if span.generated for length in _lengths(span)]
+    ranges: list[tuple[int, int, QueryAttention]] = []
+    offset = 0
+    for _, group in itertools.groupby(queries, lambda query: blocks(query[1]).bit_length() if group_lengths else 0):
+        rows, lengths = zip(*group, strict=True)
+        tables = torch.from_numpy(table.blocks[list(rows), : blocks(max(lengths))])
+        ranges.append((offset, offset + len(rows), DecodeTokens(tables, torch.tensor(lengths))))
+        offset += len(rows)
+    for span in itertools.dropwhile(lambda span: span.generated, spans):
+        block_table = torch.from_numpy(table.blocks[span.row, : blocks(span.length)])
+        ranges.append((span.offset, span.offset + span.count, PrefillSpan(block_table, span.length)))
+    return SequentialRanges(ranges)
 
 
-def _num_blocks(span: Span, table: RequestTable) -> int:
-    return -(-span.length // table.block_size)
+def _lengths(span: Span) -> range:
+    """Positions that each token of a span attends to, its own included."""
+    return range(span.start + 1, span.length + 1)

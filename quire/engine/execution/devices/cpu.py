@@ -24,6 +24,7 @@ class CpuDevice:
 
     torch_device = torch.device("cpu")
     quantizable_dtypes = frozenset(native.DTYPES)
+    cache_alignment = native.PAIR
 
     def __init__(self) -> None:
         self.computes_bfloat16 = native.has_bfloat16()

@@ -22,9 +22,11 @@ class Device(LoadTarget, Protocol):
 
     Attributes:
         description: for the log, e.g. the instruction set of the kernels.
+        cache_alignment: keys and values are padded to a multiple of this many elements in pages.
     """
 
     description: str
+    cache_alignment: int
 
     def activate(self) -> AbstractContextManager[None]:
         """Select the device's kernels for the calling thread; around loading and every step."""

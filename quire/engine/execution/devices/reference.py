@@ -29,10 +29,10 @@ class TorchKVCache:
         self.layers: list[LayerCache] = []
         for shape in shapes:
             size = (shape.heads, num_blocks, block_size)
-            keys = _lazy_zeros((*size, shape.key_dim + extra), dtype)
-            value_row = shape.value_dim + extra
+            keys = _lazy_zeros((*size, shape.key_elements + extra), dtype)
+            value_row = shape.value_elements + extra
             values = keys[..., :value_row] if shape.values_in_keys else _lazy_zeros((*size, value_row), dtype)
-            self.layers.append(LayerCache(keys, values))
+            self.layers.append(LayerCache(keys, values, shape))
 
     def ensure_mapped(self, block: int) -> None:
         """Nothing to do: the system maps pages at the first write."""
@@ -53,6 +53,7 @@ class ReferenceDevice:
     torch_device = torch.device("cpu")
     quantizable_dtypes: frozenset[torch.dtype] = frozenset()
     computes_bfloat16 = False
+    cache_alignment = 1
     description = "torch reference kernels"
 
     def activate(self) -> AbstractContextManager[None]:

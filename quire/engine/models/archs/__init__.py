@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine.models.archs.gemma import gemma2, gemma3
-from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, qwen2, qwen3, smollm3
+from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.spec import DecoderSpec
 
@@ -20,7 +20,7 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "mistral": mistral,
     "mixtral": mixtral,
     "olmo2": olmo2,
-    "phi3": mistral,
+    "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.engine.models.archs.llama import attention, decoder, mlp
+from quire.engine.models.archs.llama import biased_attention, check_layer_types, decoder, mlp
 from quire.engine.models.archs.rope import rope_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import DecoderSpec, Layer, QKNorm
@@ -17,15 +17,16 @@ def gemma2(config: Any) -> DecoderSpec:
 
 def gemma3(config: Any) -> DecoderSpec:
     """Gemma 3, text: normalized queries and keys, RoPE parameters per layer type."""
-    return _gemma(config, softcap=config.attn_logit_softcapping, qk_norm=QKNorm.HEAD)
+    return _gemma(config, qk_norm=QKNorm.HEAD)  # `attn_logit_softcapping` has no effect
 
 
 def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
     if getattr(config, "use_bidirectional_attention", None):
         raise UnsupportedModel("gemma with bidirectional attention is an encoder, not a decoder")
+    check_layer_types(config)
     per_type = "full_attention" in config.rope_parameters
     attn_of = {
-        kind: attention(
+        kind: biased_attention(
             config,
             scale=config.query_pre_attn_scalar**-0.5,
             rope=rope_of(config, config.head_dim, kind if per_type else None),
@@ -34,9 +35,10 @@ def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
         )
         for kind in sorted(set(config.layer_types))
     }
+    ffn = mlp(config, act=config.hidden_activation)
     return decoder(
         config,
-        [Layer(attn=attn_of[kind], ffn=mlp(config), post_norm=True) for kind in config.layer_types],
+        [Layer(attn=attn_of[kind], ffn=ffn, post_norm=True) for kind in config.layer_types],
         norm_offset=1.0,
         embed_scale=config.hidden_size**0.5,
         logit_softcap=config.final_logit_softcapping,

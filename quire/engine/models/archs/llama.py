@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.archs.rope import max_positions, rope_of
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import (
     DecoderSpec,
     FeedForward,
@@ -17,9 +18,15 @@ from quire.engine.models.spec import (
 )
 
 
+def head_dim(config: Any) -> int:
+    """Elements of a head."""
+    dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return dim
+
+
 def attention(config: Any, **overrides: Any) -> GroupedAttention:
-    """Llama's attention, with some fields overridden."""
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """Llama's attention without biases, with some fields overridden."""
+    dim = head_dim(config)
     if "rope" not in overrides:
         overrides["rope"] = rope_of(config, dim)
     fields = {
@@ -27,16 +34,26 @@ def attention(config: Any, **overrides: Any) -> GroupedAttention:
         "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         "head_dim": dim,
         "scale": dim**-0.5,
-        "qkv_bias": bool(getattr(config, "attention_bias", False)),
-        "out_bias": bool(getattr(config, "attention_bias", False)),
+        "qkv_bias": False,
+        "out_bias": False,
     }
     return GroupedAttention(**{**fields, **overrides})
 
 
-def mlp(config: Any) -> GatedMLP:
-    """Llama's feed-forward layer."""
-    act = getattr(config, "hidden_act", None) or config.hidden_activation
-    return GatedMLP(size=config.intermediate_size, act=act, bias=bool(getattr(config, "mlp_bias", False)))
+def biased_attention(config: Any, **overrides: Any) -> GroupedAttention:
+    """Llama's attention with `attention_bias`, which some architectures ignore."""
+    bias = bool(config.attention_bias)
+    return attention(config, **{"qkv_bias": bias, "out_bias": bias, **overrides})
+
+
+def mlp(config: Any, *, act: str | None = None, bias: bool = False) -> GatedMLP:
+    """Llama's feed-forward layer; `act` if the config has it under another name than `hidden_act`."""
+    return GatedMLP(size=config.intermediate_size, act=config.hidden_act if act is None else act, bias=bias)
+
+
+def biased_mlp(config: Any) -> GatedMLP:
+    """Llama's feed-forward layer with `mlp_bias`, which other architectures ignore."""
+    return mlp(config, bias=bool(config.mlp_bias))
 
 
 def decoder(config: Any, layers: Sequence[Layer], **overrides: Any) -> DecoderSpec:
@@ -58,20 +75,41 @@ def uniform(config: Any, attn: GroupedAttention, ffn: FeedForward | None = None,
     return decoder(config, [shared] * config.num_hidden_layers)
 
 
+def check_layer_types(config: Any) -> None:
+    """Raise UnsupportedModel for layers that are neither full attention nor attention with a given window."""
+    for kind in sorted(set(config.layer_types) - {"full_attention", "sliding_attention"}):
+        raise UnsupportedModel(
+            f"layers of type {kind!r} are not supported; supported are full_attention and sliding_attention"
+        )
+    if "sliding_attention" in config.layer_types and config.sliding_window is None:
+        raise UnsupportedModel("the model's config.json has layers of type sliding_attention, but no sliding_window")
+
+
 def windowed(config: Any, attn: GroupedAttention) -> list[GroupedAttention]:
-    """The attention of each layer, with a sliding window where `layer_types` has one."""
+    """The attention of each layer, with a sliding window where `layer_types` has one.
+
+    Raises:
+        UnsupportedModel: there are layers of another type, or the window's length is missing.
+    """
+    check_layer_types(config)
     sliding = replace(attn, window=config.sliding_window)
     return [sliding if kind == "sliding_attention" else attn for kind in config.layer_types]
 
 
 def llama(config: Any) -> DecoderSpec:
     """Llama 1 to 3."""
-    return uniform(config, attention(config))
+    return uniform(config, biased_attention(config), biased_mlp(config))
 
 
 def mistral(config: Any) -> DecoderSpec:
-    """Mistral and Phi-3: a sliding window on every layer, if any. Phi-3's checkpoints have fused projections."""
+    """Mistral: a sliding window on every layer, if any."""
     return uniform(config, attention(config, window=config.sliding_window))
+
+
+def phi3(config: Any) -> DecoderSpec:
+    """Phi-3: Mistral with a partial rope. Its checkpoints have fused projections."""
+    rope = rope_of(config, head_dim(config), partial=True)
+    return uniform(config, attention(config, window=config.sliding_window, rope=rope))
 
 
 def qwen2(config: Any) -> DecoderSpec:
@@ -82,27 +120,27 @@ def qwen2(config: Any) -> DecoderSpec:
 
 def qwen3(config: Any) -> DecoderSpec:
     """Qwen 3, dense."""
-    attn = attention(config, qk_norm=QKNorm.HEAD)
+    attn = biased_attention(config, qk_norm=QKNorm.HEAD)
     return decoder(config, [Layer(attn=one, ffn=mlp(config)) for one in windowed(config, attn)])
 
 
 def olmo2(config: Any) -> DecoderSpec:
     """OLMo 2: norms after the branches only."""
-    return uniform(config, attention(config, qk_norm=QKNorm.ALL), pre_norm=False, post_norm=True)
+    return uniform(config, biased_attention(config, qk_norm=QKNorm.ALL), pre_norm=False, post_norm=True)
 
 
 def granite(config: Any) -> DecoderSpec:
     """Granite 3, dense: scales of embeddings, attention scores, residuals and logits."""
-    spec = uniform(
-        config, attention(config, scale=config.attention_multiplier), residual_scale=config.residual_multiplier
-    )
+    attn = biased_attention(config, scale=config.attention_multiplier)
+    spec = uniform(config, attn, biased_mlp(config), residual_scale=config.residual_multiplier)
     return replace(spec, embed_scale=float(config.embedding_multiplier), logit_scale=1.0 / config.logits_scaling)
 
 
 def smollm3(config: Any) -> DecoderSpec:
     """SmolLM 3: some layers have no position embedding."""
+    attns = windowed(config, biased_attention(config))
     layers = [
-        Layer(attn=attn if has_rope else replace(attn, rope=None), ffn=mlp(config))
-        for attn, has_rope in zip(windowed(config, attention(config)), config.no_rope_layers, strict=True)
+        Layer(attn=attn if has_rope else replace(attn, rope=None), ffn=biased_mlp(config))
+        for attn, has_rope in zip(attns, config.no_rope_layers[: len(attns)], strict=True)
     ]
     return decoder(config, layers)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from quire.engine.models.archs.llama import attention, decoder, mlp, uniform, windowed
-from quire.engine.models.archs.rope import rope_of
+from quire.engine.models.archs.llama import attention, biased_attention, decoder, mlp, uniform, windowed
+from quire.engine.models.archs.rope import rope_of, yarn_scale
 from quire.engine.models.spec import (
     ClampedSwigluExperts,
     DecoderSpec,
@@ -42,8 +41,8 @@ def qwen3_moe(config: Any) -> DecoderSpec:
         expert=GatedExperts(act=config.hidden_act),
     )
     window = config.sliding_window if config.use_sliding_window else None
-    attn = attention(config, qk_norm=QKNorm.HEAD, window=window)
-    dense = set(config.mlp_only_layers or ())
+    attn = biased_attention(config, qk_norm=QKNorm.HEAD, window=window)
+    dense = set(config.mlp_only_layers or ()) if config.num_experts else set(range(config.num_hidden_layers))
     sparse = [i not in dense and (i + 1) % config.decoder_sparse_step == 0 for i in range(config.num_hidden_layers)]
     return decoder(config, [Layer(attn=attn, ffn=experts if is_sparse else mlp(config)) for is_sparse in sparse])
 
@@ -59,7 +58,8 @@ def gpt_oss(config: Any) -> DecoderSpec:
             alpha=getattr(config, "swiglu_alpha", 1.702), limit=getattr(config, "swiglu_limit", 7.0)
         ),
     )
-    return decoder(config, [Layer(attn=attn, ffn=experts) for attn in windowed(config, attention(config, sinks=True))])
+    attns = windowed(config, biased_attention(config, sinks=True))
+    return decoder(config, [Layer(attn=attn, ffn=experts) for attn in attns])
 
 
 def deepseek_v3(config: Any) -> DecoderSpec:
@@ -67,7 +67,7 @@ def deepseek_v3(config: Any) -> DecoderSpec:
     params = config.rope_parameters
     scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
     if params["rope_type"] != "default" and params.get("mscale_all_dim"):
-        scale *= (0.1 * params["mscale_all_dim"] * math.log(params["factor"]) + 1.0) ** 2
+        scale *= yarn_scale(params["factor"], params["mscale_all_dim"]) ** 2
     attn = LatentAttention(
         heads=config.num_attention_heads,
         q_rank=config.q_lora_rank,

@@ -21,8 +21,17 @@ Params = dict[str, Any]
 _UNSCALED = ("default", "dynamic", "longrope")
 
 
-def rope_of(config: Any, head_dim: int, layer_type: str | None = None, *, interleaved: bool = False) -> Rope:
+def rope_of(
+    config: Any, head_dim: int, layer_type: str | None = None, *, interleaved: bool = False, partial: bool = False
+) -> Rope:
     """RoPE parameters of a config, or of one of its layer types.
+
+    Args:
+        config: the config.
+        head_dim: elements of a head.
+        layer_type: key in the config's parameters, if it has some for each layer type.
+        interleaved: see `Rope`.
+        partial: `partial_rotary_factor` also counts without a scaling, where most architectures ignore it.
 
     Raises:
         UnsupportedModel: the rope type is not supported.
@@ -32,24 +41,31 @@ def rope_of(config: Any, head_dim: int, layer_type: str | None = None, *, interl
     if kind not in _SCALINGS and kind not in _UNSCALED:
         supported = ", ".join(sorted((*_SCALINGS, *_UNSCALED)))
         raise UnsupportedModel(f"rope type {kind!r} is not supported; supported are {supported}")
-    dim = int(head_dim * params.get("partial_rotary_factor", 1.0))
+    ignored = kind == "default" and not partial
+    dim = head_dim if ignored else int(head_dim * params.get("partial_rotary_factor", 1.0))
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    plain: Frequencies = np.float32(1) / np.power(np.float32(params["rope_theta"]), exponents)
+    powers = np.power(np.float32(params["rope_theta"]), exponents)
+    plain: Frequencies = np.float32(1) / powers
+    rotated = 2 * len(plain)  # an odd number of elements is rounded up
     trained = params.get("original_max_position_embeddings") or config.max_position_embeddings
     if kind == "dynamic":
         max_len = config.max_position_embeddings
         ntk = DynamicNtk(theta=params["rope_theta"], factor=params["factor"], trained_len=max_len)
-        return Rope(dim=dim, inv_freq=_values(plain), interleaved=interleaved, extension=ntk)
+        return Rope(dim=rotated, inv_freq=_values(plain), interleaved=interleaved, extension=ntk)
     if kind == "longrope":
-        short, long = (_values(plain / np.asarray(params[f"{name}_factor"], np.float32)) for name in ("short", "long"))
+        short, long = (
+            _values(1 / (np.asarray(params[f"{name}_factor"], np.float32) * powers)) for name in ("short", "long")
+        )
         extension = LongRope(inv_freq=long, trained_len=trained)
         factor = _longrope_factor(config, params, trained)
-        return Rope(dim=dim, inv_freq=short, factor=factor, interleaved=interleaved, extension=extension)
+        return Rope(dim=rotated, inv_freq=short, factor=factor, interleaved=interleaved, extension=extension)
     if params.get("factor", 0) is None:  # DeepSeek's configs may leave it out
         params = {**params, "factor": config.max_position_embeddings / trained}
+    if kind == "yarn":  # with parameters per layer type, transformers does not look for `truncate` in them
+        params = {**params, "truncate": config.rope_parameters.get("truncate", True)}
     scaled = _SCALINGS[kind](plain, params, trained) if kind in _SCALINGS else plain
     factor = _yarn_factor(params) if kind == "yarn" else 1.0
-    return Rope(dim=dim, inv_freq=_values(scaled), factor=factor, interleaved=interleaved)
+    return Rope(dim=rotated, inv_freq=_values(scaled), factor=factor, interleaved=interleaved)
 
 
 def _linear(plain: Frequencies, params: Params, _trained: int) -> Frequencies:
@@ -60,7 +76,7 @@ def _llama3(plain: Frequencies, params: Params, trained: int) -> Frequencies:
     """Llama 3: divide low frequencies by the factor, keep high ones, interpolate between them."""
     low, high = params["low_freq_factor"], params["high_freq_factor"]
     rotations = trained * plain / (2 * math.pi)
-    kept = np.clip((rotations - low) / (high - low), 0.0, 1.0)
+    kept = np.clip((rotations - low) / (high - low), 0.0, 1.0) if high > low else (rotations >= low).astype(np.float32)
     scaled: Frequencies = (1 - kept) * plain / params["factor"] + kept * plain
     return scaled
 
@@ -88,11 +104,13 @@ def _yarn_factor(params: Params) -> float:
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
 
-    def scale_of(weight: float) -> float:
-        return 1.0 if params["factor"] <= 1 else 0.1 * weight * math.log(params["factor"]) + 1.0
+    factor, mscale, all_dim = params["factor"], params.get("mscale"), params.get("mscale_all_dim")
+    return yarn_scale(factor, mscale) / yarn_scale(factor, all_dim) if mscale and all_dim else yarn_scale(factor)
 
-    mscale, all_dim = params.get("mscale"), params.get("mscale_all_dim")
-    return scale_of(mscale) / scale_of(all_dim) if mscale and all_dim else scale_of(1.0)
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """The growth of attention scores with a context that is `factor` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _longrope_factor(config: Any, params: Params, trained: int) -> float:
@@ -118,7 +136,7 @@ def max_positions(config: Any) -> int:
     params = config.rope_parameters or {}
     limit = int(config.max_position_embeddings)
     if params.get("rope_type") == "yarn":
-        return max(limit, int(params.get("original_max_position_embeddings", limit) * params["factor"]))
+        return max(limit, int(params.get("original_max_position_embeddings", limit) * (params["factor"] or 1)))
     return int(limit * params["factor"]) if params.get("rope_type") in ("linear", "dynamic") else limit
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
-from quire.engine.models.spec import ClampedSwigluExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
+from quire.engine.models.spec import ClampedSwigluExperts, GatedExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 
 
@@ -43,7 +43,7 @@ class MoELayer(nn.Module):
         self.router = Linear(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias, plain=True)
         self.score_bias = _score_bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
         self.experts = nn.ModuleList(Expert(hidden, spec) for _ in range(spec.experts))
-        self.shared = GatedMLPLayer(hidden, spec.shared, "silu") if spec.shared else None
+        self.shared = _shared_expert(hidden, spec)
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
@@ -73,11 +73,16 @@ def grouped_sigmoid(logits: Tensor, bias: Tensor, router: GroupedSigmoidRouter, 
     grouped = (scores + bias).unflatten(-1, (router.groups, -1))
     best = grouped.topk(2, -1).values.sum(-1).topk(router.top_groups, -1).indices
     kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)
-    chosen = grouped.masked_fill(~kept[..., None], 0.0).flatten(-2).topk(top_k, -1).indices
+    chosen = grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2).topk(top_k, -1).indices
     weights = scores.gather(-1, chosen)
     if router.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return chosen, weights * router.scale
+
+
+def _shared_expert(hidden: int, spec: MoE) -> GatedMLPLayer | None:
+    act = spec.expert.act if isinstance(spec.expert, GatedExperts) else "silu"
+    return GatedMLPLayer(hidden, spec.shared, act) if spec.shared else None
 
 
 def _score_bias(experts: int) -> nn.Parameter:

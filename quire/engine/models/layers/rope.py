@@ -14,43 +14,56 @@ from quire.kernels.take_rows import take_rows
 _CHUNK = 1 << 14  # positions of a table computed at a time
 
 
-def cos_sin(rope: Rope, positions: Tensor, context_len: int) -> CosSin:
+def rope_switch(ropes: Iterable[Rope], context_len: int) -> int | None:
+    """See `LanguageModel.rope_switch`; `check_spec` has made sure that it is the same for all ropes."""
+    lengths = {rope.extension.trained_len for rope in ropes if isinstance(rope.extension, LongRope)}
+    return next((length for length in lengths if length < context_len), None)
+
+
+def cos_sin(rope: Rope, positions: Tensor, *, extended: bool = False) -> CosSin:
     """Cosines and sines at positions (tokens,).
 
-    `context_len` chooses between the two frequency sets of a long rope: one choice for all requests, so that they can
-    share cached keys.
+    `extended`: with a long rope's frequencies for sequences beyond the trained length.
     """
-    phase = positions.float()[:, None] * _frequencies(rope, positions, context_len)
+    phase = positions.float()[:, None] * _frequencies(rope, positions, extended=extended)
     return CosSin(phase.cos() * rope.factor, phase.sin() * rope.factor, rope.interleaved)
 
 
 class RopeTables:
-    """Cosines and sines of all positions of a context, for each of a model's ropes."""
+    """Cosines and sines of all positions of a context, for each of a model's ropes.
 
-    def __init__(self, ropes: Iterable[Rope], context_len: int, device: torch.device) -> None:
-        self._tables = {rope: _table(rope, context_len, device) for rope in ropes}
+    With a switch the positions below it are followed by all positions again, for sequences that are longer.
+    """
+
+    def __init__(self, ropes: Iterable[Rope], context_len: int, switch: int | None, device: torch.device) -> None:
+        self._tables = {rope: _table(rope, context_len, switch, device) for rope in ropes}
 
     def at(self, positions: Tensor) -> dict[Rope, CosSin]:
-        """Cosines and sines at positions (tokens,)."""
+        """Cosines and sines at rows (tokens,) of the tables, see `ModelInputs.positions`."""
         return {
             rope: CosSin(take_rows(table.cos, positions), take_rows(table.sin, positions), table.interleaved)
             for rope, table in self._tables.items()
         }
 
 
-def _table(rope: Rope, context_len: int, device: torch.device) -> CosSin:
-    cos, sin = (torch.empty(context_len, len(rope.inv_freq), device=device) for _ in range(2))
-    for begin in range(0, context_len, _CHUNK):
-        end = min(context_len, begin + _CHUNK)
-        chunk = cos_sin(rope, torch.arange(begin, end, device=device), context_len)
-        cos[begin:end], sin[begin:end] = chunk.cos, chunk.sin
+def _table(rope: Rope, context_len: int, switch: int | None, device: torch.device) -> CosSin:
+    parts = [(context_len, False)] if switch is None else [(switch, False), (context_len, True)]
+    cos, sin = (torch.empty(sum(count for count, _ in parts), len(rope.inv_freq), device=device) for _ in range(2))
+    row = 0
+    for count, extended in parts:
+        for begin in range(0, count, _CHUNK):
+            positions = torch.arange(begin, min(count, begin + _CHUNK), device=device)
+            chunk = cos_sin(rope, positions, extended=extended)
+            rows = slice(row, row + len(positions))
+            cos[rows], sin[rows] = chunk.cos, chunk.sin
+            row += len(positions)
     return CosSin(cos, sin, rope.interleaved)
 
 
-def _frequencies(rope: Rope, positions: Tensor, context_len: int) -> Tensor:
+def _frequencies(rope: Rope, positions: Tensor, *, extended: bool) -> Tensor:
     """(pairs,) or (tokens, pairs)."""
     extension = rope.extension
-    if isinstance(extension, LongRope) and context_len > extension.trained_len:
+    if isinstance(extension, LongRope) and extended:
         return torch.tensor(extension.inv_freq, dtype=torch.float32, device=positions.device)
     if isinstance(extension, DynamicNtk):
         return _dynamic_ntk(rope.dim, extension, positions)

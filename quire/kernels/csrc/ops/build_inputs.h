@@ -14,7 +14,7 @@ struct InputArrays {
                              const Tensor &span_counts, const Tensor &block_tables, const Tensor &end_rows,
                              const Tensor &end_seq_lens, const Tensor &end_block_tables) {
         Size table_rows("rows"), context("context"), width("blocks"), max_tokens("tokens"), max_spans("spans"),
-            max_counts("1 + spans"), max_ends("ends");
+            max_counts("2 + spans"), max_ends("ends");
         require(block_size > 0, "block_size", "a positive size is expected");
         known_tokens.has_dtype({DType::INT32}).has_shape(table_rows, context).is_contiguous();
         known_blocks.has_dtype({DType::INT32}).has_shape(table_rows, width).is_contiguous();
@@ -22,7 +22,7 @@ struct InputArrays {
             one->has_dtype({DType::INT64}).has_shape(max_tokens).is_contiguous();
         seq_lens.has_dtype({DType::INT64}).has_shape(max_spans).is_contiguous();
         span_counts.has_dtype({DType::INT64}).has_shape(max_counts).is_contiguous();
-        require(max_counts == max_spans + 1, "span_counts", "one element more than seq_lens is expected");
+        require(max_counts == max_spans + 2, "span_counts", "two elements more than seq_lens are expected");
         block_tables.has_dtype({DType::INT32}).has_shape(max_spans, width).is_contiguous();
         for (const Tensor *one : {&end_rows, &end_seq_lens})
             one->has_dtype({DType::INT64}).has_shape(max_ends).is_contiguous();
@@ -48,12 +48,14 @@ struct InputArrays {
 REGISTER_OP(InputArrays);
 
 // Fills the arrays for a step, and returns the largest block that the step writes to. Span i is the tokens at positions
-// [starts[i], starts[i] + counts[i]) of a row of the request table. `ends`: indices of the spans for the end_* arrays.
+// [starts[i], starts[i] + counts[i]) of a row of the request table. The first `singles` spans attend as single queries.
+// `ends`: indices of the spans for the end_* arrays.
 struct BuildInputs {
     static constexpr const char *NAME = "build_inputs";
-    static constexpr const char *PARAMETERS[] = {"arrays", "rows", "starts", "counts", "ends"};
+    static constexpr const char *PARAMETERS[] = {"arrays", "rows", "starts", "counts", "singles", "ends"};
     static BuildInputs check(std::shared_ptr<const InputArrays> arrays, std::vector<int64_t> rows,
-                             std::vector<int64_t> starts, std::vector<int64_t> counts, std::vector<int64_t> ends) {
+                             std::vector<int64_t> starts, std::vector<int64_t> counts, int64_t singles,
+                             std::vector<int64_t> ends) {
         const InputArrays &a = *arrays;
         int64_t spans = int64_t(rows.size()), total = 0, positions = std::min(a.context, a.width * a.block_size);
         require(starts.size() == rows.size() && counts.size() == rows.size(), "rows, starts, counts",
@@ -64,16 +66,21 @@ struct BuildInputs {
                     "positions of the context are expected");
             total += counts[i];
         }
+        require(singles >= 0 && singles <= spans, "singles", "a number of spans is expected");
+        require(std::all_of(counts.begin(), counts.begin() + singles, [](int64_t count) { return count == 1; }),
+                "singles", "spans of one token are expected");
         for (int64_t span : ends) require(span >= 0 && span < spans, "ends", "indices of spans are expected");
         require(spans <= a.max_spans && total <= a.max_tokens && int64_t(ends.size()) <= a.max_ends, "arrays",
                 "the step is larger than they are");
-        return {std::move(arrays), std::move(rows), std::move(starts), std::move(counts), std::move(ends)};
+        return {std::move(arrays), std::move(rows), std::move(starts), std::move(counts), singles, std::move(ends)};
     }
     int64_t run() const;
     int64_t work() const { return 0; }
 
     std::shared_ptr<const InputArrays> arrays;
-    std::vector<int64_t> rows, starts, counts, ends;
+    std::vector<int64_t> rows, starts, counts;
+    int64_t singles;
+    std::vector<int64_t> ends;
 };
 REGISTER_OP(BuildInputs);
 
@@ -85,7 +92,7 @@ inline int64_t BuildInputs::run() const {
         const int32_t *from = a.known_blocks + rows[span] * a.width;
         std::copy(from, from + (starts[span] + counts[span] - 1) / a.block_size + 1, to);
     };
-    a.span_counts[0] = int64_t(rows.size());
+    a.span_counts[0] = singles, a.span_counts[1] = int64_t(rows.size());
     for (size_t i = 0; i < rows.size(); i++) {
         for (int64_t position = starts[i]; position < starts[i] + counts[i]; position++, at++) {
             int64_t block = a.known_blocks[rows[i] * a.width + position / a.block_size];
@@ -93,7 +100,7 @@ inline int64_t BuildInputs::run() const {
             a.slots[at] = block * a.block_size + position % a.block_size;
             last_block = std::max(last_block, block);
         }
-        a.span_counts[1 + i] = counts[i], a.seq_lens[i] = starts[i] + counts[i], span_ends[i] = at;
+        a.span_counts[2 + i] = counts[i], a.seq_lens[i] = starts[i] + counts[i], span_ends[i] = at;
         copy_block_table(i, a.block_tables + i * a.width);
     }
     for (size_t i = 0; i < ends.size(); i++) {

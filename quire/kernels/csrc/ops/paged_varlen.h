@@ -6,7 +6,8 @@
 #include "../panel_matmul.h"
 #include "paged_decode.h"
 
-// Spans are consecutive tokens of one sequence each, at its last positions; those of a single token come first.
+// Spans are consecutive tokens of one sequence each, at its last positions; those that attend as in paged_decode come
+// first.
 struct PagedVarlen : AttentionArguments {  // queries and outputs of all tokens, block tables and lengths of all spans
     static constexpr const char *NAME = "paged_varlen";
     static constexpr const char *PARAMETERS[] = {"q",      "keys",  "values", "out",    "block_tables", "seq_lens",
@@ -14,12 +15,13 @@ struct PagedVarlen : AttentionArguments {  // queries and outputs of all tokens,
     static PagedVarlen check(const Tensor &q, const Tensor &keys, const Tensor &values, const Tensor &out,
                              const Tensor &block_tables, const Tensor &seq_lens, const Tensor &counts,
                              const OptionalTensor &sinks, int64_t window, float scale, float softcap) {
-        Size tokens("tokens"), spans("spans"), size("1 + spans");
+        Size tokens("tokens"), spans("spans"), size("2 + spans");
         q.has_dtype({DType::BFLOAT16});
         auto arguments = AttentionArguments::check(q, keys, values, out, block_tables, seq_lens, sinks, window, scale,
                                                    softcap, tokens, spans);
         counts.has_dtype({DType::INT64}).has_shape(size).is_contiguous();
-        require(size > spans, "counts", "the number of spans and then the tokens of each are expected");
+        require(size > spans + 1, "counts",
+                "the number of single queries, the number of spans and the tokens of each are expected");
         return {arguments, tokens, counts.data<int64_t>()};
     }
     void run() const;
@@ -27,7 +29,7 @@ struct PagedVarlen : AttentionArguments {  // queries and outputs of all tokens,
     int64_t &row_count() { return tokens; }
 
     int64_t tokens;         // not read: `counts` says how many there are
-    const int64_t *counts;  // the number of spans, then the tokens of each
+    const int64_t *counts;  // how many spans are single queries, the number of spans, then the tokens of each
 };
 REGISTER_OP(PagedVarlen);
 
@@ -220,9 +222,9 @@ void prefill_spans(const AttentionArguments &a, const int64_t *tokens, int64_t b
 }
 
 inline void PagedVarlen::run() const {
-    const int64_t spans = counts[0], *span_tokens = counts + 1;
+    const int64_t spans = counts[1], *span_tokens = counts + 2;
     AttentionArguments single = *this;
-    single.sequences = std::find_if(span_tokens, span_tokens + spans, [](int64_t count) { return count > 1; }) - span_tokens;
+    single.sequences = counts[0];
     paged_decode<BFloat16>(single);
     if (single.sequences == spans) return;
     int8 ? prefill_spans<Int8Rows<BFloat16>>(*this, span_tokens, single.sequences, spans)

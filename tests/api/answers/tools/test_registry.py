@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, is_dataclass
 from random import Random
 from typing import Any
 
@@ -35,6 +36,9 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     ("hermes", '<tool_call>{"arguments": {"days": 3}, "name": "get_weather"}</tool_call> ok', "ok",
      [("get_weather", {"days": 3})]),
+    ("hermes", 'First.\n<tool_call>{"name": "now"}</tool_call>\n\nThen. <tool_call>{"name": "now"}</tool_call>End',
+     "First.\nThen.\nEnd", [NOW, NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}}}]\n</tool_call>\nDone', "Done", [NOW]),
     ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
     ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("now", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "now", "arguments": null, "id": 5}</tool_call>', "", [NOW]),
@@ -45,15 +49,25 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', "", [NOW]),
     ("llama3_json", '{"name": "Bob", "parameters": "x"} is JSON', '{"name": "Bob", "parameters": "x"} is JSON', []),
     ("llama3_json", '{"answer": 5}', '{"answer": 5}', []),
+    ("llama3_json", 'It is: {"name": "now", "parameters": {}}; {"name": "now", "parameters": {}} {more?}',
+     "It is:\n{more?}", [NOW, NOW]),
+    ("llama3_json", 'f() { return {"name": "x"} } [{"name": "now", "arguments": {}}]', 'f() { return {"name": "x"} }',
+     [NOW]),
     ("pythonic", '[get_weather(city="Rio \\"de\\" Janeiro", days=3), now()]', "", [WEATHER, NOW]),
     ("pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
+    ("pythonic", "[now(), 5] and", ", 5] and", [NOW]),
+    ("pythonic", "[now(a=1])]", "[now(a=1])]", []),
+    ("pythonic", "[now(a=b'x'), now()] ok", "[now(a=b'x')\nok", [NOW]),
+    ("pythonic", "[now(a=1e999)] ok", "[now(a=1e999)] ok", []),
     ("pythonic", "[get_weather(tags=['a', (1, true)], city=')')]", "",
      [("get_weather", {"tags": ["a", [1, True]], "city": ")"})]),
     ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", "", [NOW]),
+    ("llama4_pythonic", "Hi <|python_start|>[now()]<|python_end|> bye", "Hi\nbye", [NOW]),
     ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {"days": 3}}]', "",
      [NOW, ("get_weather", {"days": 3})]),
     ("mistral", 'Hm. [TOOL_CALLS]now{}[TOOL_CALLS]get_weather[ARGS]{"days": 3}', "Hm.",
      [NOW, ("get_weather", {"days": 3})]),
+    ("mistral", '[TOOL_CALLS] Hm [{"name": "now", "arguments": {}}]', "[TOOL_CALLS] Hm", [NOW]),
     ("mistral", '[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{"a": [1]}', "", [("now", {"a": [1]})]),
     (
         "qwen3_coder",
@@ -67,6 +81,15 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("qwen3_xml",
      "<function=get_weather><parameter=unknown>[1, 2]</parameter><parameter=other>x</parameter></function>", "",
      [("get_weather", {"unknown": [1, 2], "other": "x"})]),
+    ("qwen3_coder",
+     "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n<parameter=days>\n3\n<function=now></function>", "",
+     [("get_weather", {"city": "Rome", "days": 3}), NOW]),
+    ("qwen3_coder", "Hi<tool_call><function=get_weather\n<parameter=city>\nRome\n</parameter></function></tool_call>E",
+     "Hi\nE", [("get_weather", {"city": "Rome"})]),
+    ("qwen3_coder", "Hi<tool_call>a<function=no</function><function=now></function>", "Hi\na<function=no</function>",
+     [NOW]),
+    ("qwen3_coder", "<function=get_weather>\n<parameter=place>\n{'k': 'v', 'n': [None, True]}\n</parameter></function>",
+     "", [("get_weather", {"place": {"k": "v", "n": [None, True]}})]),
     (
         "glm45",
         "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rio \"de\" Janeiro</arg_value>\n"
@@ -81,6 +104,14 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "",
         [("get_weather", {"days": 3}), NOW],
     ),
+    ("minimax_m2", '<invoke name="get_weather"><parameter name="city">\n  a b\n</parameter></invoke>', "",
+     [("get_weather", {"city": "\n  a b\n"})]),
+    ("deepseek_v32",
+     'I.<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">3'
+     '</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+     '<｜DSML｜parameter name="other" string="true">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+     '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>', "I.",
+     [("get_weather", {"city": "3", "days": 3, "other": "3"}), NOW]),
     ("seed_oss",
      "<seed:tool_call>\n<function=get_weather>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>", "",
      [("get_weather", {"days": 3})]),
@@ -120,12 +151,65 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
      [NOW, NOW]),
     ("hunyuan_a13b", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [NOW]),
     ("xlam", '[{"name": "get_weather", "arguments": {"days": 3}}]', "", [("get_weather", {"days": 3})]),
+    ("xlam", 'I.<tool_call>[{"name": "now", "arguments": {}}]</tool_call>More.', "I.\nMore.", [NOW]),
+    ("xlam", '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', []),
     ("xlam", 'So:\n```json\n[{"name": "now", "arguments": {}}]\n```', "So:", [NOW]),
     ("phi4mini", 'functools[{"name": "get_weather", "arguments": {"days": 3}}]', "", [("get_weather", {"days": 3})]),
-    ("gemma",
+    ("functiongemma",
      '<start_function_call>call:get_weather{city:<escape>Rio "de" Janeiro<escape>,days:3}<end_function_call>', "",
      [WEATHER]),
+    ("functiongemma",
+     "So:<start_function_call>call:get_weather{city:<escape>3<escape>days:<escape>3<escape>,tags:[<escape>a<escape>]}"
+     "<end_function_call><start_function_call>call:now{}<end_function_call>", "So:",
+     [("get_weather", {"city": "3", "days": 3, "tags": ["a"]}), NOW]),
+    ("functiongemma",
+     "<start_function_call>call:get_weather{days:3<start_function_call>call:now{}<end_function_call>", "",
+     [("get_weather", {"days": 3}), NOW]),
+    ("apertus", 'I.<|tools_prefix|>[{"get_weather": {"days": 3}}, {"now": {}}]<|tools_suffix|>', "I.",
+     [("get_weather", {"days": 3}), NOW]),
+    ("apertus", '<|tools_prefix|>[{"now": {}, "get_weather": {"tags": [{}]}}]', "",
+     [NOW, ("get_weather", {"tags": [{}]})]),
+    ("cohere_command3",
+     '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"days": 3}},\n'
+     '    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>', "",
+     [("get_weather", {"days": 3}), NOW]),
+    ("gigachat3", 'I.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "now", "arguments": {}}</s>', "I.", [NOW]),
+    ("gigachat3", 'I.<|function_call|>{"name": "get_weather", "arguments": {"days": 3}}', "I.",
+     [("get_weather", {"days": 3})]),
+    ("gigachat3", 'A function call.<|message_sep|>', "A function call.", []),
+    ("longcat", '<longcat_tool_call>\n{"name": "now", "arguments": {}}\n</longcat_tool_call>', "", [NOW]),
+    ("granite-20b-fc",
+     '<function_call> {"name": "now", "arguments": {}}\n<function_call> {"name": "now", "arguments": {}}',
+     "", [NOW, NOW]),
+    ("minimax",
+     'I.<tool_calls>\n{"name": "get_weather", "arguments": {"days": 3}}\n{"name": "now", "arguments": {}}\n'
+     "</tool_calls>", "I.", [("get_weather", {"days": 3}), NOW]),
+    ("minimax",
+     '<think>No <tool_calls>{"name": "now"}</tool_calls></think>\n<tool_calls>\n{"name": "now", "arguments": {}}\n'
+     '{no}\n{"name": "now", "arguments": {}}',
+     '<think>No <tool_calls>{"name": "now"}</tool_calls></think>\n{no}', [NOW, NOW]),
+    ("olmo3", "So:\n<function_calls>get_weather(city='Rio \"de\" Janeiro', days=3)\nnow()\n</function_calls>", "So:",
+     [WEATHER, NOW]),
+    ("olmo3", "<function_calls>bad(x=b'z')\nnow()</function_calls> End", "bad(x=b'z')\nEnd", [NOW]),
+    ("olmo3", "<function_calls>now(x=1])</function_calls>", "now(x=1])", []),
 ]  # fmt: skip
+# Other names of the same formats.
+ALIASES = {
+    "gemma": "functiongemma",
+    "cohere_command4": "cohere_command3",
+    "ernie45": "hermes",
+    "granite4": "hermes",
+    "glm47": "glm45",
+    "step3p5": "qwen3_coder",
+    "llama4_json": "llama3_json",
+    "phi4_mini_json": "phi4mini",
+}
+RECORDED += [
+    (alias, text, content, calls)
+    for alias, name in ALIASES.items()
+    for one, text, content, calls in RECORDED
+    if one == name
+]
 
 
 def read(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
@@ -145,6 +229,42 @@ def test_what_is_found(name: str, text: str, content: str, calls: list[tuple[str
     said, found = read(name, [text])
     assert said == content
     assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+
+
+# format, the text of a first call that is broken, and that of a second one
+BROKEN = [
+    (name, before + arguments + between, after)
+    for arguments in ('{"city": "Ro', '{"city": "Rome"', '{"city": ', '{"city": [{}')
+    for name, before, between, after in (
+        ("kimi_k2", "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>", "<|tool_call_end|>",
+         "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+         "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n", "\n```<｜tool▁call▁end｜>",
+         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"),
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": ', "</tool_call>",
+         '<tool_call>{"name": "now", "arguments": {}}</tool_call>'),
+        ("mistral", "[TOOL_CALLS]get_weather", "[TOOL_CALLS]", "now{}"),
+    )
+    if between != "[TOOL_CALLS]" or arguments != '{"city": "Ro'  # what ends the string cannot be known
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "first", "second"), BROKEN)
+def test_a_call_after_broken_json_is_found(name: str, first: str, second: str) -> None:
+    for pieces in ([first + second], list(first + second)):
+        content, calls = read(name, pieces)
+        assert content == ""
+        assert [function for function, _ in calls] == ["get_weather", "now"]
+        assert calls[0][1] in first
+        assert calls[1][1] == "{}"
+
+
+def test_marks_in_strings_are_text() -> None:
+    city = "a </tool_call> b <tool_call>"
+    text = f'<tool_call>{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}</tool_call>'
+    ((_, arguments),) = read("hermes", [text])[1]
+    assert json.loads(arguments) == {"city": city}
 
 
 def test_every_format_has_a_recording() -> None:
@@ -176,6 +296,49 @@ def test_broken_answers_are_read_all_the_same(data: st.DataObject) -> None:
 @given(st.sampled_from(sorted(FORMATS)), st.text("<>{}[]()\"'\\:,=| \nabfnowtool_cal/;`0", max_size=60))
 def test_any_text_at_all(name: str, text: str) -> None:
     assert read(name, list(text)) == read(name, [text])
+
+
+def texts(value: Any) -> list[str]:
+    """All strings in a value, in its items and fields."""
+    if isinstance(value, tuple):
+        return [text for item in value for text in texts(item)]
+    if is_dataclass(value):
+        return texts(tuple(getattr(value, field.name) for field in fields(value)))
+    return [value] if isinstance(value, str) and value else []
+
+
+BITS = (
+    '{"name": "now"',
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "'",
+    "\n",
+    " ",
+    "a",
+    "now(",
+    '"arguments": ',
+    '{"city": 1}',
+    ":",
+    ",",
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_marks_in_any_order(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(FORMATS)))
+    marks = texts(FORMATS[name].syntax)
+    parts = st.sampled_from([*marks, *(mark[:-1] for mark in marks), *BITS])
+    text = "".join(data.draw(st.lists(parts, max_size=10)))
+    assert read(name, list(text)) == read(name, [text])
+
+
+def test_a_mark_may_begin_with_another_one() -> None:
+    text = '[{"name": "now", "a```json'
+    assert read("xlam", list(text)) == read("xlam", [text])
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -1,0 +1,93 @@
+"""In bfloat16 and with int8 weights or pages, a token has the same bits in every schedule.
+
+Sampled tokens at a high temperature follow from the last bits of the logits sooner or later, so they are compared.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config.options import ModelOptions
+from quire.engine.wire.protocol import SamplingParams
+from quire.kernels import native
+from tests.support.engine import Engine, random_prompt
+from tests.support.models import make_model, save_model
+
+pytestmark = pytest.mark.skipif(not native.has_bfloat16(), reason="needs dot products of bfloat16")
+
+# Size of the heads that the compiled attention reads in place, and of heads that are padded for it.
+HEAD_DIMS = (64, 20, 72, 80)
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of the model and of the engine
+    "bfloat16": ({}, {}),
+    "int8 weights": ({"quantization": "int8"}, {}),
+    "int8 pages": ({}, {"kv_cache_dtype": "int8"}),
+    "int8 weights and pages": ({"quantization": "int8"}, {"kv_cache_dtype": "int8"}),
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "small chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
+    "speculation": {"speculation": "ngram", "num_speculative_tokens": 5},
+}
+
+
+@cache
+def requests(number: int) -> list[tuple[list[int], SamplingParams]]:
+    """Half of the prompts share a prefix; most requests sample."""
+    rng, shared = random.Random(number), random_prompt(number, 40)
+    out = []
+    for index in range(number):
+        own = random_prompt(1000 + index, rng.randint(1, 30))
+        prompt = shared[: rng.choice([8, 24, 40])] + own if rng.random() < 0.5 else own
+        temperature = rng.choice([0.0, 1.0, 1.5])
+        out.append((prompt, SamplingParams(max_tokens=rng.randint(1, 40), temperature=temperature, seed=index)))
+    return out
+
+
+def engine_for(folder: Path, kind: str, max_model_len: int = 104, **options: Any) -> Engine:
+    model, engine = KINDS[kind]
+    chosen = ModelOptions(dtype="bfloat16", max_model_len=max_model_len, **model)
+    return Engine(folder, model=chosen, **{"block_size": 4, **engine, **options})
+
+
+def together(engine: Engine, number: int) -> list[list[int]]:
+    for index, (prompt, params) in enumerate(requests(number)):
+        engine.add(str(index), prompt, params)
+    engine.run()
+    return [engine.results[str(index)].tokens for index in range(number)]
+
+
+@pytest.fixture(scope="module", params=HEAD_DIMS)
+def head_dim(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(head_dim: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model("qwen3", head_dim=head_dim).bfloat16(), tmp_path_factory.mktemp("model"))
+
+
+@cache
+def alone(folder: Path, kind: str, number: int) -> list[list[int]]:
+    engine = engine_for(folder, kind, prefix_caching=False)
+    return [engine.generate(prompt, params).tokens for prompt, params in requests(number)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_tokens_do_not_depend_on_the_schedule(folder: Path, kind: str, schedule: str) -> None:
+    assert together(engine_for(folder, kind, **SCHEDULES[schedule]), 20) == alone(folder, kind, 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_do_not_depend_on_preemption(folder: Path, head_dim: int, kind: str) -> None:
+    """The cache has so few blocks that sequences preempt each other repeatedly."""
+    per_block = (info := engine_for(folder, kind).info).cache_bytes // info.num_blocks
+    number = 200 if head_dim == HEAD_DIMS[0] else 40
+    engine = engine_for(folder, kind, kv_cache_memory=60 * per_block, max_num_batched_tokens=48)
+    assert together(engine, number) == alone(folder, kind, number)
+    assert engine.preemptions > number // 10

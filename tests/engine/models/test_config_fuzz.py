@@ -1,0 +1,49 @@
+"""Random configs of every family: greedy tokens and log-probabilities are those of transformers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.support.engine import random_prompt
+from tests.support.odd_configs import FAMILIES, odd_configs
+from tests.support.oracle import assert_equal, write_folder
+
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # configs are small, and shrinking them takes minutes
+PROMPTS = [random_prompt(1, 40), random_prompt(2, 5)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads only wait for each other in models of this size."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def compare(config: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert_equal(write_folder(Path(folder), config), PROMPTS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+@settings(max_examples=2, deadline=None, derandomize=True, phases=PHASES, suppress_health_check=list(HealthCheck))
+def test_random_configs(family: str, data: st.DataObject) -> None:
+    compare(data.draw(odd_configs(family)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+@settings(max_examples=30, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+def test_many_random_configs(family: str, data: st.DataObject) -> None:
+    compare(data.draw(odd_configs(family)))

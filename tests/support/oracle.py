@@ -1,0 +1,91 @@
+"""Compares what the engine computes for a model folder with what transformers computes for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.support.engine import Engine, greedy
+from tests.support.models import draw_weights
+
+TOLERANCE = 1e-4  # of the largest logit
+
+
+def write_folder(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
+    """Write a config.json as given, and random weights for what transformers makes of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    parsed = AutoConfig.from_pretrained(folder)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(parsed, attn_implementation="eager", dtype=torch.float32)
+    draw_weights(model, config["model_type"])
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))  # transformers has rewritten it
+    return folder
+
+
+def change_weights(folder: Path, changes: dict[str, torch.Tensor], *, remove: Sequence[str] = ()) -> None:
+    """Add, replace or remove tensors of a folder's weights."""
+    path = folder / "model.safetensors"
+    weights = {name: tensor for name, tensor in load_file(path).items() if name not in remove}
+    save_file({**weights, **changes}, path, metadata={"format": "pt"})
+
+
+def transformers_model(folder: Path) -> Any:
+    """The model of a folder as transformers loads it."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **options: Any) -> Engine:
+    """Check the log-probabilities of prompts and the greedy tokens after them; `options` are the engine's.
+
+    All prompts run together, twice: the second time they find what the first has left in the prefix cache.
+    """
+    model = transformers_model(folder)
+    engine = Engine(folder, **{"block_size": 8, "max_num_batched_tokens": 48, **options})
+    for run in range(2):
+        for i, prompt in enumerate(prompts):
+            engine.add(f"{run}-{i}", prompt, greedy(tokens, logprobs=5, prompt_logprobs=None if run else 3))
+        engine.run()
+    for i, prompt in enumerate(prompts):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt])).logits[0].float()
+            out = model.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        expected = out.sequences[0, len(prompt) :].tolist()
+        for run in range(2):
+            result = engine.results[f"{run}-{i}"]
+            assert result.error is None
+            assert result.tokens == expected, f"prompt {i} of {len(prompt)} tokens, run {run}"
+            for step, output in enumerate(result.outputs):
+                assert output.logprobs is not None
+                _compare(output.logprobs[0], out.logits[step][0])
+        reported = engine.results[f"0-{i}"].outputs[0].prompt_logprobs
+        assert reported is not None
+        for position, entry in enumerate(reported[1:]):
+            assert entry is not None
+            _compare(entry, logits[position])
+    return engine
+
+
+def _compare(entry: Any, logits: torch.Tensor) -> None:
+    expected = logits.float().log_softmax(-1)[entry.token_ids]
+    error = (torch.tensor(entry.logprobs) - expected).abs().max() / logits.abs().max()
+    assert error.item() < TOLERANCE
