@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+import msgspec
 from tokenizers import Tokenizer
 
 from quire.engine.wire.detokenizer import Detokenizer
@@ -185,8 +186,7 @@ class EngineClient:
         self._streams[request_id] = stream
         alarm = self._alarm(request_id, stream, request.timeout)
         try:
-            message = AddRequest(request_id, request.prompt, request.params, request.priority, request.cache_salt)
-            self._channel.send(message)
+            self._channel.send(_message(request_id, request))
             yield
         finally:
             if alarm is not None:
@@ -314,3 +314,10 @@ class EngineClient:
                     self._unanswered = time.monotonic()
                     self._channel.send(Ping(next(self._serials)))
                 await asyncio.sleep(_PING_EVERY)
+
+
+def _message(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
+    message = AddRequest(request_id, request.prompt, request.params, request.priority, request.cache_salt)
+    if isinstance(request, GenerateRequest):
+        return message
+    return msgspec.structs.replace(message, flow=request.flow, segment_start=request.segment_start)

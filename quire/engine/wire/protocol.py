@@ -17,6 +17,8 @@ from quire.engine.wire.token_mask import TokenMask, has_other_token
 TokenArray = NDArray[np.int32]
 PooledArray = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort", "error"]
+PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
+PoolingKind = Literal["last", "mean", "cls"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
@@ -55,20 +57,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return len(forbidden) < vocab_size
 
 
-class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, tag="pool"):
-    """The task of pooling the last layer's hidden states of a prompt.
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pool"):
+    """A task that turns the last layer's hidden states of a prompt into one array of float32.
 
     Attributes:
-        kind: "last" and "cls" give the hidden state of the last and of the first token (hidden,), "mean" the mean over
-            all tokens (hidden,), "all" the hidden states of all tokens (tokens, hidden).
+        task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
+            (tokens, labels), "score" (1,).
+        kind: which hidden state the tasks on whole texts begin with: that of the last token, that of the first one, or
+            the mean over all tokens; None for the model's own kind.
+        dimensions: keep the first so many values of an embedding.
+        use_activation: normalize embeddings to length 1; apply softmax or sigmoid to labels and scores. None: as the
+            model's files say.
+        skip_tokens: the first so many tokens take part in attention, but not in the mean.
     """
 
-    kind: Literal["last", "mean", "cls", "all"]
-
-    @property
-    def needs_all_tokens(self) -> bool:
-        """Whether tokens that the prefix cache holds must be computed all the same, for their hidden states."""
-        return self.kind != "last"
+    task: PoolingTask
+    kind: PoolingKind | None = None
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    skip_tokens: int = 0
 
 
 Task = SamplingParams | PoolingParams
@@ -82,6 +89,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     task: Task
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str | None = None  # only requests with equal salts share prefix blocks
+    flow: str = ""  # pooling requests of one flow share one fair share of the engine
+    segment_start: int | None = None  # index of the first token of the second text of a pair
 
     @property
     def params(self) -> SamplingParams:
@@ -134,7 +143,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
-    """The result of a pooling request, which is then finished. `PoolingParams.kind` decides the shape of `data`."""
+    """The result of a pooling request, which is then finished. `PoolingParams.task` decides the shape of `data`."""
 
     request_id: str
     data: PooledArray
@@ -181,8 +190,36 @@ class StepOutput(msgspec.Struct, tag="step"):
     stats: StepStats
 
 
+class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a model that pools.
+
+    Attributes:
+        embedding_size: of "embed".
+        token_embedding_size: of "token_embed".
+        matryoshka: embeddings may be cut to fewer dimensions.
+        dimensions: the dimensions that they may be cut to; empty: any.
+        labels: of "classify" and "token_classify", by index.
+        score_method: how a query and a document are compared: by their embeddings, by running the model on both
+            together, or by the embeddings of their tokens. None if they cannot be compared.
+        sparse: embeddings have a value for each token of the vocabulary, most of them 0.
+    """
+
+    embedding_size: int
+    token_embedding_size: int
+    matryoshka: bool = False
+    dimensions: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    score_method: Literal["cosine", "dot", "cross_encoder", "max_sim"] | None = None
+    sparse: bool = False
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
-    """Facts about a loaded model, for the front end."""
+    """Facts about a loaded model, for the front end.
+
+    Attributes:
+        tasks: "generate", or the pooling tasks that the model can do.
+        pooling: None if it has no pooling tasks.
+    """
 
     architecture: str
     implementation: Literal["quire", "transformers"]
@@ -194,6 +231,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     block_size: int
     weight_bytes: int
     cache_bytes: int
+    tasks: tuple[str, ...] = ("generate",)
+    pooling: PoolingInfo | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -48,18 +48,20 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """One prompt whose hidden states are pooled; see `GenerateRequest` for the other attributes."""
+    """One prompt whose hidden states are pooled; see `GenerateRequest` and `AddRequest` for the other attributes."""
 
     prompt: TokenArray
     params: PoolingParams
     priority: int = 0
     cache_salt: str | None = None
     timeout: float | None = None
+    flow: str = ""
+    segment_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The result of a `PoolRequest`; `data` is float32, whose shape depends on `PoolingParams.kind`."""
+    """The result of a `PoolRequest`; `data` is float32, whose shape depends on `PoolingParams.task`."""
 
     data: PooledArray
     cached_tokens: int
