@@ -18,6 +18,7 @@ from quire.engine.core import EngineCore
 from quire.engine.execution.devices.select import find_device
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import read_model_config
+from quire.engine.models.pooling_config import PoolingOptions
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -93,7 +94,12 @@ class Engine:
             model = model.model_copy(update={"dtype": "float32"})
         config = CoreConfig(
             folder=folder,
-            model_config=read_model_config(folder, model.model_impl),
+            model_config=read_model_config(
+                folder,
+                model.model_impl,
+                model.hf_overrides,
+                PoolingOptions(model.task, model.convert, model.pooler_config),
+            ),
             model=model,
             engine=EngineOptions(**{**defaults, **options}),
         )

@@ -163,7 +163,7 @@ def test_pooling_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Pooler, "pool", fails)
     engine = Engine(folder)
     engine.add("good", random_prompt(1, 12), greedy(5))
-    engine.add("bad", random_prompt(2, 15), PoolingParams(kind="mean"))
+    engine.add("bad", random_prompt(2, 15), PoolingParams(task="embed", kind="mean"))
     engine.run()
     assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert engine.results["good"].tokens == expected

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from quire.engine.models.weight_names import WeightTarget
 from safetensors.torch import load_file, save_file
 
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers import linear as linear_module
 from quire.engine.models.layers.moe import Expert
 from quire.engine.models.safetensors import SafetensorsFile
-from quire.engine.models.weight_names import WeightTarget
 from quire.engine.models.weights import WeightFiller, check_finite
 from quire.kernels import native
 from quire.kernels.linear import pack_weight
