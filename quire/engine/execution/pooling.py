@@ -71,7 +71,8 @@ class _Mean(_Pooling):
 class _MeanSqrtLen(_Mean):
     def result(self) -> Tensor:
         assert self._sum is not None
-        return (self._sum / max(1, self._count) ** 0.5).float()
+        root: float = max(1, self._count) ** 0.5
+        return (self._sum / root).float()
 
 
 class _WeightedMean(_Pooling):
@@ -158,7 +159,8 @@ class Pooler:
             assert self._model is not None
             table = self._model.embed.weight
             assert table is not None
-            return heads.vocabulary(pooled, table)
+            values: Tensor = heads.vocabulary(pooled, table)
+            return values
         steps = heads.embed if params.task == "embed" else heads.token_embed
         vectors = run_steps(steps, pooled.float())
         if params.dimensions is not None:

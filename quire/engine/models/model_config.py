@@ -71,7 +71,8 @@ def read_model_config(
             cannot do the task.
     """
     config = read_config(folder, overrides)
-    is_encoder = config.model_type in ENCODERS
+    names = getattr(config, "architectures", None) or []
+    is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
     known = config.model_type in ARCHITECTURES or is_encoder
     if (implementation == "quire" or (implementation == "transformers" and is_encoder)) and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")

@@ -86,11 +86,15 @@ def _of_files(
     if modules is not None:
         return _embedder(folder, config, modules)
     if "ColBERT" in name or getattr(config, "colbert_dim", None):
-        return _late_interaction(config, int(getattr(config, "colbert_dim", None) or getattr(config, "dim", 128)), None)
+        return _late_interaction(config, _size(config), None)
     if isinstance(spec, DecoderSpec) and not (name.endswith("Model") or _wants_embedding(options)):
         return None
     kind: PoolingKind = "last" if isinstance(spec, DecoderSpec) else "mean"
     return _with_matryoshka(PoolerSpec(tasks=_EMBED, kind=kind, score_method="cosine"), config)
+
+
+def _size(config: Any) -> int:
+    return int(getattr(config, "colbert_dim", None) or getattr(config, "dim", None) or 128)
 
 
 def _wants_embedding(options: PoolingOptions) -> bool:
@@ -140,7 +144,7 @@ def _late_interaction(config: Any, size: int, modules: Modules | None) -> Pooler
 
 
 def _sparse(config: Any) -> PoolerSpec:
-    act = getattr(config, "hidden_act", None) or getattr(config, "activation", "gelu")
+    act: str = getattr(config, "hidden_act", None) or config.activation
     norm = LayerNorm(eps=getattr(config, "layer_norm_eps", 1e-12))
     return PoolerSpec(
         tasks=("embed",),
