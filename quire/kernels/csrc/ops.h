@@ -10,6 +10,7 @@ constexpr OpEntry REGISTERED = {};
 
 #include "ops/act_and_mul.h"
 #include "ops/activation.h"
+#include "ops/add_rows.h"
 #include "ops/add_scaled.h"
 #include "ops/build_inputs.h"
 #include "ops/layer_norm.h"
