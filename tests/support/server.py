@@ -31,7 +31,7 @@ from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
-from tests.support.fake_core import CONTEXT, INFO, FakeCore, running_client
+from tests.support.fake_core import CONTEXT, FakeCore, running_client
 from tests.support.tokenizer import EOS, write_tokenizer
 
 
@@ -70,23 +70,24 @@ async def running_server(
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
             client = await stack.enter_async_context(running_client(core, capacity=capacity, handle=handle))
+            info = await client.ready()
             tokenizer = Tokenizer.load(folder)
             model = ServedModel(
                 names=tuple(names) if index == 0 else (f"fake-{index}",),
                 root=f"root-{index}",
                 client=client,
-                renderer=Renderer(folder, tokenizer, options, INFO.max_model_len),
-                info=INFO,
+                renderer=Renderer(folder, tokenizer, options, info.max_model_len),
+                info=info,
                 defaults=read_defaults(
                     folder, tokenizer, options.generation_config, options.override_generation_config
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
+                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)),
                 priority_scheduling=options.scheduling_policy == "priority",
             )
             client.observer = observer = ModelMetrics(metrics, model.names[0], index)
-            observer.describe_cache(INFO, options)
+            observer.describe_cache(info, options)
             stack.push_async_callback(model.close)
             models.append(model)
         state = ServerState(

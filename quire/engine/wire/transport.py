@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -126,9 +126,18 @@ class FrontChannel(_Channel[CoreMessage]):
         Raises:
             EngineDead: no core is connected.
         """
+        self.send_all((message,))
+
+    def send_all(self, messages: Iterable[FrontMessage]) -> None:
+        """Queue messages to the core, in order.
+
+        Raises:
+            EngineDead: no core is connected.
+        """
         try:
-            # The queue is unbounded, so a blocking send would wait only where no core is connected, and forever.
-            self._socket.send_multipart(self._encoder.encode(message), flags=zmq.NOBLOCK, copy=True)
+            for message in messages:
+                # The queue is unbounded, so a blocking send would wait only where no core is connected, and forever.
+                self._socket.send_multipart(self._encoder.encode(message), flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as error:
             raise EngineDead("The engine is not running.") from error
         finally:
