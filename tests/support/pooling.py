@@ -34,8 +34,11 @@ def pooled(info: ModelInfo, message: AddRequest) -> PooledArray:
     assert isinstance(params, PoolingParams)
     match params.task:
         case "embed":
-            counts = np.bincount(tokens[params.skip_tokens :] % facts.embedding_size, minlength=facts.embedding_size)
-            return _activated(counts.astype(np.float32)[: params.dimensions], params)
+            size = facts.embedding_size
+            counts = np.bincount(tokens[params.skip_tokens :] % size, minlength=size).astype(np.float32)
+            if facts.sparse:
+                return counts
+            return _activated((counts - 0.25)[: params.dimensions], params)
         case "token_embed":
             size = facts.token_embedding_size
             return _activated(np.eye(size, dtype=np.float32)[tokens % size] + 0.25, params)

@@ -57,13 +57,14 @@ async def running_server(
     capacity: int = 64,
     chat_template: str | None = None,
     handle: CoreHandle | None = None,
+    joins: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Server]:
     """A server for one model per core; the first has all names, others are `fake-1` and so on.
 
-    `handle` says where a single core runs, if not in a thread.
+    `handle` says where a single core runs, if not in a thread; `joins`: the tokenizer is that of a cross-encoder.
     """
-    write_tokenizer(folder, **({} if chat_template is None else {"chat_template": chat_template}))
+    write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
     options = Serve(**settings)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:

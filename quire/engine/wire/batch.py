@@ -112,6 +112,11 @@ class PooledBatch:
         self._waiter: asyncio.Future[None] | None = None
         self._refilling = False
 
+    @property
+    def size(self) -> int:
+        """Number of requests so far."""
+        return len(self._arrays)
+
     def add(self, requests: Sequence[PoolRequest]) -> None:
         """Send requests, or let them wait for those before them.
 
