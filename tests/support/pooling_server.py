@@ -45,12 +45,16 @@ async def pooling_server(
     core = core or FakeCore()
     info = pooling_info(INFO, *tasks, generates=generates, **(facts or {}))
     core.info = msgspec.structs.replace(info, max_model_len=max_model_len)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (files or {}).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(content))
+    write_files(folder, files or {})
     async with running_server(folder, core, **options) as server:
         yield server
+
+
+def write_files(folder: Path, files: dict[str, Any]) -> None:
+    """Write JSON files."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
 
 
 def vectors(body: Any) -> NDArray[np.float32]:

@@ -37,7 +37,7 @@ async def _answer(body: CohereEmbedRequest, request: Request, state: ServerState
     field, texts = ("inputs", body.inputs) if body.texts is None else ("texts", body.texts)
     assert texts is not None
     check_count(len(texts), state, field)
-    params = embed_params(model, "embed", body.output_dimension, None)
+    params = embed_params(model, "embed", body.output_dimension, None, "output_dimension")
     head = begin(request, state, model, "embed", body)
     prefix = prefix_of(model, None, body.input_type, None)
 

@@ -47,15 +47,19 @@ def fit_of(model: ServedModel, keep: int | None, side: Side | None) -> Fit:
 
 
 def embed_params(
-    model: ServedModel, task: PoolingTask, dimensions: int | None, activation: bool | None
+    model: ServedModel,
+    task: PoolingTask,
+    dimensions: int | None,
+    activation: bool | None,
+    field: str = "dimensions",
 ) -> PoolingParams:
-    """Parameters of embeddings.
+    """Parameters of embeddings. `field`: the request's name for `dimensions`.
 
     Raises:
         InvalidRequest: the model does not have so many dimensions.
     """
     if dimensions is not None:
-        _check_dimensions(model, dimensions)
+        _check_dimensions(model, dimensions, field)
     return PoolingParams(task=task, dimensions=dimensions, use_activation=activation)
 
 
@@ -171,16 +175,16 @@ def _token_prompt(model: ServedModel, ids: Ids, fit: Fit, name: str) -> PoolingP
     return PoolingPrompt(ids)
 
 
-def _check_dimensions(model: ServedModel, dimensions: int) -> None:
+def _check_dimensions(model: ServedModel, dimensions: int, field: str) -> None:
     pooling = model.info.pooling
     if pooling is not None and dimensions == pooling.embedding_size:
         return
     if pooling is None or not pooling.matryoshka:
-        raise InvalidRequest("This model's embeddings cannot be shortened: it has no `dimensions`.", "dimensions")
+        raise InvalidRequest(f"This model's embeddings cannot be shortened: it has no `{field}`.", field)
     if pooling.dimensions and dimensions not in pooling.dimensions:
         listed = ", ".join(map(str, pooling.dimensions))
-        raise InvalidRequest(f"`dimensions` must be one of {listed} for this model, not {dimensions}.", "dimensions")
+        raise InvalidRequest(f"`{field}` must be one of {listed} for this model, not {dimensions}.", field)
     if not 1 <= dimensions <= pooling.embedding_size:
         raise InvalidRequest(
-            f"`dimensions` must be from 1 to {pooling.embedding_size} for this model, not {dimensions}.", "dimensions"
+            f"`{field}` must be from 1 to {pooling.embedding_size} for this model, not {dimensions}.", field
         )
