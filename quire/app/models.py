@@ -10,7 +10,8 @@ from pathlib import Path
 from quire.config.command import ConfigError
 
 BUNDLED = "quire-nano"
-_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "additional_chat_templates/*"]
+# A pattern also matches files in subdirectories, such as those of sentence-transformers' modules.
+_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import ServerOptions
 from quire.engine.models.model_config import start_reading_configs
+from quire.engine.models.pooling_config import PoolingOptions
 
 logger = logging.getLogger("quire")
 
@@ -29,7 +30,10 @@ def run(settings: Serve) -> int:
     with bind_sockets(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
         model_configs = start_reading_configs(
-            [source.folder for source in sources], settings.model_impl, settings.hf_overrides
+            [source.folder for source in sources],
+            settings.model_impl,
+            settings.hf_overrides,
+            PoolingOptions(settings.task, settings.convert, settings.pooler_config),
         )
         from quire.app.serving import serve  # noqa: PLC0415 imports torch while the configs are read
 

@@ -188,6 +188,17 @@ class ModelOptions(Options):
         "auto",
         description="auto: Quire's implementation if it supports the architecture, otherwise that of transformers",
     )
+    task: Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"] = Field(
+        "auto", description="what the model is for; auto: what its files say"
+    )
+    convert: Literal["none", "embed", "classify"] = Field(
+        "none",
+        description="embed: a causal language model gives embeddings; classify: it scores by the logits of no and yes, "
+        "or of the tokens in the config's classifier_from_token",
+    )
+    pooler_config: JsonObject = Field(
+        {}, description="JSON object with pooling_type (LAST, MEAN, CLS) and normalize, instead of the model's own"
+    )
 
 
 class ChatOptions(Options):

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import psutil
 import torch
@@ -21,16 +22,21 @@ from quire.engine.core import EngineCore
 from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.encoder_runner import EncoderRunner
 from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.checkpoint import Progress
+from quire.engine.models.decoder import Decoder, LanguageModel
+from quire.engine.models.encoder import Encoder
 from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from quire.engine.wire.errors import FrontEndGone
 from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown
@@ -101,7 +107,10 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     logger.info("%s", device.description)
     with device.activate():
         loaded = load_model(config.folder, config.model_config, config.model, device, partial(_progress_bar, channel))
-        core, num_blocks, cache_bytes = _build_around(loaded, config, device, channel)
+        if isinstance(loaded.model, Encoder):
+            core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
+        else:
+            core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel)
     keep_freed_memory()  # not before: what loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -114,15 +123,35 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         block_size=options.block_size,
         weight_bytes=loaded.weight_bytes,
         cache_bytes=cache_bytes,
+        tasks=("generate",) if loaded.pooler is None else loaded.pooler.tasks,
+        pooling=None if loaded.pooler is None else pooling_info(loaded.pooler, loaded.model),
     )
     return core, info
 
 
-def _build_around(
-    loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel
+def _build_encoder(
+    loaded: LoadedModel, model: Encoder, config: CoreConfig, device: Device, channel: CoreChannel
+) -> EngineCore:
+    """The core around an encoder."""
+    options = config.engine
+    model.set_context(loaded.context_len)
+    limits = SchedulerLimits(
+        max_seqs=options.max_num_seqs, max_tokens=options.max_num_batched_tokens, max_model_len=loaded.context_len
+    )
+    return EngineCore(
+        EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority"),
+        LocalExecutor(device, EncoderRunner(model, Pooler(model.pooler_heads, model))),
+        channel,
+        vocab_size=loaded.vocab_size,
+        pooler=loaded.pooler,
+    )
+
+
+def _build_decoder(
+    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> tuple[EngineCore, int, int]:
-    """The core around a model, the number of blocks of its KV cache, and their bytes."""
-    options, model = config.engine, loaded.model
+    """The core around a decoder, the number of blocks of its KV cache, and their bytes."""
+    options = config.engine
     cache_dtype = torch.int8 if options.kv_cache_dtype == "int8" else loaded.dtype
     shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
     per_block = block_bytes(shapes, options.block_size, cache_dtype)
@@ -145,19 +174,23 @@ def _build_around(
         device.step_runner(model),
         table,
         Sampler(table, loaded.vocab_size, grammars.initial_state),
+        hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
     )
     core = EngineCore(
-        _scheduler(options, context_len, num_blocks, model.rope_switch),
+        _scheduler(options, context_len, num_blocks, model.rope_switch, fair=loaded.pooler is not None),
         LocalExecutor(device, runner, cache),
         channel,
         vocab_size=loaded.vocab_size,
         seed=options.seed,
         grammars=grammars,
+        pooler=loaded.pooler,
     )
     return core, num_blocks, num_blocks * per_block
 
 
-def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, rope_switch: int | None) -> Scheduler:
+def _scheduler(
+    options: EngineOptions, context_len: int, num_blocks: int, rope_switch: int | None, *, fair: bool
+) -> Scheduler:
     limits = SchedulerLimits(
         max_seqs=options.max_num_seqs,
         max_tokens=options.max_num_batched_tokens,
@@ -170,6 +203,7 @@ def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, rope_s
         BlockPool(num_blocks, options.block_size),
         hasher=hasher_named(options.prefix_hash) if options.prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
+        fair=fair,
     )
 
 

@@ -16,6 +16,8 @@ import msgspec
 
 from quire.engine.execution.executor import Executor, PendingStep
 from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.models.pooler_spec import PoolerSpec
+from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.validation import drop_unknown_end_tokens, invalid_reason
@@ -51,13 +53,14 @@ class EngineCore:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | EncoderScheduler,
         executor: Executor,
         channel: CoreChannel,
         *,
         vocab_size: int,
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
+        pooler: PoolerSpec | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -68,6 +71,7 @@ class EngineCore:
             vocab_size: number of columns of the model's logits.
             seed: of the seeds that requests without one get.
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
+            pooler: what the model does with hidden states; None if it generates.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -76,6 +80,7 @@ class EngineCore:
         # Hashed, so that the seeds of servers with neighbouring seeds do not overlap.
         self._seeds = itertools.count(int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=7).digest()))
         self._grammars = grammars
+        self._pooler = pooler
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
@@ -198,6 +203,9 @@ class EngineCore:
             if task.seed is None:
                 task = msgspec.structs.replace(task, seed=next(self._seeds))
             message = msgspec.structs.replace(message, task=task)
+        elif task.kind is None:
+            kind = "last" if self._pooler is None else self._pooler.kind
+            message = msgspec.structs.replace(message, task=msgspec.structs.replace(task, kind=kind))
         error = self._invalid_reason(message)
         if error is not None:
             self._refuse(message, error)
@@ -236,4 +244,4 @@ class EngineCore:
         if preparing or message.request_id in self.scheduler:
             return f"request id {message.request_id} is in use"
         limit = self.scheduler.limits.max_model_len
-        return invalid_reason(message, vocab_size=self._vocab_size, max_model_len=limit)
+        return invalid_reason(message, vocab_size=self._vocab_size, max_model_len=limit, pooler=self._pooler)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from quire.engine.wire.protocol import AddRequest, SamplingParams, TokenArray
+from quire.engine.models.pooler_spec import PoolerSpec
+from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, TokenArray
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -28,13 +29,19 @@ def drop_unknown_end_tokens(params: SamplingParams, vocab_size: int) -> Sampling
     return params if len(known) == len(params.eos_token_ids) else msgspec.structs.replace(params, eos_token_ids=known)
 
 
-def invalid_reason(message: AddRequest, *, vocab_size: int, max_model_len: int) -> str | None:
+def invalid_reason(
+    message: AddRequest, *, vocab_size: int, max_model_len: int, pooler: PoolerSpec | None = None
+) -> str | None:
     """Why the request cannot be run; None if it can."""
     task = message.task
     generates = isinstance(task, SamplingParams)
     reason = _invalid_prompt(message.prompt, vocab_size, max_model_len - 1 if generates else max_model_len)
-    if reason is not None or not isinstance(task, SamplingParams):
+    if reason is not None:
         return reason
+    if isinstance(task, PoolingParams):
+        return _invalid_pooling(task, message, pooler)
+    if pooler is not None:
+        return f"the model does not generate; its tasks are {', '.join(pooler.tasks)}"
     return _invalid_numbers(task) or _invalid_ids(task, vocab_size) or _no_choice(task, vocab_size)
 
 
@@ -45,6 +52,19 @@ def _invalid_prompt(prompt: TokenArray, vocab_size: int, max_len: int) -> str | 
         return f"the prompt has {len(prompt)} tokens, but the context allows at most {max_len}"
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
         return f"the prompt has token ids outside the vocabulary of {vocab_size}"
+    return None
+
+
+def _invalid_pooling(params: PoolingParams, message: AddRequest, pooler: PoolerSpec | None) -> str | None:
+    tasks = ("embed", "token_embed") if pooler is None else pooler.tasks
+    if params.task not in tasks:
+        return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks)}"
+    if params.dimensions is not None and params.dimensions < 1:
+        return f"dimensions must be at least 1, not {params.dimensions}"
+    if not 0 <= params.skip_tokens < len(message.prompt):
+        return f"skip_tokens must be from 0 to {len(message.prompt) - 1}, not {params.skip_tokens}"
+    if message.segment_start is not None and not 0 <= message.segment_start <= len(message.prompt):
+        return f"segment_start must be from 0 to {len(message.prompt)}, not {message.segment_start}"
     return None
 
 

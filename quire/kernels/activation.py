@@ -39,6 +39,11 @@ _NATIVE = {
 }
 
 
+def activation(x: Tensor, act: str) -> Tensor:
+    """act(x), element by element."""
+    return ACTIVATIONS[act](x)
+
+
 def act_and_mul(gate_up: Tensor, act: str) -> Tensor:
     """act(gate) * up, where the last dimension of gate_up (tokens, 2 * size) is gate and then up."""
     size = gate_up.shape[-1] // 2

@@ -30,12 +30,16 @@ class AttentionParams:
         window: how many positions a query attends to, its own included; None for all.
         softcap: scores become softcap * tanh(score / softcap); None for no cap.
         sinks: (heads,) one more logit per head in the softmax, without a value.
+        alibi: (heads,) float32; scores lose alibi * distance.
+        bias: of encoders, (heads, longest, longest) float32, which is added to scores.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    alibi: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor | None) -> None:

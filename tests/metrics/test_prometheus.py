@@ -93,7 +93,7 @@ async def test_metrics_under_quires_names_only(tmp_path: Path) -> None:
 
 async def test_pooled_requests_are_counted_without_token_times(tmp_path: Path) -> None:
     async with running_server(tmp_path, FakeCore()) as server:
-        request = PoolRequest(prompt=prompt_of("abcd"), params=PoolingParams(kind="last"))
+        request = PoolRequest(prompt=prompt_of("abcd"), params=PoolingParams(task="embed"))
         await server.state.models[0].client.pool(request)
         found = await metrics_of(server)
     labels = '{engine="0",model_name="fake"}'

@@ -16,8 +16,10 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, build_core
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.select import find_device
-from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
+from quire.engine.models.pooling_config import PoolingOptions
+from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -39,8 +41,8 @@ def no_progress(_: int) -> Iterator[Callable[[int], None]]:
     yield lambda _: None
 
 
-def load(folder: Path, **options: Any) -> LoadedModel:
-    """Load a model folder; `options` are those of `ModelOptions`, with float32 as the default dtype."""
+def load(folder: Path, **options: Any) -> Any:
+    """Load a model folder into a `LoadedModel`; `options` are those of `ModelOptions`, by default with float32."""
     chosen = ModelOptions(**{"dtype": "float32", **options})
     device = find_device(chosen.device)
     with device.activate():
@@ -93,7 +95,12 @@ class Engine:
             model = model.model_copy(update={"dtype": "float32"})
         config = CoreConfig(
             folder=folder,
-            model_config=read_model_config(folder, model.model_impl),
+            model_config=read_model_config(
+                folder,
+                model.model_impl,
+                model.hf_overrides,
+                PoolingOptions(model.task, model.convert, model.pooler_config),
+            ),
             model=model,
             engine=EngineOptions(**{**defaults, **options}),
         )
@@ -128,7 +135,7 @@ class Engine:
 
     @property
     def blocks_used(self) -> int:
-        return self.core.scheduler.pool.num_used
+        return 0 if isinstance(self.core.scheduler, EncoderScheduler) else self.core.scheduler.pool.num_used
 
     def step(self) -> None:
         self.core.step()

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
-from quire.engine.execution.runner import ModelRunner
 from quire.engine.scheduling.plan import StepPlan, StepResult
 
 
@@ -16,6 +15,19 @@ class PendingStep(Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step to finish."""
+
+
+class Runner(Protocol):
+    """What runs the steps of an executor."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+
+    def check(self) -> None:
+        """Assert that the internal state is consistent."""
+
+    def close(self) -> None:
+        """Release threads and memory; nothing is executed afterwards."""
 
 
 class Executor(Protocol):
@@ -57,7 +69,8 @@ class LocalExecutor:
 
     max_steps_in_flight = 1
 
-    def __init__(self, device: Device, runner: ModelRunner, cache: KVCache) -> None:
+    def __init__(self, device: Device, runner: Runner, cache: KVCache | None = None) -> None:
+        """`cache`: the KV cache of the runner's model; None if it has none."""
         self._device = device
         self._runner = runner
         self._cache = cache
@@ -69,7 +82,7 @@ class LocalExecutor:
 
     def prefault(self) -> bool:
         """See `Executor`."""
-        return self._cache.prefault()
+        return self._cache is not None and self._cache.prefault()
 
     def check(self) -> None:
         """See `Executor`."""

@@ -1,16 +1,21 @@
-"""Pools the hidden states of prompts, which may be computed in several chunks."""
+"""Pools the hidden states of prompts, which may be computed in several chunks, and runs the heads on them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.table import RequestTable
-from quire.engine.wire.protocol import PooledArray, PoolingParams
+from quire.engine.models.decoder import LanguageModel
+from quire.engine.models.layers.heads import PoolerHeads, run_steps
+from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec
+from quire.engine.models.transformer import Transformer
+from quire.engine.wire.protocol import PooledArray, PoolingInfo, PoolingKind, PoolingParams
 
 
 class _Pooling(ABC):
@@ -38,7 +43,7 @@ class _First(_Pooling):
         self._first: Tensor | None = None
 
     def add(self, hidden: Tensor) -> None:
-        if self._first is None:
+        if self._first is None and len(hidden):
             self._first = hidden[0].to(torch.float32, copy=True)
 
     def result(self) -> Tensor:
@@ -60,7 +65,46 @@ class _Mean(_Pooling):
 
     def result(self) -> Tensor:
         assert self._sum is not None
-        return (self._sum / self._count).float()
+        return (self._sum / max(1, self._count)).float()
+
+
+class _MeanSqrtLen(_Mean):
+    def result(self) -> Tensor:
+        assert self._sum is not None
+        root: float = max(1, self._count) ** 0.5
+        return (self._sum / root).float()
+
+
+class _WeightedMean(_Pooling):
+    """Tokens weigh their position, counted from 1."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0
+
+    def add(self, hidden: Tensor) -> None:
+        weights = torch.arange(self._count + 1, self._count + len(hidden) + 1, dtype=torch.float64)
+        total = weights @ hidden.double()
+        self._sum = total if self._sum is None else self._sum + total
+        self._count += len(hidden)
+
+    def result(self) -> Tensor:
+        assert self._sum is not None
+        return (self._sum / max(1, self._count * (self._count + 1) / 2)).float()
+
+
+class _Max(_Pooling):
+    def __init__(self) -> None:
+        self._max: Tensor | None = None
+
+    def add(self, hidden: Tensor) -> None:
+        if len(hidden):
+            highest = hidden.amax(0).float()
+            self._max = highest if self._max is None else torch.maximum(self._max, highest)
+
+    def result(self) -> Tensor:
+        assert self._max is not None
+        return self._max
 
 
 class _All(_Pooling):
@@ -68,20 +112,81 @@ class _All(_Pooling):
         self._chunks: list[Tensor] = []
 
     def add(self, hidden: Tensor) -> None:
-        self._chunks.append(hidden.to(torch.float32, copy=True))
+        self._chunks.append(hidden.clone())
 
     def result(self) -> Tensor:
-        return torch.cat(self._chunks)
+        return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
 
 
-_KINDS: dict[str, type[_Pooling]] = {"last": _Last, "cls": _First, "mean": _Mean, "all": _All}
+_KINDS: dict[PoolingKind, type[_Pooling]] = {
+    "last": _Last,
+    "cls": _First,
+    "mean": _Mean,
+    "max": _Max,
+    "mean_sqrt_len": _MeanSqrtLen,
+    "weighted_mean": _WeightedMean,
+}
 
 
 class Pooler:
-    """Keeps the pooled states of the pooling requests in the batch, by row of the request table."""
+    """Turns hidden states into the arrays that pooling requests ask for."""
 
-    def __init__(self, table: RequestTable) -> None:
+    def __init__(self, heads: PoolerHeads, embedding: Transformer | None = None) -> None:
+        """`embedding`: the model whose embedding table a sparse head multiplies with."""
+        self._heads = heads
+        self._spec = heads.spec
+        self._model = embedding
+
+    def start(self, params: PoolingParams) -> _Pooling:
+        """The state of a new sequence."""
+        if params.task.startswith("token_") or self._spec.vocabulary is not None:
+            return _All()
+        return _KINDS[params.kind or self._spec.kind]()
+
+    def finish(self, state: _Pooling, params: PoolingParams) -> PooledArray:
+        """The array of a sequence whose tokens were all added."""
+        pooled = state.result()
+        match params.task:
+            case "embed" | "token_embed":
+                array = self._embedding(pooled, params)
+            case _:
+                array = self._labels(pooled, params)
+        return array.cpu().numpy()
+
+    def _embedding(self, pooled: Tensor, params: PoolingParams) -> Tensor:
+        heads, spec = self._heads, self._spec
+        if heads.vocabulary is not None:
+            assert self._model is not None
+            table = self._model.embed.weight
+            assert table is not None
+            values: Tensor = heads.vocabulary(pooled, table)
+            return values
+        steps = heads.embed if params.task == "embed" else heads.token_embed
+        vectors = run_steps(steps, pooled.float())
+        if params.dimensions is not None:
+            vectors = vectors[..., : params.dimensions]
+        normalize = spec.normalize if params.use_activation is None else params.use_activation
+        return F.normalize(vectors, dim=-1) if normalize else vectors.contiguous()
+
+    def _labels(self, pooled: Tensor, params: PoolingParams) -> Tensor:
+        spec = self._spec
+        logits = run_steps(self._heads.classify, pooled.float())
+        if spec.subtract_labels:
+            logits = logits[..., -1:] - logits[..., :1]
+        act = spec.label_act if params.use_activation is not False else "none"
+        if params.use_activation and act == "none":
+            act = "sigmoid" if len(spec.labels) == 1 else "softmax"
+        if act == "none":
+            return logits
+        return logits.sigmoid() if act == "sigmoid" else logits.softmax(-1)
+
+
+class ChunkPooler:
+    """Keeps the pooled states of the pooling requests in the batch of a decoder, by row of the request table."""
+
+    def __init__(self, table: RequestTable, pooler: Pooler) -> None:
         self._table = table
+        self._pooler = pooler
         self._rows: dict[int, _Pooling] = {}
 
     def update(self, freed: Iterable[int], filled: Iterable[int]) -> None:
@@ -91,7 +196,7 @@ class Pooler:
         for row in filled:
             task = self._table[row].task
             if isinstance(task, PoolingParams):
-                self._rows[row] = _KINDS[task.kind]()
+                self._rows[row] = self._pooler.start(task)
 
     @property
     def rows(self) -> Collection[int]:
@@ -100,6 +205,33 @@ class Pooler:
 
     def pool(self, hidden: Tensor, span: Span) -> PooledArray | None:
         """Add the hidden states (span.count, hidden) of a span of one of `rows`; the array once it is complete."""
+        row = self._table[span.row]
+        task = row.task
+        assert isinstance(task, PoolingParams)
         state = self._rows[span.row]
-        state.add(hidden)
-        return state.result().cpu().numpy() if span.length == self._table[span.row].prompt_len else None
+        state.add(hidden[min(span.count, max(0, task.skip_tokens - span.start)) :])
+        return self._pooler.finish(state, task) if span.length == row.prompt_len else None
+
+
+def hidden_states() -> Pooler:
+    """The pooler of a model that generates: its hidden states as they are."""
+    return Pooler(PoolerHeads(PoolerSpec(tasks=("embed", "token_embed"), normalize=False), 0, 0))
+
+
+def pooling_info(spec: PoolerSpec, model: Transformer | LanguageModel) -> PoolingInfo:
+    """What the front end needs to know of a model that pools."""
+    assert isinstance(model, Transformer)
+    hidden, vocab = model.spec.hidden, model.spec.vocab
+
+    def size(steps: Sequence[HeadStep]) -> int:
+        return next((step.size_out for step in reversed(steps) if isinstance(step, Dense)), hidden)
+
+    return PoolingInfo(
+        embedding_size=size(spec.embed) if spec.vocabulary is None else vocab,
+        token_embedding_size=size(spec.token_embed),
+        matryoshka=spec.matryoshka,
+        dimensions=spec.dimensions,
+        labels=spec.labels,
+        score_method=spec.score_method,
+        sparse=spec.vocabulary is not None,
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.inputs import InputBuilder, Span
-from quire.engine.execution.pooling import Pooler
+from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.sampler import Choice, Sampler
 from quire.engine.execution.step_graphs import StepRunner
@@ -45,6 +45,7 @@ class ModelRunner:
         steps: StepRunner,
         table: RequestTable,
         sampler: Sampler,
+        pooler: Pooler,
     ) -> None:
         self.model = model
         self.steps = steps
@@ -52,7 +53,7 @@ class ModelRunner:
         self._attention = attention
         self._table = table
         self._sampler = sampler
-        self._pooler = Pooler(table)
+        self._pooler = ChunkPooler(table, pooler)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

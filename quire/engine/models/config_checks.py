@@ -10,7 +10,9 @@ from typing import Any
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
     DecoderSpec,
+    DisentangledAttention,
     DynamicNtk,
+    EncoderSpec,
     GatedMLP,
     GroupedAttention,
     GroupedSigmoidRouter,
@@ -18,7 +20,9 @@ from quire.engine.models.spec import (
     Layer,
     LongRope,
     MoE,
+    PlainMLP,
     Rope,
+    TransformerSpec,
 )
 
 # Reading a config makes lists with an entry per layer or expert, so that huge numbers would fill the memory.
@@ -35,6 +39,9 @@ _POSITIVE = (
 )
 _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),
+    EncoderSpec: ("hidden", "vocab", "max_positions"),
+    DisentangledAttention: ("heads", "head_dim", "max_distance"),
+    PlainMLP: ("size",),
     GroupedAttention: ("heads", "kv_heads", "head_dim"),
     LatentAttention: ("heads", "kv_rank", "nope_dim", "value_dim"),
     GatedMLP: ("size",),
@@ -73,17 +80,17 @@ def check_raw(config: Any, name: str) -> None:
                 raise BrokenFolder(f"{name}: {key} must be an integer from {low} to {high}, not {_short(value)}")
 
 
-def check_spec(spec: DecoderSpec) -> None:
-    """Check that a decoder can be built from a spec.
+def check_spec(spec: TransformerSpec) -> None:
+    """Check that a transformer can be built from a spec.
 
     Raises:
         UnsupportedModel: there are no layers, a number is out of range, or two of them do not match.
     """
     if not spec.layers:
-        raise UnsupportedModel("the model's config.json describes a decoder without layers")
+        raise UnsupportedModel("the model's config.json describes a model without layers")
     for part in {id(part): part for part in _parts(spec)}.values():
         for problem in _problems(part):
-            raise UnsupportedModel(f"the model's config.json describes a decoder that cannot be built: {problem}")
+            raise UnsupportedModel(f"the model's config.json describes a model that cannot be built: {problem}")
 
 
 def _parts(part: Any) -> Iterator[Any]:
@@ -108,7 +115,7 @@ def _problems(part: Any) -> Iterator[str]:
         if getattr(part, name) <= 0:
             yield f"{name} is {getattr(part, name)}"
     match part:
-        case DecoderSpec(layers=layers) if len(lengths := _longrope_lengths(layers)) > 1:
+        case TransformerSpec(layers=layers) if len(lengths := _longrope_lengths(layers)) > 1:
             yield f"its ropes have different original_max_position_embeddings, {' and '.join(map(str, lengths))}"
         case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"{heads} heads cannot share {kv_heads} key and value heads"

@@ -10,19 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.inputs import Attend, ModelInputs
-from quire.engine.models.layers.attention import GroupedAttentionLayer
-from quire.engine.models.layers.embedding import Embedding
-from quire.engine.models.layers.latent import LatentAttentionLayer
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.layers.mlp import GatedMLPLayer
-from quire.engine.models.layers.moe import MoELayer
-from quire.engine.models.layers.norm import RMSNorm
-from quire.engine.models.layers.rope import RopeTables, rope_switch
-from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import DecoderSpec, GatedMLP, GroupedAttention, LatentAttention, Layer
-from quire.kernels.add_scaled import add_scaled, scaled
+from quire.engine.models.spec import Attention, DecoderSpec, GroupedAttention, LatentAttention
+from quire.engine.models.transformer import Transformer
 from quire.kernels.softcap import softcap
-from quire.kernels.take_rows import take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,38 +110,6 @@ def compute_logits(head: LogitsHead, hidden: Tensor, rows: Tensor | slice | None
     return head.adjust(head.project(hidden, rows=rows))
 
 
-class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each in a residual branch."""
-
-    def __init__(self, index: int, spec: Layer, decoder: DecoderSpec) -> None:
-        super().__init__()
-        self.scale = spec.residual_scale
-        self.attn = (
-            GroupedAttentionLayer(index, spec.attn, decoder)
-            if isinstance(spec.attn, GroupedAttention)
-            else LatentAttentionLayer(index, spec.attn, decoder)
-        )
-        self.ffn = (
-            GatedMLPLayer(decoder.hidden, spec.ffn.size, spec.ffn.act, bias=spec.ffn.bias)
-            if isinstance(spec.ffn, GatedMLP)
-            else MoELayer(decoder.hidden, spec.ffn)
-        )
-
-        def norm(exists: bool) -> nn.Module:
-            return RMSNorm(decoder.hidden, decoder.eps, decoder.norm_offset) if exists else nn.Identity()
-
-        self.attn_norm, self.ffn_norm = norm(spec.pre_norm), norm(spec.pre_norm)
-        self.attn_post_norm, self.ffn_post_norm = norm(spec.post_norm), norm(spec.post_norm)
-
-    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
-        attended = self.attn_post_norm(self.attn(self.attn_norm(x), step, last_layer=last_layer))
-        if last_layer and step.last_token_only and step.logits_indices is not None:
-            x = take_rows(x, step.logits_indices)
-        x = add_scaled(x, attended, self.scale)
-        return add_scaled(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))), self.scale)
-
-
 class LMHead(nn.Module):
     """The output projection of a decoder; see `LogitsHead`."""
 
@@ -172,38 +131,19 @@ class LMHead(nn.Module):
         return logits if self._softcap is None else softcap(logits, self._softcap)
 
 
-class Decoder(nn.Module):
-    """Embedding, layers, final norm and head of a `DecoderSpec`. Call `set_context` before the first `run`."""
+class Decoder(Transformer):
+    """A transformer with a cache and an output projection."""
 
     def __init__(self, spec: DecoderSpec) -> None:
-        super().__init__()
-        self.spec = spec
-        head = Linear(spec.hidden, spec.vocab)
-        self.embed = Embedding(spec.vocab, spec.hidden, head if spec.tied else None)
-        self.layers = nn.ModuleList(DecoderLayer(i, layer, spec) for i, layer in enumerate(spec.layers))
-        self.norm = RMSNorm(spec.hidden, spec.eps, spec.norm_offset)
+        head = Linear(spec.hidden, spec.vocab, bias=spec.head_bias)
+        super().__init__(spec, head if spec.tied else None)
         self.head = head
         self.lm_head = LMHead(spec, head)
         self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
 
-    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
-        """See `LanguageModel`."""
-        x = scaled(self.embed(inputs.token_ids), self.spec.embed_scale)
-        step = StepContext(self._ropes.at(inputs.positions), attend, inputs.logits_indices, last_token_only)
-        for layer in self.layers:
-            x = layer(x, step, last_layer=layer is self.layers[-1])
-        hidden: Tensor = self.norm(x)
-        return hidden
 
-    def set_context(self, context_len: int) -> None:
-        """See `LanguageModel`."""
-        ropes = {layer.attn.rope for layer in self.spec.layers if layer.attn.rope is not None}
-        self.context_len = context_len
-        self.rope_switch = rope_switch(ropes, context_len)
-        self._ropes = RopeTables(ropes, context_len, self.rope_switch, self.norm.weight.device)
-
-
-def _cache_shape(spec: GroupedAttention | LatentAttention) -> CacheShape:
+def _cache_shape(spec: Attention) -> CacheShape:
     if isinstance(spec, GroupedAttention):
         return CacheShape(spec.kv_heads, spec.head_dim, spec.head_dim)
+    assert isinstance(spec, LatentAttention)
     return CacheShape(1, spec.kv_rank + spec.rope.dim, spec.kv_rank, values_in_keys=True)

@@ -20,11 +20,17 @@ class ModelInputs:
             `rope_switch`, that is added.
         logits_indices: (n,) int64 rows of the last tokens of sequences that sample from them alone; None if these are
             all rows.
+        type_ids: (tokens,) int64 token types; None for models without any.
+        cu_seqlens: of an encoder, (sequences + 1,) int64: the first token of each sequence, and the number of tokens.
+        longest: of an encoder, tokens of the longest sequence.
     """
 
     token_ids: Tensor
     positions: Tensor
     logits_indices: Tensor | None = None
+    type_ids: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    longest: int = 0
 
 
 class Attend(Protocol):

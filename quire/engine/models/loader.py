@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from quire.config.options import ModelOptions
 from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
-from quire.engine.models.errors import UnsupportedModel, WeightMismatch
+from quire.engine.models.encoder import Encoder
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
+from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
-from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, MoE
+from quire.engine.models.names import names_of
+from quire.engine.models.pooler_spec import PoolerSpec
+from quire.engine.models.safetensors import SafetensorsFile
+from quire.engine.models.sentence_transformers import read_json
+from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, EncoderSpec, MoE, TransformerSpec
+from quire.engine.models.transformer import Transformer
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.kernels.activation import ACTIVATIONS
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
+_EMBEDDINGS = {EMBEDDING, EMBEDDING.removeprefix("model.")}
 _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
 
 
@@ -43,15 +53,20 @@ class LoadTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and the facts that the engine needs of it."""
+    """A model and the facts that the engine needs of it.
 
-    model: LanguageModel
+    Attributes:
+        pooler: how it pools; None if it generates.
+    """
+
+    model: LanguageModel | Encoder
     architecture: str
     implementation: Literal["quire", "transformers"]
     dtype: torch.dtype
     vocab_size: int
     context_len: int
     weight_bytes: int
+    pooler: PoolerSpec | None = None
 
 
 def load_model(
@@ -71,7 +86,7 @@ def load_model(
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
         if config.spec is not None:
-            return _load_decoder(config, config.spec, options, checkpoint, dtype, target, bar)
+            return _load_transformer(folder, config, config.spec, options, checkpoint, dtype, target, bar)
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
                 check_unpacked(name, checkpoint.dtype_of(name))
@@ -92,37 +107,83 @@ def load_model(
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
 
 
-def _load_decoder(
+def _load_transformer(
+    folder: Path,
     config: ModelConfig,
-    spec: DecoderSpec,
+    spec: DecoderSpec | EncoderSpec,
     options: ModelOptions,
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     target: LoadTarget,
     bar: ProgressBar,
 ) -> LoadedModel:
-    context_len = _context_len(options, spec.max_positions)
+    context_len = _context_len(options, _longest_input(folder, spec))
     _check_acts(spec)
     _check_layers(len(spec.layers), checkpoint)
-    if spec.tied and {EMBEDDING, HEAD} <= checkpoint.names() and not checkpoint.equal(EMBEDDING, HEAD):
-        logger.warning("the config says that the head shares the embedding's weight, but the checkpoint's differ")
-        spec = replace(spec, tied=False)
+    if isinstance(spec, DecoderSpec):
+        spec = _with_head(spec, checkpoint, config.pooler)
+    pooler = config.pooler or PoolerSpec(tasks=())
     with torch.device("meta"):
-        model = Decoder(spec)
+        model = Decoder(spec) if isinstance(spec, DecoderSpec) else Encoder(spec)
+        model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
     filler = WeightFiller(
         model,
+        names_of(spec, config.pooler),
         options.quantization,
+        tied=isinstance(spec, DecoderSpec) and spec.tied,
         extra_layers=config.extra_layers,
-        embeds_with_head=EMBEDDING not in checkpoint.names(),
+        embeds_with_head=_EMBEDDINGS.isdisjoint(checkpoint.names()),
     )
     with bar(checkpoint.total_bytes) as progress:
-        filler.fill(checkpoint.tensors(dtype, progress))
-    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model))
+        tensors = checkpoint.tensors(dtype, progress)
+        filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
+    return LoadedModel(
+        model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model), config.pooler
+    )
 
 
-def _check_acts(spec: DecoderSpec) -> None:
+def _longest_input(folder: Path, spec: TransformerSpec) -> int:
+    """Tokens of the longest input: sentence-transformers may allow fewer than there are positions."""
+    given = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    return min(spec.max_positions, given) if type(given) is int and given > 0 else spec.max_positions
+
+
+def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | None) -> DecoderSpec:
+    """The spec with a head as the checkpoint has it."""
+    names = checkpoint.names()
+    if pooler is not None and HEAD not in names:
+        return replace(spec, tied=True)
+    if spec.tied and {EMBEDDING, HEAD} <= names and not checkpoint.equal(EMBEDDING, HEAD):
+        logger.warning("the config says that the head shares the embedding's weight, but the checkpoint's differ")
+        return replace(spec, tied=False)
+    return spec
+
+
+def _with_label_rows(tensors: Iterable[tuple[str, Tensor]], pooler: PoolerSpec) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, and the rows of the output projection that are the weight of a head."""
+    rows: Tensor | None = None
+    for name, tensor in tensors:
+        if pooler.label_tokens and (name == HEAD or (name in _EMBEDDINGS and rows is None)):
+            rows = tensor[list(pooler.label_tokens)].clone()
+        yield name, tensor
+    if rows is not None:
+        yield "heads.classify.0.weight", rows
+
+
+def _extra_weights(folder: Path, pooler: PoolerSpec) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the modules behind the transformer."""
+    for step, inner in pooler.extra_weights:
+        path = folder / inner / "model.safetensors"
+        if not path.is_file():
+            raise BrokenFolder(f"{path} is missing: modules.json names a layer in that directory")
+        with SafetensorsFile(path) as file:
+            for name in file.names():
+                yield f"heads.{step}.{name.removeprefix('linear.')}", file.tensor(name)
+
+
+def _check_acts(spec: TransformerSpec) -> None:
     ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in spec.layers]
     for act in (part.act for part in ffns if not isinstance(part, ClampedSwigluExperts)):
         if act not in ACTIVATIONS:
@@ -137,7 +198,7 @@ def _check_layers(layers: int, checkpoint: Checkpoint) -> None:
         )
 
 
-def _check_bytes(model: Decoder, dtype: torch.dtype, checkpoint: Checkpoint) -> None:
+def _check_bytes(model: Transformer, dtype: torch.dtype, checkpoint: Checkpoint) -> None:
     """Raise WeightMismatch for a model that is too large for its checkpoint, before memory is allocated for it."""
     needed = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     if needed > _MAX_EXPANSION * checkpoint.total_bytes:
@@ -146,7 +207,7 @@ def _check_bytes(model: Decoder, dtype: torch.dtype, checkpoint: Checkpoint) -> 
         )
 
 
-def _bytes(model: Decoder) -> int:
+def _bytes(model: Transformer) -> int:
     panels = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, Packable))
     return panels + sum(parameter.nbytes for parameter in model.parameters())
 

@@ -18,14 +18,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from quire.engine.models.archs import ARCHITECTURES
+from quire.engine.models.archs import ARCHITECTURES, ENCODERS
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
-from quire.engine.models.spec import DecoderSpec, Fp8Scales
+from quire.engine.models.pooler_spec import PoolerSpec
+from quire.engine.models.pooling_config import PoolingOptions, read_pooler
+from quire.engine.models.spec import DecoderSpec, EncoderSpec, Fp8Scales
 from quire.engine.wire.launch import end_with_parent
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
 _NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
+_NO_POOLING = PoolingOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,46 +36,83 @@ class ModelConfig:
     """Architecture of a model.
 
     Attributes:
-        spec: the decoder; None if transformers' own implementation runs the model.
+        spec: the architecture; None if transformers' own implementation runs the model.
+        pooler: how the model pools; None if it generates.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
         fp8: how the checkpoint's FP8 weights are scaled, if it has any.
     """
 
     model_type: str
-    spec: DecoderSpec | None
+    spec: DecoderSpec | EncoderSpec | None
     extra_layers: int
     fp8: Fp8Scales | None = None
+    pooler: PoolerSpec | None = None
 
 
 def read_model_config(
-    folder: Path, implementation: ModelImplementation = "auto", overrides: Mapping[str, Any] = _NO_OVERRIDES
+    folder: Path,
+    implementation: ModelImplementation = "auto",
+    overrides: Mapping[str, Any] = _NO_OVERRIDES,
+    pooling: PoolingOptions = _NO_POOLING,
 ) -> ModelConfig:
-    """Read the config of a model folder. `overrides`: values that replace those of config.json.
+    """Read the config of a model folder.
+
+    Args:
+        folder: of the model.
+        implementation: of --model-impl.
+        overrides: values that replace those of config.json.
+        pooling: what the model is to do, other than generate.
 
     Raises:
         BrokenFolder: there is no readable config.
-        UnknownArchitecture: transformers does not know the model type, it is not a causal language model, or
-            `implementation` does not support it.
-        UnsupportedModel: the checkpoint's quantization or an option of its architecture is not supported.
+        UnknownArchitecture: transformers does not know the model type, it is neither a causal language model nor one
+            that pools, or `implementation` does not support it.
+        UnsupportedModel: the checkpoint's quantization or an option of its architecture is not supported, or the model
+            cannot do the task.
     """
     config = read_config(folder, overrides)
-    known = config.model_type in ARCHITECTURES
-    if implementation == "quire" and not known:
+    names = getattr(config, "architectures", None) or []
+    is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
+    known = config.model_type in ARCHITECTURES or is_encoder
+    if (implementation == "quire" or (implementation == "transformers" and is_encoder)) and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
     scales = _fp8_scales(config)
-    ours = known and implementation != "transformers"
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
-    return ModelConfig(config.model_type, _spec_of(config) if ours else None, extra, scales)
+    if is_encoder or (known and implementation != "transformers"):
+        spec = _spec_of(config)
+        pooler = read_pooler(folder, config, spec, pooling)
+        if pooler is None and isinstance(spec, EncoderSpec):
+            raise UnsupportedModel(f"{config.model_type} is an encoder, which cannot generate")
+        return ModelConfig(config.model_type, spec, extra, scales, pooler)
+    _check_generates(config, pooling)
+    return ModelConfig(config.model_type, None, extra, scales)
 
 
-def _spec_of(config: Any) -> DecoderSpec:
-    """The spec of a model that Quire's decoder knows.
+def _check_generates(config: Any, pooling: PoolingOptions) -> None:
+    """Check that a model that transformers runs is a causal language model, which is not asked to pool."""
+    names = getattr(config, "architectures", None) or []
+    if names and not any(_is_generator(name) for name in names):
+        raise UnknownArchitecture(
+            f"{', '.join(names)} of model type {config.model_type!r} is not supported: "
+            "it is not a causal language model"
+        )
+    if pooling.task not in ("auto", "generate") or pooling.convert != "none":
+        raise UnsupportedModel(f"models of type {config.model_type!r} can only generate here, not pool")
+
+
+def _is_generator(name: str) -> bool:
+    return any(kind in name for kind in ("CausalLM", "LMHead", "ConditionalGeneration"))
+
+
+def _spec_of(config: Any) -> DecoderSpec | EncoderSpec:
+    """The spec of a model that Quire's transformer knows.
 
     Raises:
         UnsupportedModel: an option or a number of the config is not supported.
     """
     try:
-        spec = ARCHITECTURES[config.model_type](config)
+        make = ENCODERS.get(config.model_type) or ARCHITECTURES[config.model_type]
+        spec = make(config)
         check_spec(spec)
     except ModelError:
         raise
@@ -86,7 +126,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> A
 
     Raises:
         BrokenFolder: there is no readable config.
-        UnknownArchitecture: transformers does not know the model type, or it is not a causal language model.
+        UnknownArchitecture: transformers does not know the model type.
     """
     path = folder / "config.json"
     try:
@@ -107,9 +147,6 @@ def read_config(folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> A
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers has its own kinds of errors for values of a wrong type
         raise UnknownArchitecture(f"transformers cannot read {path}: {error}") from error
-    names = raw.get("architectures") or []
-    if names and not any("CausalLM" in name or "LMHead" in name or "ConditionalGeneration" in name for name in names):
-        raise UnknownArchitecture(f"{', '.join(names)} is not a causal language model")
     return config
 
 
@@ -149,14 +186,20 @@ def _fp8_scales(config: Any) -> Fp8Scales | None:
 
 
 def start_reading_configs(
-    folders: Sequence[Path], implementation: ModelImplementation, overrides: Mapping[str, Any] = _NO_OVERRIDES
+    folders: Sequence[Path],
+    implementation: ModelImplementation,
+    overrides: Mapping[str, Any] = _NO_OVERRIDES,
+    pooling: PoolingOptions = _NO_POOLING,
 ) -> list[Connection]:
     """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in folders]
     senders = [sender for _, sender in pipes]
     context.Process(
-        target=_read_all, args=(folders, senders, implementation, dict(overrides)), name="quire-configs", daemon=True
+        target=_read_all,
+        args=(folders, senders, implementation, dict(overrides), pooling),
+        name="quire-configs",
+        daemon=True,
     ).start()
     for sender in senders:  # so that the end of the process ends the pipes
         sender.close()
@@ -184,6 +227,7 @@ def _read_all(
     senders: Sequence[Connection],
     implementation: ModelImplementation,
     overrides: Mapping[str, Any],
+    pooling: PoolingOptions,
 ) -> None:
     """Body of the child process."""
     end_with_parent()
@@ -192,7 +236,7 @@ def _read_all(
     for folder, sender in zip(folders, senders, strict=True):
         result: ModelConfig | ModelError
         try:
-            result = read_model_config(folder, implementation, overrides)
+            result = read_model_config(folder, implementation, overrides, pooling)
         except ModelError as error:
             result = error
         with sender:

@@ -1,4 +1,4 @@
-"""DecoderSpec: the architecture of a decoder.
+"""DecoderSpec and EncoderSpec: the architecture of a transformer.
 
 Fields describe operations, never model names. New control flow gets a new type.
 """
@@ -63,9 +63,44 @@ class GroupedAttention:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNorm | None = None
-    window: int | None = None  # number of positions that a query attends to, including its own
+    window: int | None = (
+        None  # number of positions that a query attends to, including its own; in encoders on each side
+    )
     softcap: float | None = None
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
+    alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
+    relative_bias: RelativeBias | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeBias:
+    """A learned bias of scores by distance, in logarithmic buckets (T5); all layers share the first one's."""
+
+    buckets: int
+    max_distance: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisentangledAttention:
+    """Attention of content to content, of content to relative positions and of these to content (DeBERTa v2).
+
+    Attributes:
+        buckets: logarithmic buckets of distances; 0: distances are clipped.
+        max_distance: rows of the table of relative positions are twice as many, or twice `buckets`.
+        share_keys: positions are projected by the projections of queries and keys.
+        to_position, from_position: whether content attends to positions, and positions to content.
+        norm_positions: the table of relative positions is normalized.
+    """
+
+    heads: int
+    head_dim: int
+    buckets: int
+    max_distance: int
+    share_keys: bool
+    to_position: bool
+    from_position: bool
+    norm_positions: bool
+    rope: Rope | None = None  # always None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +124,16 @@ class GatedMLP:
     size: int
     act: str = "silu"
     bias: bool = False
+    down_bias: bool | None = None  # of the second projection; None: as `bias`
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainMLP:
+    """down(act(up(x)))."""
+
+    size: int
+    act: str
+    bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,41 +181,113 @@ class MoE:
     shared: int = 0
 
 
-Attention = GroupedAttention | LatentAttention
-FeedForward = GatedMLP | MoE
+Attention = GroupedAttention | LatentAttention | DisentangledAttention
+FeedForward = GatedMLP | PlainMLP | MoE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm:
+    """x / rms(x) * (weight + offset); gemma stores weights minus 1."""
+
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm:
+    """(x - mean) / deviation * weight + bias."""
+
+    eps: float
+    bias: bool = True
+
+
+Norm = RMSNorm | LayerNorm
+
+
+class Parallel(Enum):
+    """How attention and feed-forward run side by side: x + attn(norm(x)) + ffn(norm(x))."""
+
+    ONE_NORM = "both read the same norm"
+    TWO_NORMS = "each reads a norm of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """x + scale * post(attn(pre(x))), and the same with ffn; pre and post are norms, if enabled."""
+    """x + scale * post(attn(pre(x))), and the same with ffn; pre and post are norms, if enabled.
+
+    Attributes:
+        pre_attn_norm: False: the attention alone has no norm before it.
+        sum_norm: x becomes norm(x + attn(x)), and the same with ffn (BERT).
+        parallel: attention and feed-forward read the layer's input, not one the other's result.
+    """
 
     attn: Attention
     ffn: FeedForward
     pre_norm: bool = True
+    pre_attn_norm: bool = True
     post_norm: bool = False
+    sum_norm: bool = False
+    parallel: Parallel | None = None
     residual_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderSpec:
-    """A decoder-only language model.
+class Embeddings:
+    """The embedding of a token, and what is added to it.
 
     Attributes:
-        norm_offset: added to every norm's weight (gemma stores w - 1).
-        tied: the output projection shares the embedding's weight.
-        logit_softcap: logits become cap * tanh(logits / cap).
+        scale: of the token's embedding.
+        positions: rows of the table of learned positions; 0 for none.
+        position_offset: row of the first position.
+        types: rows of the table of token types; 0 for none.
+        norm: after the sum.
+        size: elements of the tables, if a projection to the hidden size follows.
+    """
+
+    scale: float = 1.0
+    positions: int = 0
+    position_offset: int = 0
+    types: int = 0
+    norm: Norm | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSpec:
+    """Embeddings, layers, and a norm.
+
+    Attributes:
+        final_norm: the norm after the last layer exists.
     """
 
     hidden: int
     vocab: int
     layers: tuple[Layer, ...]
-    eps: float
+    norm: Norm
     max_positions: int
-    norm_offset: float = 0.0
+    embeddings: Embeddings = Embeddings()
+    final_norm: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec(TransformerSpec):
+    """A decoder-only language model.
+
+    Attributes:
+        tied: the output projection shares the embedding's weight.
+        head_bias: the output projection has a bias.
+        logit_softcap: logits become cap * tanh(logits / cap).
+    """
+
     tied: bool = False
-    embed_scale: float = 1.0
+    head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec(TransformerSpec):
+    """A transformer whose tokens attend in both directions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.decoder import Decoder
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
-from quire.engine.models.weight_names import WeightTarget, unstack_experts, weight_target
+from quire.engine.models.names.llama import unstack_experts
+from quire.engine.models.names.rules import WeightNames, WeightTarget
+from quire.engine.models.transformer import Transformer
 from quire.kernels.linear import Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
-_NOT_NEEDED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _KEEP_FLOAT32 = re.compile(r".*\.score_bias")
 _MAX_NAMES = 5  # in an error message
 
@@ -66,9 +66,11 @@ class WeightFiller:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Transformer,
+        names: WeightNames,
         quantization: Quantization = "none",
         *,
+        tied: bool = False,
         extra_layers: int = 0,
         embeds_with_head: bool = False,
     ) -> None:
@@ -76,17 +78,20 @@ class WeightFiller:
 
         Args:
             model: on its device, its parameters not initialized.
+            names: how the checkpoint names its tensors.
             quantization: of its linear layers.
+            tied: the head shares the embedding's weight; tensors under the head's name are ignored.
             extra_layers: layers after the last that the checkpoint may hold; they are ignored.
             embeds_with_head: the checkpoint has a tied weight under the head's name only.
         """
         self._quantization = quantization
         self._embeds_with_head = embeds_with_head
         self._model = model
+        self._names = names
+        self._tied = tied
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._packable = _packable(model)
-        self._post_norms = any(layer.post_norm for layer in model.spec.layers)
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
         self._extra: list[str] = []
 
@@ -105,14 +110,16 @@ class WeightFiller:
             raise WeightMismatch(f"weights missing from the checkpoint: {_some(missing)}")
 
     def _put(self, name: str, tensor: Tensor) -> None:
-        if name == HEAD and self._model.spec.tied:
+        if name == HEAD and self._tied:
             if not self._embeds_with_head:
                 return
             name = EMBEDDING
-        if _NOT_NEEDED.fullmatch(name) or self._beyond(name):
+        if self._beyond(name):
+            return
+        target = self._names.target(name, self._missing)
+        if target is None and self._names.is_ignored(name):
             return
         check_unpacked(name, tensor.dtype)
-        target = weight_target(name, self._missing, post_norms=self._post_norms)
         if target is None:
             if tensor.numel():  # a shared expert of size 0 has weights, too
                 self._extra.append(name)
@@ -140,6 +147,7 @@ class WeightFiller:
     def _copy(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
         self._mark_loaded(name, target)
         destination = self._parameters[target.parameter].data
+        tensor = tensor if target.convert is None else target.convert(tensor)
         if target.part is not None:
             parts = self._parts(target.parameter)
             destination = destination.narrow(0, sum(parts[: target.part]), parts[target.part])
@@ -175,7 +183,7 @@ class WeightFiller:
 
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
-        return match is not None and 0 <= int(match[1]) - len(self._model.spec.layers) < self._extra_layers
+        return match is not None and 0 <= int(match[1]) - len(self._model.layers) < self._extra_layers
 
 
 def _packable(model: nn.Module) -> dict[str, list[Packable]]:

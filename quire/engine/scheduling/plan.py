@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.engine.wire.protocol import PooledArray, StepStats, Task, TokenLogprobs
+from quire.engine.wire.protocol import AddRequest, PooledArray, StepStats, Task, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,14 @@ class StepPlan:
     """One step: sequences that leave the batch, sequences that enter it, and the tokens to compute.
 
     Attributes:
+        whole: of an encoder, the requests of the step.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """
 
     removed: list[str] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
     scheduled: list[ScheduledSequence] = field(default_factory=list)
+    whole: list[AddRequest] = field(default_factory=list)
     stats: StepStats = field(default_factory=StepStats)
 
     @property
@@ -64,7 +66,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do, not even a row to free."""
-        return not (self.removed or self.scheduled)
+        return not (self.removed or self.scheduled or self.whole)
 
 
 @dataclass(frozen=True, slots=True)

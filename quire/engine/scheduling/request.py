@@ -24,6 +24,7 @@ class Request:
     Attributes:
         tokens: prompt and output so far.
         order: scheduling order; smaller runs first.
+        start: of a request in a fair order, see `FairClock`.
         computed: tokens whose keys and values are in `blocks` once the steps in flight have finished.
         expected: tokens that steps in flight will append to `tokens`.
         steps_in_flight: submitted steps that hold this sequence and have not finished.
@@ -42,7 +43,7 @@ class Request:
     id: str
     tokens: list[int]
     task: Task
-    order: tuple[int, int]
+    order: tuple[int, ...]
     root: BlockHash = b""
     extended: bool = False
     prompt_len: int = 0
@@ -56,6 +57,7 @@ class Request:
     drafter: Drafter | None = None
     cached_tokens: int | None = None
     scheduled_at: float = 0.0
+    start: int = 0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)

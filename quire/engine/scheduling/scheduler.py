@@ -16,6 +16,7 @@ from operator import attrgetter
 
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.drafter import Drafter
+from quire.engine.scheduling.fair_queue import FairClock
 from quire.engine.scheduling.plan import NewSequence, Sampled, ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.request import Hasher, Request
 from quire.engine.wire.protocol import (
@@ -61,16 +62,31 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: SchedulerLimits, pool: BlockPool, *, hasher: Hasher | None, by_priority: bool = False
+        self,
+        limits: SchedulerLimits,
+        pool: BlockPool,
+        *,
+        hasher: Hasher | None,
+        by_priority: bool = False,
+        fair: bool = False,
     ) -> None:
-        """`hasher`: hash function of the prefix cache; None disables it."""
+        """Make a scheduler without requests.
+
+        Args:
+            limits: of its steps.
+            pool: blocks of the KV cache.
+            hasher: hash function of the prefix cache; None disables it.
+            by_priority: requests with a smaller priority run first.
+            fair: the flows of requests share the engine, instead of running in order of arrival.
+        """
         self.limits = limits
         self.pool = pool
         self._hasher = hasher
         self._by_priority = by_priority
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []  # sorted by order
-        self._waiting: list[tuple[tuple[int, int], Request]] = []  # heap; may hold requests that have left
+        self._fair = FairClock() if fair else None
+        self._waiting: list[tuple[tuple[int, ...], Request]] = []  # heap; may hold requests that have left
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
         self._removed: list[str] = []  # left the batch since the last plan
         self._arrivals = itertools.count()
@@ -86,11 +102,15 @@ class Scheduler:
     def add(self, message: AddRequest) -> None:
         """Queue a new request."""
         arrival = next(self._arrivals)
+        start, finish = (
+            (0, 0) if self._fair is None else self._fair.add(message.flow or message.request_id, len(message.prompt))
+        )
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
             task=message.task,
-            order=(message.priority if self._by_priority else 0, arrival),
+            order=(message.priority if self._by_priority else 0, finish, arrival),
+            start=start,
             # Hashed, so that no salt can equal the hash of a block.
             root=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
@@ -225,6 +245,9 @@ class Scheduler:
             if not self.pool.can_take(matched, fresh):
                 return
             heapq.heappop(self._waiting)
+            if self._fair is not None:
+                self._fair.advance(request.start)
+                self._fair.forget_idle()
             insort(self._running, request, key=_ORDER)
             self.pool.acquire(matched)
             request.blocks, request.computed, request.published = matched, computed, len(matched)

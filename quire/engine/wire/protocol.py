@@ -18,7 +18,7 @@ TokenArray = NDArray[np.int32]
 PooledArray = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort", "error"]
 PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
-PoolingKind = Literal["last", "mean", "cls"]
+PoolingKind = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weighted_mean"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
@@ -63,8 +63,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
             (tokens, labels), "score" (1,).
-        kind: which hidden state the tasks on whole texts begin with: that of the last token, that of the first one, or
-            the mean over all tokens; None for the model's own kind.
+        kind: how the hidden states of all tokens become the one that tasks on whole texts begin with; None for the
+            model's own kind, which the core fills in.
         dimensions: keep the first so many values of an embedding.
         use_activation: normalize embeddings to length 1; apply softmax or sigmoid to labels and scores. None: as the
             model's files say.
@@ -76,6 +76,11 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dimensions: int | None = None
     use_activation: bool | None = None
     skip_tokens: int = 0
+
+    @property
+    def needs_all_tokens(self) -> bool:
+        """Whether tokens that the prefix cache holds must be computed all the same, for their hidden states."""
+        return self.task.startswith("token_") or self.kind != "last"
 
 
 Task = SamplingParams | PoolingParams

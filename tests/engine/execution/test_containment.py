@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire.engine.execution import runner as runner_module
-from quire.engine.execution.pooling import Pooler
+from quire.engine.execution.pooling import ChunkPooler
 from quire.engine.execution.sampling import sampler as sampler_module
 from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
@@ -160,10 +160,10 @@ def test_pooling_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         raise ZeroDivisionError("injected error")
 
     expected = Engine(folder).generate(random_prompt(1, 12), greedy(5)).tokens
-    monkeypatch.setattr(Pooler, "pool", fails)
+    monkeypatch.setattr(ChunkPooler, "pool", fails)
     engine = Engine(folder)
     engine.add("good", random_prompt(1, 12), greedy(5))
-    engine.add("bad", random_prompt(2, 15), PoolingParams(kind="mean"))
+    engine.add("bad", random_prompt(2, 15), PoolingParams(task="embed", kind="mean"))
     engine.run()
     assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert engine.results["good"].tokens == expected

@@ -47,9 +47,16 @@ def expected(model: Any, prompt: list[int], kind: Kind) -> NDArray[np.float32]:
     return pooled.float().numpy()
 
 
+def raw(kind: Kind) -> PoolingParams:
+    """Hidden states as they are."""
+    if kind == "all":
+        return PoolingParams(task="token_embed", use_activation=False)
+    return PoolingParams(task="embed", kind=kind, use_activation=False)
+
+
 def pool(engine: Engine, prompt: list[int], kind: Kind) -> NDArray[np.float32]:
     """Run one request alone and return its array."""
-    result = engine.generate(prompt, PoolingParams(kind=kind))
+    result = engine.generate(prompt, raw(kind))
     assert result.error is None
     assert result.pooled is not None
     return result.pooled.data
@@ -83,7 +90,7 @@ def test_pooling_and_generation_share_steps(llama: Path, options: dict[str, Any]
     for number, (prompt, kind) in enumerate(zip(prompts, KINDS, strict=True)):
         engine.add(f"generate-{number}", prompt, greedy(12))
         engine.step()
-        engine.add(kind, prompts[3], PoolingParams(kind=kind))
+        engine.add(kind, prompts[3], raw(kind))
         engine.step()
     engine.run()
     assert [engine.results[f"generate-{number}"].tokens for number in range(4)] == tokens
@@ -98,7 +105,7 @@ def test_pooling_uses_the_prefix_cache_only_for_the_last_token(llama: Path, kind
     engine, prompt = Engine(llama, block_size=4), random_prompt(9, 50)
     fresh = pool(Engine(llama, prefix_caching=False), prompt, kind)
     engine.generate(prompt, greedy(2))
-    again = engine.generate(prompt, PoolingParams(kind=kind)).pooled
+    again = engine.generate(prompt, raw(kind)).pooled
     assert again is not None
     assert again.cached_tokens == (48 if kind == "last" else 0)
     assert_close(again.data, fresh)
@@ -124,7 +131,7 @@ def test_pooled_arrays_do_not_depend_on_preemption(llama: Path, in_flight: int) 
     )
     engine.add("first", random_prompt(1, 30), greedy(60))
     for kind in KINDS:
-        engine.add(kind, prompt, PoolingParams(kind=kind))
+        engine.add(kind, prompt, raw(kind))
     engine.run()
     assert engine.preemptions > 0
     assert len(engine.results["first"].tokens) == 60
@@ -138,14 +145,14 @@ def test_pooled_arrays_do_not_depend_on_preemption(llama: Path, in_flight: int) 
 def test_a_prompt_may_fill_the_whole_context(llama: Path) -> None:
     engine = Engine(llama)
     assert pool(engine, random_prompt(1, 256), "all").shape == (256, 64)
-    engine.core._handle(AddRequest("long", np.zeros(257, np.int32), PoolingParams(kind="last")))
+    engine.core._handle(AddRequest("long", np.zeros(257, np.int32), raw("last")))
     (rejection,) = [output for message in engine.channel.sent for output in message.outputs]
     assert "257 tokens" in rejection.error
 
 
 def test_aborted_pooling_frees_its_blocks(llama: Path) -> None:
     engine = Engine(llama, max_num_batched_tokens=16)
-    engine.add("a", random_prompt(1, 50), PoolingParams(kind="mean"))
+    engine.add("a", random_prompt(1, 50), raw("mean"))
     engine.step()
     assert engine.blocks_used > 0
     engine.abort("a")

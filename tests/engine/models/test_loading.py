@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers import linear as linear_module
 from quire.engine.models.layers.moe import Expert
+from quire.engine.models.names.rules import WeightTarget
 from quire.engine.models.safetensors import SafetensorsFile
-from quire.engine.models.weight_names import WeightTarget
 from quire.engine.models.weights import WeightFiller, check_finite
 from quire.kernels import native
 from quire.kernels.linear import pack_weight
@@ -50,7 +50,7 @@ def test_sharded_and_single_files_give_the_same_weights(tmp_path: Path) -> None:
     sharded_folder = save_model(model, tmp_path / "shards", max_shard_size="200KB")
     assert len(list(sharded_folder.glob("*.safetensors"))) > 2
     sharded = load(sharded_folder).model
-    for (name, one), (_, other) in zip(whole.named_parameters(), sharded.named_parameters(), strict=True):  # type: ignore[attr-defined]
+    for (name, one), (_, other) in zip(whole.named_parameters(), sharded.named_parameters(), strict=True):
         assert torch.equal(one, other), name
 
 
@@ -70,7 +70,7 @@ def test_dtypes(tmp_path: Path, stored: str, requested: str, loaded_as: str) -> 
     folder = save_model(make_model("llama").to(getattr(torch, stored)), tmp_path)
     loaded = load(folder, dtype=requested)
     assert loaded.dtype == getattr(torch, loaded_as)
-    assert {parameter.dtype for parameter in loaded.model.parameters()} == {loaded.dtype}  # type: ignore[attr-defined]
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {loaded.dtype}
 
 
 def test_a_missing_weight_is_reported(folder: Path) -> None:
@@ -395,6 +395,6 @@ def test_each_expert_is_packed_before_the_next_one_is_copied(
     monkeypatch.setattr(linear_module, "pack_weight", pack_and_count)
     folder = save_model(make_model(case).bfloat16(), tmp_path)
     model = load(folder, dtype="bfloat16").model
-    experts = [module for module in model.modules() if isinstance(module, Expert)]  # type: ignore[attr-defined]
+    experts = [module for module in model.modules() if isinstance(module, Expert)]
     assert all(expert.gate_up.packed and expert.down.packed for expert in experts)
     assert 1 <= most_plain <= 2  # a fused projection may come in two tensors, with another weight between them

@@ -271,7 +271,7 @@ async def test_request_ids_are_unique() -> None:
 
 
 def pooling(text: str = "hello", **fields: Any) -> PoolRequest:
-    return PoolRequest(prompt=prompt_of(text), params=PoolingParams(kind="last"), **fields)
+    return PoolRequest(prompt=prompt_of(text), params=PoolingParams(task="embed"), **fields)
 
 
 async def test_pooled_arrays_arrive_beside_generated_text() -> None:

@@ -1,14 +1,15 @@
-"""Architectures: for each `model_type`, a function from a Hugging Face config to a DecoderSpec."""
+"""Architectures: for each `model_type`, a function from a Hugging Face config to a DecoderSpec or an EncoderSpec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from quire.engine.models.archs.bert import bert, deberta_v2, distilbert, electra, mpnet, roberta
 from quire.engine.models.archs.gemma import gemma2, gemma3
 from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
-from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.spec import DecoderSpec, EncoderSpec
 
 ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "deepseek_v3": deepseek_v3,
@@ -25,4 +26,14 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
+}
+ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
+    "bert": bert,
+    "camembert": roberta,
+    "deberta-v2": deberta_v2,
+    "distilbert": distilbert,
+    "electra": electra,
+    "mpnet": mpnet,
+    "roberta": roberta,
+    "xlm-roberta": roberta,
 }

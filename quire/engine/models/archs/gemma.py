@@ -7,7 +7,7 @@ from typing import Any
 from quire.engine.models.archs.llama import biased_attention, check_layer_types, decoder, mlp
 from quire.engine.models.archs.rope import rope_of
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import DecoderSpec, Layer, QKNorm
+from quire.engine.models.spec import DecoderSpec, Embeddings, Layer, QKNorm
 
 
 def gemma2(config: Any) -> DecoderSpec:
@@ -40,6 +40,6 @@ def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
         config,
         [Layer(attn=attn_of[kind], ffn=ffn, post_norm=True) for kind in config.layer_types],
         norm_offset=1.0,
-        embed_scale=config.hidden_size**0.5,
+        embeddings=Embeddings(scale=config.hidden_size**0.5),
         logit_softcap=config.final_logit_softcapping,
     )

@@ -10,11 +10,13 @@ from quire.engine.models.archs.rope import max_positions, rope_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import (
     DecoderSpec,
+    Embeddings,
     FeedForward,
     GatedMLP,
     GroupedAttention,
     Layer,
     QKNorm,
+    RMSNorm,
 )
 
 
@@ -56,13 +58,13 @@ def biased_mlp(config: Any) -> GatedMLP:
     return mlp(config, bias=bool(config.mlp_bias))
 
 
-def decoder(config: Any, layers: Sequence[Layer], **overrides: Any) -> DecoderSpec:
-    """A decoder with the given layers."""
+def decoder(config: Any, layers: Sequence[Layer], *, norm_offset: float = 0.0, **overrides: Any) -> DecoderSpec:
+    """A decoder with the given layers and RMS norms."""
     return DecoderSpec(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
         layers=tuple(layers),
-        eps=config.rms_norm_eps,
+        norm=RMSNorm(eps=config.rms_norm_eps, offset=norm_offset),
         max_positions=max_positions(config),
         tied=bool(config.tie_word_embeddings),
         **overrides,
@@ -133,7 +135,8 @@ def granite(config: Any) -> DecoderSpec:
     """Granite 3, dense: scales of embeddings, attention scores, residuals and logits."""
     attn = biased_attention(config, scale=config.attention_multiplier)
     spec = uniform(config, attn, biased_mlp(config), residual_scale=config.residual_multiplier)
-    return replace(spec, embed_scale=float(config.embedding_multiplier), logit_scale=1.0 / config.logits_scaling)
+    embeddings = Embeddings(scale=float(config.embedding_multiplier))
+    return replace(spec, embeddings=embeddings, logit_scale=1.0 / config.logits_scaling)
 
 
 def smollm3(config: Any) -> DecoderSpec:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.layers.norm import RMSNorm
+from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import DecoderSpec, GroupedAttention, QKNorm
+from quire.engine.models.spec import GroupedAttention, QKNorm, TransformerSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 
@@ -16,15 +16,16 @@ from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 class GroupedAttentionLayer(nn.Module):
     """Projections, optional norms, rope, paged attention, output projection."""
 
-    def __init__(self, index: int, spec: GroupedAttention, decoder: DecoderSpec) -> None:
+    def __init__(self, index: int, spec: GroupedAttention, model: TransformerSpec) -> None:
         super().__init__()
         self.index = index
         self.spec = spec
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        self.qkv = Linear(decoder.hidden, queries, keys, keys, bias=spec.qkv_bias)
-        self.out = Linear(queries, decoder.hidden, bias=spec.out_bias)
-        self.q_norm, self.k_norm = (self._norm(size, decoder) for size in (queries, keys))
+        self.qkv = Linear(model.hidden, queries, keys, keys, bias=spec.qkv_bias)
+        self.out = Linear(queries, model.hidden, bias=spec.out_bias)
+        self.q_norm, self.k_norm = (self._norm(size, model) for size in (queries, keys))
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
+        self.alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device="cpu")
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
@@ -35,18 +36,27 @@ class GroupedAttentionLayer(nn.Module):
             if spec.qk_norm is QKNorm.ALL:
                 q, k, v = qkv.split(self.qkv.parts, -1)
                 qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
+            elif isinstance(self.q_norm, LayerNorm) or isinstance(self.k_norm, LayerNorm):
+                qkv = self._norm_heads(qkv)
             else:
                 norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
         rope = None if spec.rope is None else step.ropes[spec.rope]
         q, k, v = qk_norm_rope(qkv, spec.heads, spec.kv_heads, norms, rope)
-        params = AttentionParams(spec.scale, spec.window, spec.softcap, self.sinks)
+        params = AttentionParams(spec.scale, spec.window, spec.softcap, self.sinks, self.alibi, step.relative_bias)
         last_token_only = last_layer and step.last_token_only
         attended = step.attend(self.index, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
         out: Tensor = self.out(attended.flatten(1))
         return out
 
-    def _norm(self, size: int, decoder: DecoderSpec) -> RMSNorm | None:
+    def _norm_heads(self, qkv: Tensor) -> Tensor:
+        """Layer norms of each head of queries and keys."""
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        spec = self.spec
+        heads = qkv.unflatten(1, (-1, spec.head_dim)).split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
+        return torch.cat((self.q_norm(heads[0]), self.k_norm(heads[1]), heads[2]), 1).flatten(1)
+
+    def _norm(self, size: int, model: TransformerSpec) -> RMSNorm | LayerNorm | None:
         if self.spec.qk_norm is None:
             return None
-        dim = self.spec.head_dim if self.spec.qk_norm is QKNorm.HEAD else size
-        return RMSNorm(dim, decoder.eps, decoder.norm_offset)
+        return make_norm(self.spec.head_dim if self.spec.qk_norm is QKNorm.HEAD else size, model.norm)

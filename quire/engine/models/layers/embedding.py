@@ -5,9 +5,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.inputs import ModelInputs
 from quire.engine.models.layers.linear import Linear, Packable
+from quire.engine.models.layers.norm import make_norm
+from quire.engine.models.spec import TransformerSpec
+from quire.kernels.add_scaled import scaled
 from quire.kernels.linear import PackedBFloat16, Quantization
 from quire.kernels.take_rows import take_rows
+
+
+class EmbeddingSum(nn.Module):
+    """What is added to the embeddings of tokens: those of positions and token types; then a norm, and a projection."""
+
+    def __init__(self, model: TransformerSpec) -> None:
+        super().__init__()
+        spec = model.embeddings
+        size = spec.size or model.hidden
+        self.spec = spec
+        self.positions = _table(spec.positions, size)
+        self.types = _table(spec.types, size)
+        self.norm = None if spec.norm is None else make_norm(size, spec.norm)
+        self.project = None if spec.size is None else Linear(spec.size, model.hidden, bias=True)
+
+    def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
+        """(tokens, size) to (tokens, hidden)."""
+        x = scaled(x, self.spec.scale)
+        if self.types is not None:
+            ids = inputs.type_ids
+            x = x + (self.types[0] if ids is None else take_rows(self.types, ids))
+        if self.positions is not None:
+            x = x + take_rows(self.positions, inputs.positions + self.spec.position_offset)
+        x = x if self.norm is None else self.norm(x)
+        return x if self.project is None else self.project(x)
+
+
+def _table(rows: int, size: int) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(rows, size), requires_grad=False) if rows else None
 
 
 class Embedding(Packable):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import DecoderSpec, LatentAttention
+from quire.engine.models.spec import LatentAttention, TransformerSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.rope import apply_rope
 
@@ -22,19 +22,19 @@ class LatentAttentionLayer(nn.Module):
     latent space, where all heads attend as queries of a single key, and the attended latent is taken out of it.
     """
 
-    def __init__(self, index: int, spec: LatentAttention, decoder: DecoderSpec) -> None:
+    def __init__(self, index: int, spec: LatentAttention, model: TransformerSpec) -> None:
         super().__init__()
         self.index = index
         self.spec = spec
         queries = spec.heads * (spec.nope_dim + spec.rope.dim)
         if spec.q_rank is not None:
-            self.q_a = Linear(decoder.hidden, spec.q_rank, bias=spec.bias)
+            self.q_a = Linear(model.hidden, spec.q_rank, bias=spec.bias)
             self.q_a_norm = RMSNorm(spec.q_rank, _EPS)
-        self.q_b = Linear(spec.q_rank or decoder.hidden, queries)
-        self.kv_a = Linear(decoder.hidden, spec.kv_rank + spec.rope.dim, bias=spec.bias)
+        self.q_b = Linear(spec.q_rank or model.hidden, queries)
+        self.kv_a = Linear(model.hidden, spec.kv_rank + spec.rope.dim, bias=spec.bias)
         self.kv_a_norm = RMSNorm(spec.kv_rank, _EPS)
         self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim), plain=True)
-        self.out = Linear(spec.heads * spec.value_dim, decoder.hidden, bias=spec.bias)
+        self.out = Linear(spec.heads * spec.value_dim, model.hidden, bias=spec.bias)
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""

@@ -5,19 +5,35 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
-from quire.kernels.activation import act_and_mul
+from quire.kernels.activation import act_and_mul, activation
 
 
 class GatedMLPLayer(nn.Module):
     """down(act(gate(x)) * up(x))."""
 
-    def __init__(self, hidden: int, size: int, act: str, *, bias: bool = False) -> None:
+    def __init__(self, hidden: int, size: int, act: str, *, bias: bool = False, down_bias: bool | None = None) -> None:
+        """`down_bias`: that of the second projection; None: as `bias`."""
         super().__init__()
         self.gate_up = Linear(hidden, size, size, bias=bias)
-        self.down = Linear(size, hidden, bias=bias)
+        self.down = Linear(size, hidden, bias=bias if down_bias is None else down_bias)
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         out: Tensor = self.down(act_and_mul(self.gate_up(x), self.act))
+        return out
+
+
+class PlainMLPLayer(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, hidden: int, size: int, act: str, *, bias: bool = True) -> None:
+        super().__init__()
+        self.up = Linear(hidden, size, bias=bias)
+        self.down = Linear(size, hidden, bias=bias)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden)."""
+        out: Tensor = self.down(activation(self.up(x), self.act))
         return out

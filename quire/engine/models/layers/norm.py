@@ -1,10 +1,12 @@
-"""RMS norm as a layer."""
+"""Norms as layers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models import spec
+from quire.kernels.layer_norm import layer_norm
 from quire.kernels.rms_norm import rms_norm
 
 
@@ -17,6 +19,27 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.offset = offset
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize the last dimension."""
-        return rms_norm(x, self.weight, self.eps, self.offset)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Normalize the last dimension of x + residual."""
+        return rms_norm(x if residual is None else x + residual, self.weight, self.eps, self.offset)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with a learned weight, and a bias where there is one."""
+
+    def __init__(self, dim: int, eps: float, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(dim), requires_grad=False) if bias else None
+        self.eps = eps
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Normalize the last dimension of x + residual."""
+        return layer_norm(x, self.weight, self.bias, self.eps, residual)
+
+
+def make_norm(dim: int, norm: spec.Norm) -> RMSNorm | LayerNorm:
+    """The layer of a norm over `dim` elements."""
+    if isinstance(norm, spec.RMSNorm):
+        return RMSNorm(dim, norm.eps, norm.offset)
+    return LayerNorm(dim, norm.eps, bias=norm.bias)

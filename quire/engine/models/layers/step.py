@@ -18,9 +18,15 @@ class StepContext:
     Attributes:
         logits_indices: see `ModelInputs`.
         last_token_only: of the last layer, compute only the rows `logits_indices`.
+        cu_seqlens: see `ModelInputs`.
+        relative_bias: see `AttentionParams.bias`.
+        relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
     """
 
     ropes: dict[Rope, CosSin]
     attend: Attend
     logits_indices: Tensor | None = None
     last_token_only: bool = False
+    cu_seqlens: Tensor | None = None
+    relative_bias: Tensor | None = None
+    relative_positions: Tensor | None = None

@@ -1,0 +1,33 @@
+"""Attention of an encoder's step: each sequence attends to itself, without a cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.engine.models.inputs import ModelInputs
+from quire.kernels.paged_attention import AttentionParams
+from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
+
+
+class VarlenAttend:
+    """See `Attend`; nothing is stored."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        assert inputs.cu_seqlens is not None
+        self._cu_seqlens = inputs.cu_seqlens
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        params: AttentionParams,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        """See `Attend`."""
+        assert v is not None
+        own = EncoderAttentionParams(params.scale, params.window, params.softcap, params.alibi, bias=params.bias)
+        return varlen_attention(q, k, v, self._cu_seqlens, own)

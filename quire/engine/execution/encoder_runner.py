@@ -1,0 +1,88 @@
+"""EncoderRunner: runs the steps of an encoder, whose requests are computed whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.engine.execution.attention.varlen import VarlenAttend
+from quire.engine.execution.pooling import Pooler
+from quire.engine.models.encoder import Encoder
+from quire.engine.models.inputs import ModelInputs
+from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
+from quire.engine.wire.protocol import AddRequest, PooledArray, PoolingParams
+
+logger = logging.getLogger(__name__)
+
+
+class EncoderRunner:
+    """Runs model and pooler over the requests of a step, which lie one behind the other without padding."""
+
+    def __init__(self, model: Encoder, pooler: Pooler) -> None:
+        self.model = model
+        self._pooler = pooler
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+        result = StepResult()
+        if not plan.whole:
+            return result
+        try:
+            self._run(plan.whole, result)
+        except Exception:  # error boundary: only the requests for which it fails alone end
+            logger.exception("a step failed; its requests are computed one by one")
+            for request in plan.whole:
+                if request.request_id not in result.pooled:
+                    self._run_alone(request, result)
+        return result
+
+    def check(self) -> None:
+        """Nothing is kept between steps."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _run_alone(self, request: AddRequest, result: StepResult) -> None:
+        try:
+            self._run([request], result)
+        except Exception as error:  # error boundary: only this request fails
+            logger.exception("the model failed for request %s", request.request_id)
+            result.errors[request.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
+
+    def _run(self, requests: Sequence[AddRequest], result: StepResult) -> None:
+        lengths = [len(request.prompt) for request in requests]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        inputs = _inputs(requests, offsets, max(lengths), self.model)
+        hidden = self.model.run(inputs, VarlenAttend(inputs))
+        for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
+            result.pooled[request.request_id] = self._pool(hidden[begin:end], request)
+
+    def _pool(self, hidden: Tensor, request: AddRequest) -> PooledArray:
+        task = request.task
+        assert isinstance(task, PoolingParams)
+        state = self._pooler.start(task)
+        state.add(hidden[task.skip_tokens :])
+        return self._pooler.finish(state, task)
+
+
+def _inputs(requests: Sequence[AddRequest], offsets: np.ndarray, longest: int, model: Encoder) -> ModelInputs:
+    tokens = np.concatenate([request.prompt for request in requests]).astype(np.int64)
+    positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
+    type_ids = None
+    if model.spec.embeddings.types > 1 and any(request.segment_start is not None for request in requests):
+        starts = [
+            end if r.segment_start is None else r.segment_start for r, end in zip(requests, offsets[1:], strict=True)
+        ]
+        type_ids = torch.from_numpy((positions >= np.repeat(starts, np.diff(offsets))).astype(np.int64))
+    return ModelInputs(
+        torch.from_numpy(tokens),
+        torch.from_numpy(positions),
+        type_ids=type_ids,
+        cu_seqlens=torch.from_numpy(offsets.astype(np.int64)),
+        longest=longest,
+    )

@@ -1,0 +1,16 @@
+"""How checkpoints name their tensors."""
+
+from __future__ import annotations
+
+from quire.engine.models.names.bert import bert_like
+from quire.engine.models.names.llama import LLAMA, LLAMA_POST_NORMS
+from quire.engine.models.names.rules import WeightNames
+from quire.engine.models.pooler_spec import PoolerSpec
+from quire.engine.models.spec import EncoderSpec, TransformerSpec
+
+
+def names_of(spec: TransformerSpec, pooler: PoolerSpec | None) -> WeightNames:
+    """How the checkpoints of an architecture name their tensors."""
+    if isinstance(spec, EncoderSpec):
+        return bert_like(0 if pooler is None else len(pooler.classify))
+    return LLAMA_POST_NORMS if any(layer.post_norm for layer in spec.layers) else LLAMA

@@ -1,0 +1,71 @@
+"""PoolerSpec: what a model does with the hidden states of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.engine.models.spec import LayerNorm
+from quire.engine.wire.protocol import PoolingKind
+
+ScoreMethod = Literal["cosine", "dot", "cross_encoder", "max_sim"]
+LabelActivation = Literal["softmax", "sigmoid", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """act(x W^T + b); `size_in` 0: that of the hidden states."""
+
+    size_in: int
+    size_out: int
+    act: str = "linear"
+    bias: bool = True
+
+
+HeadStep = Dense | LayerNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyHead:
+    """A masked language model's head: a value for each token of the vocabulary, the largest of all positions."""
+
+    act: str
+    norm: LayerNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolerSpec:
+    """What a model does with the hidden states of a text.
+
+    Attributes:
+        tasks: pooling tasks, the first one is the default.
+        kind: which hidden state of a text "embed", "classify" and "score" begin with.
+        embed: steps from it to an embedding.
+        normalize: embeddings have length 1.
+        token_embed: steps from every hidden state to the embedding of a token.
+        classify: steps to the logits of labels.
+        labels: their names.
+        label_act: makes probabilities of logits; None: none.
+        score_method: how two texts are compared.
+        matryoshka: embeddings may be cut; dimensions: to one of these, or to any if there are none.
+        vocabulary: embeddings are sparse.
+        label_tokens: the weight of `classify` are the rows of these tokens in the output projection.
+        subtract_labels: the score is the difference of the last label's and the first one's logits.
+        extra_weights: files in the model's folder with weights of the steps: (step, folder).
+    """
+
+    tasks: tuple[str, ...]
+    kind: PoolingKind = "last"
+    embed: tuple[HeadStep, ...] = ()
+    normalize: bool = True
+    token_embed: tuple[HeadStep, ...] = ()
+    classify: tuple[HeadStep, ...] = ()
+    labels: tuple[str, ...] = ()
+    label_act: LabelActivation = "softmax"
+    score_method: ScoreMethod | None = None
+    matryoshka: bool = False
+    dimensions: tuple[int, ...] = ()
+    vocabulary: VocabularyHead | None = None
+    label_tokens: tuple[int, ...] = ()
+    subtract_labels: bool = False
+    extra_weights: tuple[tuple[str, str], ...] = ()

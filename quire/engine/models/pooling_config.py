@@ -1,0 +1,260 @@
+"""Reads from a model's files which pooling tasks it can do, and how: a PoolerSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
+from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
+from quire.engine.models.pooler_spec import (
+    Dense,
+    HeadStep,
+    LabelActivation,
+    PoolerSpec,
+    ScoreMethod,
+    VocabularyHead,
+)
+from quire.engine.models.sentence_transformers import Modules, read_json, read_modules
+from quire.engine.models.spec import DecoderSpec, LayerNorm, TransformerSpec
+from quire.engine.wire.protocol import PoolingKind
+
+TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
+_EMBED = ("embed", "token_embed")
+_HEADS: dict[str, Callable[[Any], tuple[HeadStep, ...]]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet"), bert_head),
+    "electra": electra_head,
+    "distilbert": distilbert_head,
+    "deberta-v2": deberta_head,
+}
+_KINDS: dict[str, PoolingKind] = {"LAST": "last", "MEAN": "mean", "CLS": "cls"}
+_MAX_LABELS = 10_000
+
+
+@dataclass(frozen=True)
+class PoolingOptions:
+    """The settings that concern pooling.
+
+    Attributes:
+        task: of --task.
+        convert: of --convert.
+        pooler: of --pooler-config.
+    """
+
+    task: TaskOption = "auto"
+    convert: Literal["none", "embed", "classify"] = "none"
+    pooler: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_pooler(folder: Path, config: Any, spec: TransformerSpec, options: PoolingOptions) -> PoolerSpec | None:
+    """How a model pools; None if it generates.
+
+    Args:
+        folder: of the model.
+        config: its Hugging Face config.
+        spec: its architecture.
+        options: the settings.
+
+    Raises:
+        ModelError: the model cannot do what the settings ask for, or a module is not supported.
+    """
+    modules = read_modules(folder)
+    name = next(iter(getattr(config, "architectures", None) or []), "")
+    pooler = _of_files(folder, config, spec, modules, name, options)
+    if pooler is None:
+        return None
+    pooler = _with_settings(pooler, options)
+    if options.task != "auto" and options.task not in pooler.tasks:
+        raise UnsupportedModel(f"--task {options.task}: the model's tasks are {', '.join(pooler.tasks)}")
+    return pooler
+
+
+def _of_files(
+    folder: Path, config: Any, spec: TransformerSpec, modules: Modules | None, name: str, options: PoolingOptions
+) -> PoolerSpec | None:
+    wants_labels = options.convert == "classify" or options.task in ("classify", "score")
+    if "ForSequenceClassification" in name or "ForRewardModel" in name or "ForTokenClassification" in name:
+        return _classifier(folder, config, name)
+    if wants_labels and isinstance(spec, DecoderSpec):
+        return _converted_classifier(folder, config)
+    if options.task == "generate":
+        return None
+    if modules is not None and modules.splade:
+        return _sparse(config)
+    if modules is not None:
+        return _embedder(folder, config, modules)
+    if "ColBERT" in name or getattr(config, "colbert_dim", None):
+        return _late_interaction(config, _size(config), None)
+    if isinstance(spec, DecoderSpec) and not (name.endswith("Model") or _wants_embedding(options)):
+        return None
+    kind: PoolingKind = "last" if isinstance(spec, DecoderSpec) else "mean"
+    return _with_matryoshka(PoolerSpec(tasks=_EMBED, kind=kind, score_method="cosine"), config)
+
+
+def _size(config: Any) -> int:
+    return int(getattr(config, "colbert_dim", None) or getattr(config, "dim", None) or 128)
+
+
+def _wants_embedding(options: PoolingOptions) -> bool:
+    return options.convert == "embed" or options.task in _EMBED
+
+
+def _embedder(folder: Path, config: Any, modules: Modules) -> PoolerSpec:
+    similarity = read_json(folder / "config_sentence_transformers.json").get("similarity_fn_name") or "cosine"
+    method: ScoreMethod = "dot" if similarity in ("dot", "dot_product") else "cosine"
+    steps = tuple(step for step, _ in modules.steps)
+    if modules.kind is None:  # PyLate
+        last = modules.steps[-1][0] if modules.steps else None
+        size = last.size_out if isinstance(last, Dense) else 0
+        return _late_interaction(config, size, modules)
+    weights = tuple((f"embed.{i}", inner) for i, (_, inner) in enumerate(modules.steps))
+    pooler = PoolerSpec(
+        tasks=_EMBED,
+        kind=modules.kind,
+        embed=steps,
+        normalize=modules.normalize,
+        score_method=method,
+        extra_weights=weights,
+    )
+    return _with_matryoshka(pooler, config)
+
+
+def _with_matryoshka(pooler: PoolerSpec, config: Any) -> PoolerSpec:
+    dimensions = getattr(config, "matryoshka_dimensions", None) or ()
+    if not dimensions and not getattr(config, "is_matryoshka", False):
+        return pooler
+    if not all(type(one) is int and one > 0 for one in dimensions):
+        raise UnsupportedModel("the model's config.json: matryoshka_dimensions must be positive integers")
+    return replace(pooler, matryoshka=True, dimensions=tuple(dimensions))
+
+
+def _late_interaction(config: Any, size: int, modules: Modules | None) -> PoolerSpec:
+    if modules is None:
+        steps: tuple[HeadStep, ...] = (Dense(size_in=0, size_out=size, bias=False),)
+        return PoolerSpec(tasks=("token_embed",), token_embed=steps, score_method="max_sim")
+    weights = tuple((f"token_embed.{i}", inner) for i, (_, inner) in enumerate(modules.steps))
+    return PoolerSpec(
+        tasks=("token_embed",),
+        token_embed=tuple(step for step, _ in modules.steps),
+        score_method="max_sim",
+        extra_weights=weights,
+    )
+
+
+def _sparse(config: Any) -> PoolerSpec:
+    act: str = getattr(config, "hidden_act", None) or config.activation
+    norm = LayerNorm(eps=getattr(config, "layer_norm_eps", 1e-12))
+    return PoolerSpec(
+        tasks=("embed",),
+        normalize=False,
+        score_method="dot",
+        vocabulary=VocabularyHead(act="gelu" if config.model_type in ("roberta", "xlm-roberta") else act, norm=norm),
+    )
+
+
+def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:
+    labels = _labels(config)
+    if "ForTokenClassification" in name:
+        return PoolerSpec(
+            tasks=("token_classify",), classify=(_last(labels),), labels=labels, label_act=_label_act(config, labels)
+        )
+    if "ForRewardModel" in name:
+        steps = (Dense(size_in=0, size_out=config.hidden_size, act="relu"), _last(labels, config.hidden_size))
+        return PoolerSpec(tasks=("token_classify",), classify=steps, labels=labels, label_act="none")
+    encoder_head = _HEADS.get(config.model_type)
+    before = () if encoder_head is None else encoder_head(config)
+    is_score = len(labels) == 1
+    return PoolerSpec(
+        tasks=("score", "classify") if is_score else ("classify",),
+        kind="last" if encoder_head is None else "cls",
+        classify=(*before, _last(labels, config.hidden_size if before else 0, bias=encoder_head is not None)),
+        labels=labels,
+        label_act=_label_act(config, labels),
+        score_method="cross_encoder" if is_score else None,
+    )
+
+
+def _last(labels: tuple[str, ...], size_in: int = 0, *, bias: bool = True) -> Dense:
+    return Dense(size_in=size_in, size_out=len(labels), bias=bias)
+
+
+def _converted_classifier(folder: Path, config: Any) -> PoolerSpec:
+    """A causal language model whose answer's first token is the label (Qwen3-Reranker: no or yes)."""
+    words = getattr(config, "classifier_from_token", None) or ["no", "yes"]
+    if not isinstance(words, list) or len(words) not in (1, 2) or not all(isinstance(word, str) for word in words):
+        raise UnsupportedModel('classifier_from_token must be a list of one or two tokens, such as ["no", "yes"]')
+    return PoolerSpec(
+        tasks=("score", "classify"),
+        kind="last",
+        classify=(Dense(size_in=0, size_out=len(words), bias=False),),
+        labels=("LABEL_0",),
+        label_act="sigmoid",
+        score_method="cross_encoder",
+        label_tokens=_token_ids(folder, words),
+        subtract_labels=len(words) == 2,
+    )
+
+
+def _token_ids(folder: Path, words: list[str]) -> tuple[int, ...]:
+    from tokenizers import Tokenizer  # noqa: PLC0415 for few models
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = []
+    for word in words:
+        found = tokenizer.token_to_id(word)
+        if found is None:
+            raise UnsupportedModel(f"classifier_from_token: {word!r} is not a token of the model's vocabulary")
+        ids.append(int(found))
+    return tuple(ids)
+
+
+def _labels(config: Any) -> tuple[str, ...]:
+    names = getattr(config, "id2label", None) or {0: "LABEL_0"}
+    try:
+        count = len(names)
+        labels = tuple(str(names[index]) for index in range(count))
+    except (KeyError, TypeError) as error:
+        raise UnsupportedModel("the model's config.json: id2label must number the labels from 0 on") from error
+    if not 1 <= count <= _MAX_LABELS:
+        raise UnknownArchitecture(f"a classifier with {count} labels is not supported")
+    return labels
+
+
+def _label_act(config: Any, labels: tuple[str, ...]) -> LabelActivation:
+    """The activation of the labels: sentence-transformers' setting, then that of transformers' problem type."""
+    section = getattr(config, "sentence_transformers", None)
+    named = section.get("activation_fn") if isinstance(section, dict) else None
+    named = named or getattr(config, "sbert_ce_default_activation_function", None)
+    if named:
+        known: dict[str, LabelActivation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+        if (name := str(named).rpartition(".")[2]) not in known:
+            raise UnsupportedModel(f"the activation {named} of labels is not supported; supported: {', '.join(known)}")
+        return known[name]
+    problem = getattr(config, "problem_type", None)
+    if problem == "regression":
+        return "none"
+    return "sigmoid" if problem == "multi_label_classification" or len(labels) == 1 else "softmax"
+
+
+def _with_settings(pooler: PoolerSpec, options: PoolingOptions) -> PoolerSpec:
+    """The values of --pooler-config in place of the model's."""
+    given = dict(options.pooler)
+    kind = given.pop("pooling_type", None)
+    if kind is not None:
+        if str(kind).upper() not in _KINDS:
+            raise UnsupportedModel(f"--pooler-config: pooling_type must be one of {', '.join(_KINDS)}, not {kind!r}")
+        pooler = replace(pooler, kind=_KINDS[str(kind).upper()])
+    for name in ("normalize", "use_activation"):
+        value = given.pop(name, None)
+        if value is not None:
+            if not isinstance(value, bool):
+                raise UnsupportedModel(f"--pooler-config: {name} must be true or false, not {value!r}")
+            pooler = replace(pooler, normalize=value, label_act=pooler.label_act if value else "none")
+    if given:
+        raise UnsupportedModel(
+            f"--pooler-config: {', '.join(given)} is not supported; supported are pooling_type, normalize and "
+            "use_activation"
+        )
+    return pooler

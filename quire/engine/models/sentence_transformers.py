@@ -1,0 +1,154 @@
+"""Folders of sentence-transformers: modules.json and the configs of its modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.pooler_spec import Dense, HeadStep
+from quire.engine.wire.protocol import PoolingKind
+
+_MODES: dict[str, PoolingKind] = {
+    "cls_token": "cls",
+    "mean_tokens": "mean",
+    "max_tokens": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean_tokens": "weighted_mean",
+    "lasttoken": "last",
+}
+_NAMES: dict[str, PoolingKind] = {
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",
+    "lasttoken": "last",
+    "last": "last",
+    "weightedmean": "weighted_mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+}
+_ACTS = {"tanh": "tanh", "identity": "linear", "relu": "relu", "gelu": "gelu", "sigmoid": "sigmoid", "silu": "silu"}
+
+
+@dataclass
+class Modules:
+    """What the modules after the transformer do.
+
+    Attributes:
+        transformer: folder of the transformer, relative to the model's.
+        static: folder of a table of embeddings that takes the place of the transformer.
+        kind: how hidden states are pooled; None if they are not.
+        steps: dense layers behind the pooling, or, without one, of each token; each with the folder of its weights.
+        splade: embeddings are those of a masked language model's head.
+    """
+
+    transformer: str = ""
+    static: str | None = None
+    kind: PoolingKind | None = None
+    steps: list[tuple[HeadStep, str]] = field(default_factory=list)
+    normalize: bool = False
+    splade: bool = False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one if there is no such file.
+
+    Raises:
+        BrokenFolder: the file cannot be read.
+    """
+    try:
+        if not path.exists():
+            return {}
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BrokenFolder(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise BrokenFolder(f"{path} must contain a JSON object")
+    return content
+
+
+def read_modules(folder: Path) -> Modules | None:
+    """Read modules.json; None if the folder has none.
+
+    Raises:
+        BrokenFolder: a file cannot be read.
+        UnsupportedModel: a module is not supported.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        entries = [(str(entry["type"]), str(entry["path"])) for entry in listed]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BrokenFolder(f"{path} cannot be read: {error}") from error
+    modules = Modules()
+    for kind, inner in entries:
+        _add(modules, kind.rpartition(".")[2], inner, folder)
+    return modules
+
+
+def _add(modules: Modules, kind: str, inner: str, folder: Path) -> None:
+    if ".." in Path(inner).parts or Path(inner).is_absolute():
+        raise BrokenFolder(f"{folder / 'modules.json'}: the path {inner!r} is not inside the model's directory")
+    match kind:
+        case "Transformer" | "MLMTransformer":
+            modules.transformer = inner
+        case "StaticEmbedding":
+            modules.static = inner
+            modules.kind = "mean"
+        case "Pooling":
+            modules.kind = _pooling_kind(read_json(folder / inner / "config.json"))
+        case "Dense":
+            modules.steps.append((_dense(read_json(folder / inner / "config.json")), inner))
+        case "Normalize":
+            modules.normalize = True
+        case "SpladePooling":
+            _check_splade(read_json(folder / inner / "config.json"))
+            modules.splade = True
+        case "Dropout" | "LogitScore":
+            pass
+        case _:
+            raise UnsupportedModel(
+                f"modules.json has a module of type {kind!r}; supported are Transformer, Pooling, Dense, Normalize, "
+                "SpladePooling and StaticEmbedding"
+            )
+
+
+def _pooling_kind(config: Mapping[str, Any]) -> PoolingKind:
+    if (named := config.get("pooling_mode")) is not None:
+        names = [named] if isinstance(named, str) else list(named)
+        kinds = [_NAMES.get(str(name)) for name in names]
+    else:
+        kinds = [kind for mode, kind in _MODES.items() if config.get(f"pooling_mode_{mode}")]
+        names = [str(kind) for kind in kinds]
+    if len(kinds) != 1 or kinds[0] is None:
+        raise UnsupportedModel(f"pooling by {' and '.join(names) or 'nothing'} is not supported; supported is one mode")
+    return kinds[0]
+
+
+def _dense(config: Mapping[str, Any]) -> Dense:
+    name = str(config.get("activation_function", "torch.nn.modules.linear.Identity")).rpartition(".")[2].lower()
+    if name not in _ACTS:
+        raise UnsupportedModel(
+            f"a Dense module with activation {name!r} is not supported; supported: {', '.join(_ACTS)}"
+        )
+    try:
+        size_in, size_out = int(config["in_features"]), int(config["out_features"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BrokenFolder(
+            f"the config of a Dense module has no valid in_features and out_features: {error}"
+        ) from error
+    if config.get("use_residual"):
+        raise UnsupportedModel("a Dense module with use_residual is not supported")
+    return Dense(size_in=size_in, size_out=size_out, act=_ACTS[name], bias=bool(config.get("bias", True)))
+
+
+def _check_splade(config: Mapping[str, Any]) -> None:
+    strategy, act = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    if (strategy, act) != ("max", "relu"):
+        raise UnsupportedModel(
+            f"SpladePooling by {strategy!r} with {act!r} is not supported; supported is max with relu"
+        )
