@@ -222,7 +222,7 @@ def _encoded(
         raise PromptError(f"The input has an invalid character: {error}", job.names.at(job.first + bad)) from error
 
 
-def _is_valid(text: str | tuple[str, str]) -> bool:
+def _is_valid(text: Sequence[str]) -> bool:
     try:
         "".join(text).encode()
     except UnicodeEncodeError:

@@ -37,7 +37,7 @@ def pooled(info: ModelInfo, message: AddRequest) -> PooledArray:
             size = facts.embedding_size
             counts = np.bincount(tokens[params.skip_tokens :] % size, minlength=size).astype(np.float32)
             if facts.sparse:
-                return counts
+                return counts[: params.dimensions]
             return _activated((counts - 0.25)[: params.dimensions], params)
         case "token_embed":
             size = facts.token_embedding_size
