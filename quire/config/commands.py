@@ -79,8 +79,8 @@ class Embed(Command):
     url: str | None = Field(None, description="base URL of an OpenAI-compatible server; default: no server")
     model: str | None = Field(
         None,
-        description="name of a model at the server, or without --url the Hugging Face id or directory of the model that "
-        "this process runs",
+        description="name of a model at the server, or without --url the Hugging Face id or directory of the one "
+        "that this process runs",
     )
     api_key: str | None = Field(None, description="API key of the server")
     serve_args: str = Field("", description="without --url: flags of `quire serve` for the model, as one quoted string")

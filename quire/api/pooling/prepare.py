@@ -15,12 +15,30 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.pooling.run import Part, check_count
 from quire.api.protocol.pooling.inputs import PromptInput
-from quire.api.protocol.pooling.requests import ChatInput, EmbedFields, PoolingFields, TextInput
+from quire.api.protocol.pooling.requests import (
+    ChatInput,
+    ClassifyChatRequest,
+    ClassifyTextRequest,
+    EmbeddingChatRequest,
+    EmbeddingTextRequest,
+    EmbedFields,
+    PoolingChatRequest,
+    PoolingTextRequest,
+    TextInput,
+)
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.protocol import PoolingParams, PoolingTask
 from quire.multimodal.batches import Fit, Names, PoolingPrompt, TextsJob, check_length
 
 Ids = NDArray[np.int32]
+InputRequest = (
+    EmbeddingTextRequest
+    | EmbeddingChatRequest
+    | ClassifyTextRequest
+    | ClassifyChatRequest
+    | PoolingTextRequest
+    | PoolingChatRequest
+)
 Side = Literal["left", "right"]
 
 
@@ -114,7 +132,7 @@ def count_inputs(inputs: PromptInput | Sequence[str] | Sequence[Ids]) -> int:
 
 
 async def input_part(
-    body: TextInput | ChatInput, request: Request, state: ServerState, model: ServedModel, params: PoolingParams
+    body: InputRequest, request: Request, state: ServerState, model: ServedModel, params: PoolingParams
 ) -> Part:
     """The inputs of a request with `input` or `messages`.
 
@@ -122,7 +140,6 @@ async def input_part(
         InvalidRequest: a field is not valid.
         PromptError: the conversation cannot be rendered, or token ids are not valid.
     """
-    assert isinstance(body, PoolingFields)
     fit = fit_of(model, body.truncate_prompt_tokens, body.truncation_side)
     if isinstance(body, TextInput):
         prefix = ""

@@ -99,11 +99,11 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
 
 def _ranked(head: Head, results: Results, body: RerankRequest) -> dict[str, Any]:
     order = order_of(results)[: body.top_n or None]
-    ranked = [{"index": index, "relevance_score": float(results.arrays[index][0])} for index in order]
-    if body.return_documents is not False:
-        ranked = [
-            {**one, "document": {"text": body.documents[index]}} for one, index in zip(ranked, order, strict=True)
-        ]
+    ranked: list[dict[str, Any]] = []
+    for index in order:
+        ranked.append({"index": index, "relevance_score": float(results.arrays[index][0])})
+        if body.return_documents is not False:
+            ranked[-1]["document"] = {"text": body.documents[index]}
     return {
         "id": head.id,
         "object": "list",

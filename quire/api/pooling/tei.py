@@ -199,7 +199,7 @@ def _info(name: str | None, state: ServerState) -> TeiInfo:
     labels = {str(index): label for index, label in enumerate(facts.labels)}
     classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
     if "embed" in model.tasks or "token_embed" in model.tasks:
-        kind = {"embedding": {"pooling": "splade" if facts.sparse else "model"}}
+        kind: dict[str, Any] = {"embedding": {"pooling": "splade" if facts.sparse else "model"}}
     else:
         kind = {"reranker" if facts.score_method == "cross_encoder" else "classifier": classes}
     return TeiInfo(

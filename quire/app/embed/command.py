@@ -50,7 +50,8 @@ async def _embed(settings: Embed, out: Path) -> None:
     batches = batches_of(rows_of(settings.file, settings.text_field), settings.batch_size)
     opened = local_embedder if settings.url is None else server_embedder
     async with opened(settings) as embedder:
-        with open_sink(out, total, settings.text_field) as sink, tqdm(total=total, desc="texts", unit="") as bar:
+        progress: tqdm[None] = tqdm(total=total, desc="texts", unit="")
+        with open_sink(out, total, settings.text_field) as sink, progress as bar:
             await _embed_all(embedder, batches, sink, bar, settings)
     print(f"{total} embeddings written to {out}")
 

@@ -86,8 +86,8 @@ class ServerEmbedder:
         if answer.status_code == _OK:
             return answer
         try:
-            error = answer.json()["error"]
-            raise TextRefused(f"{answer.status_code}: {error['message']}", error.get("param"))
+            detail = answer.json()["error"]
+            raise TextRefused(f"{answer.status_code}: {detail['message']}", detail.get("param"))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ServerError(error_text(answer)) from None
 

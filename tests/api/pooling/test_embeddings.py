@@ -40,8 +40,10 @@ async def test_all_kinds_of_input_give_the_same_embeddings(tmp_path: Path) -> No
 
 
 async def test_openais_client_reads_them(tmp_path: Path) -> None:
-    async with pooling_server(tmp_path) as server:
-        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=server.http)
+    async with (
+        pooling_server(tmp_path) as server,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
         plain = await client.embeddings.create(model="fake", input=["a", "b"], encoding_format="float")
         default = await client.embeddings.create(model="fake", input=["a", "b"])  # base64, decoded by the client
         shorter = await client.embeddings.create(model="fake", input="a", dimensions=5)
