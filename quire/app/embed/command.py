@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -50,14 +51,14 @@ async def _embed(settings: Embed, out: Path) -> None:
     batches = batches_of(rows_of(settings.file, settings.text_field), settings.batch_size)
     opened = local_embedder if settings.url is None else server_embedder
     async with opened(settings) as embedder:
-        progress: tqdm[None] = tqdm(total=total, desc="texts", unit="")
+        progress: tqdm[NoReturn] = tqdm(total=total, desc="texts", unit="")
         with open_sink(out, total, settings.text_field) as sink, progress as bar:
             await _embed_all(embedder, batches, sink, bar, settings)
     print(f"{total} embeddings written to {out}")
 
 
 async def _embed_all(
-    embedder: Embedder, batches: Iterator[list[Row]], sink: Sink, bar: tqdm[None], settings: Embed
+    embedder: Embedder, batches: Iterator[list[Row]], sink: Sink, bar: tqdm[NoReturn], settings: Embed
 ) -> None:
     """Embed some batches at the same time and write them in order."""
     running: list[tuple[list[Row], asyncio.Task[Vectors]]] = []
@@ -74,7 +75,7 @@ async def _embed_all(
         await asyncio.gather(*(task for _, task in running), return_exceptions=True)
 
 
-async def _write_first(running: list[tuple[list[Row], asyncio.Task[Vectors]]], sink: Sink, bar: tqdm[None]) -> None:
+async def _write_first(running: list[tuple[list[Row], asyncio.Task[Vectors]]], sink: Sink, bar: tqdm[NoReturn]) -> None:
     batch, task = running[0]
     vectors = await task
     running.pop(0)

@@ -18,6 +18,7 @@ from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
     Abort,
+    AddMany,
     AddRequest,
     CoreDied,
     CoreMessage,
@@ -222,7 +223,7 @@ class EngineClient:
         if self._dead is not None:
             raise self._dead
         self._streams.update((item.request_id, item) for item in items)
-        self._channel.send_all([_message(item.request_id, item.request) for item in items])
+        self._channel.send(AddMany([_message(item.request_id, item.request) for item in items]))
 
     def finish(self, item: BatchItem) -> None:
         """See `BatchHost`."""
