@@ -112,4 +112,7 @@ def _tokenized(prompt: Prompt, model: ServedModel, *, names: bool) -> bytes:
 
 
 def _card(model: ServedModel, name: str) -> ModelCard:
-    return ModelCard(id=name, created=model.created, root=model.root, max_model_len=model.info.max_model_len)
+    info = model.info
+    return ModelCard(
+        id=name, created=model.created, root=model.root, max_model_len=info.max_model_len, tasks=list(model.tasks)
+    )

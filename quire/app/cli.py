@@ -16,7 +16,9 @@ from quire.config.commands import COMMANDS
 _MODULES = {
     "serve": "quire.app.serve",
     "chat": "quire.app.chat",
+    "embed": "quire.app.embed.command",
     "bench serve": "quire.app.bench.serve",
+    "bench pooling": "quire.app.bench.pooling",
     "bench startup": "quire.app.bench.startup",
 }
 _HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"])

@@ -18,6 +18,7 @@ from quire.api.completions import routes as completions
 from quire.api.http import errors
 from quire.api.http.fields import HEADER as IGNORED_FIELDS
 from quire.api.http.identity import REQUEST_ID
+from quire.api.pooling import routes as pooling
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
@@ -45,7 +46,7 @@ def create_app(state: ServerState, metrics: Metrics, service: ResponseService, s
     app.state.heap = state.heap
     app.state.max_json_values = state.limits.max_json_values
     errors.install_error_handlers(app)
-    for module in (completions, chat, anthropic, generate, models, health, invocations):
+    for module in (completions, chat, anthropic, generate, pooling, models, health, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
 

@@ -62,6 +62,39 @@ class Chat(Command):
     max_tokens: PositiveInt | None = Field(None, description="maximum number of tokens of an answer")
 
 
+class Embed(Command):
+    """Settings of `quire embed`."""
+
+    name = "embed"
+    summary = "embed the texts of a file, by a server or by a model in this process"
+    positional = frozenset({"file"})
+
+    file: CliPositionalArg[Path] = Field(
+        description="JSON lines file with a text in each object, or .txt with a text per line"
+    )
+    out: Path | None = Field(
+        None,
+        description=".npy or .parquet file to write; default: the name of the file with .npy instead of its suffix",
+    )
+    url: str | None = Field(None, description="base URL of an OpenAI-compatible server; default: no server")
+    model: str | None = Field(
+        None,
+        description="name of a model at the server, or without --url the Hugging Face id or directory of the one "
+        "that this process runs",
+    )
+    api_key: str | None = Field(None, description="API key of the server")
+    serve_args: str = Field("", description="without --url: flags of `quire serve` for the model, as one quoted string")
+    text_field: str = Field("text", description="field of the objects that has the text")
+    batch_size: Annotated[int, Field(ge=1, le=2048)] = Field(256, description="texts in a request")
+    concurrency: PositiveInt = Field(2, description="requests at the same time")
+    prompt_name: str | None = Field(None, description="one of the model's prompts, which is put before each text")
+    dimensions: PositiveInt | None = Field(
+        None, description="length of the embeddings, of a model that can shorten them"
+    )
+    truncate: Flag = Field(True, description="cut texts that are longer than the model's context")
+    timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
+
+
 class BenchServe(Command):
     """Settings of `quire bench serve`."""
 
@@ -95,6 +128,34 @@ class BenchServe(Command):
     plot: Path | None = Field(None, description="PNG or SVG file to write a plot of the latencies to")
 
 
+class BenchPooling(Command):
+    """Settings of `quire bench pooling`."""
+
+    name = "bench pooling"
+    summary = "benchmark embeddings or rerank: throughput and latency"
+
+    url: str = Field("http://127.0.0.1:8000/v1", description="base URL of an OpenAI-compatible server")
+    model_name: str | None = Field(None, description="model to benchmark; default: the first one that has the task")
+    api_key: str | None = Field(None, description="API key of the server")
+    endpoint: Literal["embeddings", "rerank"] = Field("embeddings", description="API to benchmark")
+    num_requests: PositiveInt = Field(64, description="number of requests")
+    duration: Seconds | None = Field(
+        None, description="send requests for this many seconds, instead of a number of requests"
+    )
+    concurrency: PositiveInt = Field(4, description="maximum number of concurrent requests")
+    request_rate: Seconds | None = Field(
+        None, description="requests per second, as a Poisson process; default: as fast as possible"
+    )
+    batch_size: PositiveInt = Field(32, description="texts in a request, or documents of a rerank")
+    min_len: PositiveInt = Field(8, description="length of the shortest texts, in words of about one token")
+    max_len: PositiveInt = Field(400, description="length of the longest texts, in words of about one token")
+    query_len: PositiveInt = Field(12, description="length of the query of a rerank, in words of about one token")
+    encoding_format: Literal["float", "base64"] = Field("base64", description="format of the embeddings")
+    seed: NonNegativeInt = Field(0, description="seed of texts and arrival times")
+    timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
+    result: Path | None = Field(None, description="JSON file to write the results to")
+
+
 class BenchStartup(Command):
     """Settings of `quire bench startup`."""
 
@@ -109,4 +170,4 @@ class BenchStartup(Command):
     result: Path | None = Field(None, description="JSON file to write the results to")
 
 
-COMMANDS: tuple[type[Command], ...] = (Serve, Chat, BenchServe, BenchStartup)
+COMMANDS: tuple[type[Command], ...] = (Serve, Chat, Embed, BenchServe, BenchPooling, BenchStartup)

@@ -152,6 +152,9 @@ class LimitOptions(Options):
     )
     max_n: PositiveInt = Field(64, description="maximum of `n` in a request")
     max_prompts: PositiveInt = Field(1024, description="maximum number of prompts in a completions request")
+    max_inputs: Annotated[int, Field(ge=1, le=1 << 14)] = Field(
+        2048, description="maximum number of inputs, documents or pairs in a request for embeddings, scores or classes"
+    )
     max_stop: PositiveInt = Field(16, description="maximum number of stop strings in a request")
     max_bad_words: PositiveInt = Field(128, description="maximum number of bad_words in a request")
     max_logprobs: Annotated[int, Field(ge=-1)] = Field(

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from quire.config.command import ENV_PREFIX, Command
 from quire.config.commands import COMMANDS
@@ -70,7 +71,7 @@ def _row(command: type[Command], name: str, field: FieldInfo) -> str:
 
 
 def _default(value: Any) -> str:
-    if value is None or value == () or value == {} or value == "":
+    if value is PydanticUndefined or value is None or value == () or value == {} or value == "":
         return ""
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 

@@ -8,14 +8,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 
 from quire.config.options import ChatOptions
 from quire.engine.wire.protocol import TokenArray
+from quire.multimodal.batches import PairsJob, PoolingPrompt, TextsJob, token_array, tokenize_pairs, tokenize_texts
 from quire.multimodal.chat_template import ChatTemplate, load_templates
 from quire.multimodal.errors import PromptError
 from quire.multimodal.messages import normalize
+from quire.multimodal.pairs import pair_template
+from quire.multimodal.sentence_files import read_sentence_files
 from quire.multimodal.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -76,11 +78,15 @@ class ChatJob:
     room: int | None
 
 
+Job = TextJob | ChatJob | TextsJob | PairsJob
+
+
 class PromptBuilder:
     """Makes the prompts of one model.
 
     Attributes:
         sources: of the model's chat templates by name; the main one is `default`.
+        sentences: what files of sentence-transformers say.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, options: ChatOptions, max_model_len: int) -> None:
@@ -98,6 +104,9 @@ class PromptBuilder:
         self._compile = lru_cache(maxsize=8)(ChatTemplate)
         if options.chat_template is not None:
             self._compile(self.sources["default"])
+        self.sentences = read_sentence_files(folder)
+        self._pairs = pair_template(folder, tokenizer, self.sources.get("default"), self._defaults)
+        self.prompt_length = lru_cache(maxsize=64)(self._prompt_length)
 
     def text(self, job: TextJob) -> Prompt:
         """Tokenize a text.
@@ -107,6 +116,21 @@ class PromptBuilder:
         """
         self.check_length(job.text, job.room)
         return self._encode(job.text, job.add_special_tokens)
+
+    def batch(self, job: TextsJob | PairsJob) -> list[PoolingPrompt]:
+        """Tokenize texts or pairs for a model that pools.
+
+        Raises:
+            PromptError: one of them is too long, has no tokens, or contains a lone surrogate.
+        """
+        if isinstance(job, TextsJob):
+            return tokenize_texts(job, self._tokenizer, lower_case=self.sentences.lower_case)
+        return tokenize_pairs(job, self._tokenizer, self._pairs)
+
+    def _prompt_length(self, prompt: str) -> int:
+        """Tokens of a prompt at the start of a text, with the special tokens before it."""
+        ids = self._tokenizer.encode(prompt, add_special_tokens=True)
+        return len(ids) - (bool(ids) and ids[-1] in self._tokenizer.special_tokens.values())
 
     def chat(self, job: ChatJob) -> RenderedChat:
         """Render and tokenize a conversation.
@@ -125,6 +149,21 @@ class PromptBuilder:
         self.check_length(text, job.room)
         prompt = self._encode(text, conversation.add_special_tokens)
         return RenderedChat(prompt, final_text, template.variables)
+
+    def check_batch(self, job: TextsJob | PairsJob) -> None:
+        """Check that no text is too long to be tokenized. (Some tokenizers drop characters, so that more may fit.)
+
+        Raises:
+            PromptError: one is.
+        """
+        limit = max(_MIN_CHARACTER_LIMIT, self._max_model_len * self._tokenizer.longest_token)
+        for index, size in enumerate(job.sizes()):
+            if size > limit:
+                raise PromptError(
+                    f"The input has {size} characters; at most {limit} are allowed. Please reduce the length of the "
+                    "input prompt.",
+                    job.names.at(job.first + index),
+                )
 
     def check_length(self, text: str, room: int | None) -> None:
         """Check that a text may fit into `room` tokens, and that it is not too long to be tokenized.
@@ -147,7 +186,7 @@ class PromptBuilder:
         except UnicodeEncodeError as error:  # from escapes in JSON, or from templates
             raise PromptError(f"The prompt contains an invalid character: {error}", "input_text") from error
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return Prompt(np.array(ids, np.int32), text)
+        return Prompt(token_array(ids), text)
 
     def _render(self, template: ChatTemplate, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         if conversation.continue_final_message:
@@ -186,7 +225,7 @@ class PromptBuilder:
 
 def worker(
     folder: Path, backend: tokenizers.Tokenizer | None, options: ChatOptions, max_model_len: int
-) -> Callable[[TextJob | ChatJob], Prompt | RenderedChat]:
+) -> Callable[[Job], Prompt | RenderedChat | list[PoolingPrompt]]:
     """What a worker process does with its jobs.
 
     Args:
@@ -196,7 +235,17 @@ def worker(
         max_model_len: context length in tokens.
     """
     builder = PromptBuilder(folder, Tokenizer.load(folder, backend), options, max_model_len)
-    return lambda job: builder.text(job) if isinstance(job, TextJob) else builder.chat(job)
+
+    def do(job: Job) -> Prompt | RenderedChat | list[PoolingPrompt]:
+        match job:
+            case TextJob():
+                return builder.text(job)
+            case ChatJob():
+                return builder.chat(job)
+            case _:
+                return builder.batch(job)
+
+    return do
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_core import FakeCore, says
+from tests.support.pooling_server import pooling_server
 from tests.support.server import chunks_of, running_server
 
 PATH = "/invocations"
@@ -28,9 +29,37 @@ async def test_the_fields_say_what_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tasks", "body", "kind"),
+    [
+        (("embed", "classify"), {"input": "hi"}, "embedding"),
+        (("classify",), {"input": "hi"}, "probs"),
+        (("token_embed",), {"input": "hi"}, "pooling"),
+        (("embed", "token_embed"), {"input": "hi", "task": "token_embed"}, "pooling"),
+        (("embed",), CHAT, "embedding"),
+        (("classify",), CHAT, "probs"),
+        (("embed",), {**CHAT, "task": "embed"}, "pooling"),
+        (("score",), {"text_1": "a", "text_2": "b"}, "score"),
+        (("score",), {"queries": "a", "items": "b"}, "score"),
+        (("score",), {"query": "a", "documents": ["b"]}, "relevance_score"),
+        (("score",), {"query": "a", "texts": ["b"]}, '"index"'),
+        (("embed",), {"inputs": "a"}, "[["),
+        (("classify",), {"inputs": "a"}, "label"),
+    ],
+)
+async def test_models_that_pool_are_invoked(
+    tmp_path: Path, tasks: tuple[str, ...], body: dict[str, Any], kind: str
+) -> None:
+    async with pooling_server(tmp_path, *tasks) as server:
+        for path in (PATH, "/"):
+            answer = await server.post(path, body)
+            assert answer.status_code == 200, answer.text
+            assert kind in answer.text
+
+
+@pytest.mark.parametrize(
     ("body", "complaint", "param"),
     [
-        ({"input": "hi"}, "`messages`, for a chat", None),
+        ({"input": "hi"}, "Unsupported task: 'embed'", "model"),
         ([], "`messages`, for a chat", None),
         ({}, "`messages`, for a chat", None),
         ({"messages": []}, "messages: ", "messages"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.fake_core import FakeCore
+from tests.support.fake_core import INFO, FakeCore
+from tests.support.pooling import pooling_info
+from tests.support.pooling_server import pooling_server
 from tests.support.server import running_server
 
 
@@ -19,6 +22,75 @@ async def test_the_models_page(tmp_path: Path) -> None:
         assert (await server.http.get("/v1/models/alias")).json() == cards[1]
         answer = await server.http.get("/v1/models/some/other")
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+
+
+async def test_the_models_page_tells_tasks(tmp_path: Path) -> None:
+    async with pooling_server(tmp_path, "embed", facts={"score_method": "cosine"}) as server:
+        (card, _) = (await server.http.get("/v1/models")).json()["data"]
+        assert card["tasks"] == ["embed", "score"]
+    async with running_server(tmp_path) as server:
+        assert (await server.http.get("/v1/models/fake")).json()["tasks"] == ["generate"]
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+GENERATING: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/completions/render", {"prompt": "x"}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions/render", CHAT),
+    ("/v1/responses", {"input": "x"}),
+    ("/v1/messages", {**CHAT, "max_tokens": 1}),
+    ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}),
+    ("/invocations", {"prompt": "x"}),
+]
+POOLING: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/embeddings", {"input": "x"}),
+    ("/v1/embeddings", CHAT),
+    ("/v2/embed", {"texts": ["x"]}),
+    ("/embed", {"inputs": "x"}),
+    ("/embed_all", {"inputs": "x"}),
+    ("/embed_sparse", {"inputs": "x"}),
+    ("/classify", {"input": "x"}),
+    ("/predict", {"inputs": "x"}),
+    ("/pooling", {"input": "x"}),
+    ("/score", {"text_1": "x", "text_2": "y"}),
+    ("/rerank", {"query": "x", "documents": ["y"]}),
+    ("/rerank", {"query": "x", "texts": ["y"]}),
+    ("/invocations", {"input": "x"}),
+]
+
+
+async def test_what_a_model_cannot_do_is_a_400_with_what_it_can(tmp_path: Path) -> None:
+    async with pooling_server(tmp_path, "embed", facts={"score_method": None}) as server:
+        for path, body in GENERATING:
+            for named in ({}, {"model": "alias"}):
+                answer = await server.post(path, {**body, **named})
+                assert answer.status_code == 400, path
+                assert "supports: embed." in answer.json()["error"]["message"]
+        for path, body in POOLING:
+            if path not in ("/score", "/rerank", "/classify", "/predict"):
+                continue
+            answer = await server.post(path, body)
+            assert "supports: embed." in answer.json()["error"]["message"]
+    async with running_server(tmp_path) as server:
+        for path, body in POOLING:
+            answer = await server.post(path, body)
+            assert answer.status_code == 400, path
+            assert "supports: generate." in answer.json()["error"]["message"]
+        assert (await server.http.get("/info")).status_code == 400
+
+
+async def test_a_request_without_a_name_finds_a_model_with_the_task(tmp_path: Path) -> None:
+    """Clients of TEI cannot name one."""
+    embedder = FakeCore(info=pooling_info(INFO, "embed"))
+    async with running_server(tmp_path, FakeCore(), embedder) as server:
+        assert (await server.post("/v1/embeddings", {"input": "x"})).json()["model"] == "fake-1"
+        assert (await server.post("/embed", {"inputs": "x"})).status_code == 200
+        assert (await server.post("/invocations", {"inputs": "x"})).status_code == 200
+        assert (await server.post("/v1/completions", {"prompt": "x"})).json()["model"] == "fake"
+        assert (await server.post("/pooling", {"input": "x"})).json()["model"] == "fake-1"
+        assert (await server.post("/v1/embeddings", {"input": "x", "model": "fake"})).status_code == 400
+        assert (await server.post("/v1/embeddings", {"input": "x", "model": "none"})).status_code == 404
 
 
 async def test_tokenize_and_back(tmp_path: Path) -> None:

@@ -155,7 +155,69 @@ _CHATS: list[Body] = [
     *({"messages": _MESSAGES[:2], "max_tokens": 8, **structure} for structure in _STRUCTURES),
 ]  # fmt: skip
 
+_POOLED: Body = {
+    "model": "fake", "truncate_prompt_tokens": 20, "truncation_side": "left", "priority": 0, "cache_salt": "salt",
+    "request_id": "request", "timeout": 30.0,
+}  # fmt: skip
+_ENCODED: Body = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
+_EMBEDDED: Body = {"dimensions": 8, "use_activation": True, "normalize": True, "input_type": None, **_ENCODED}
+_CHAT_INPUT: Body = {
+    "messages": _MESSAGES[:2], "add_generation_prompt": True, "continue_final_message": False,
+    "add_special_tokens": True, "chat_template": None, "chat_template_kwargs": {"a": 1},
+}  # fmt: skip
+_SCORED: Body = {
+    **_POOLED, "use_activation": False, "max_tokens_per_query": 5, "max_tokens_per_doc": 5, "instruction": None,
+    "chat_template_kwargs": None,
+}  # fmt: skip
+_INPUTS: list[Any] = ["Once", ["Once", "Twice"], [1, 2, 3], [[1, 2], [3]]]
+_PARTS: Body = {"content": [{"type": "text", "text": "Once"}]}
+_EMBEDDINGS: list[Body] = [
+    {**_POOLED, **_EMBEDDED, "input": ["Once", "Twice"], "add_special_tokens": False, "prompt_name": "query",
+     "instruction": "look"},
+    {**_POOLED, **_EMBEDDED, **_CHAT_INPUT, "prompt_name": None, "instruction": None},
+    *({"input": given, "encoding_format": "bytes"} for given in _INPUTS),
+]  # fmt: skip
+_CLASSIFIED: list[Body] = [
+    {**_POOLED, "input": ["Once", "Twice"], "add_special_tokens": False, "use_activation": False},
+    {**_POOLED, **_CHAT_INPUT, "use_activation": None},
+]
+_POOLINGS: list[Body] = [
+    *({**body, "task": "embed"} for body in _EMBEDDINGS),
+    {"input": ["Once", "Twice"], "task": "token_embed", "encoding_format": "bytes_only"},
+    {"input": "Once", "task": "token_classify"},
+]
+_SCORES: list[Body] = [
+    {**_SCORED, "queries": "Once", "documents": ["Once", {"text": "Twice"}, _PARTS]},
+    {"queries": [_PARTS, "x"], "items": ["Once", "Twice"]},
+    {"data_1": "Once", "data_2": "Twice"},
+    {"text_1": "Once", "text_2": ["Once", "Twice"]},
+]
+_TEI: Body = {"model": "fake", "truncate": True, "truncation_direction": "Left"}
+_TEI_TEXTS: list[Body] = [
+    {**_TEI, "inputs": ["Once", "Twice"], "prompt_name": "query"},
+    *({"inputs": given} for given in _INPUTS),
+]
+_TEI_EMBEDDED: list[Body] = [
+    {**_TEI_TEXTS[0], "normalize": False, "dimensions": 4, "encoding_format": "float"},
+    *_TEI_TEXTS,
+]
+_PREDICTED: list[Body] = [
+    {**_TEI, "inputs": [["Once", "Twice"]], "raw_scores": True},
+    {"inputs": [["Once"], ["Twice"]]},
+    {"inputs": "Once"},
+]
+_RERANKED: list[Body] = [
+    {**_SCORED, "query": "Once", "documents": ["Once", {"text": "Twice"}], "top_n": 1, "return_documents": False},
+    {**_TEI, "query": "Once", "texts": ["Once", "Twice"], "raw_scores": True, "return_text": True},
+]
 _BEAMS: Body = {"use_beam_search": True, "n": 3, "length_penalty": 0.5, "max_tokens": 4}
+_INVOCATIONS: list[Body] = [
+    *_CHATS,
+    *_COMPLETIONS,
+    *({"prompt": "Once", **structure} for structure in _STRUCTURES),
+    *(body for body in _EMBEDDINGS if "input" in body),
+    *(_POOLINGS + _SCORES + _RERANKED + _TEI_EMBEDDED),
+]
 # The fields of each route that neither its bodies above nor these have would not be tested.
 BODIES: dict[str, list[Body]] = {
     "/v1/completions": [
@@ -164,7 +226,28 @@ BODIES: dict[str, list[Body]] = {
         *({"prompt": "Once", **structure} for structure in _STRUCTURES),
     ],
     "/v1/completions/render": [*_COMPLETIONS, *({"prompt": "Once", **structure} for structure in _STRUCTURES)],
-    "/invocations": [*_CHATS, *_COMPLETIONS, *({"prompt": "Once", **structure} for structure in _STRUCTURES)],
+    "/invocations": _INVOCATIONS,
+    "/": _INVOCATIONS,
+    "/v1/embeddings": _EMBEDDINGS,
+    "/pooling": _POOLINGS,
+    "/classify": _CLASSIFIED,
+    "/score": _SCORES,
+    "/v1/score": _SCORES,
+    "/rerank": _RERANKED,
+    "/v1/rerank": _RERANKED,
+    "/v2/rerank": _RERANKED,
+    "/v2/embed": [
+        {
+            "model": "fake", "texts": ["Once", "Twice"], "inputs": None, "input_type": "search_query",
+            "embedding_types": ["float", "int8", "uint8", "binary", "ubinary", "base64"], "output_dimension": 8,
+            "truncate": "START", "max_tokens": 5, "priority": 0,
+        },
+        {"inputs": [_PARTS]},
+    ],
+    "/embed": _TEI_EMBEDDED,
+    "/embed_all": _TEI_TEXTS,
+    "/embed_sparse": _TEI_TEXTS,
+    "/predict": _PREDICTED,
     "/v1/chat/completions": [*_CHATS, {"messages": _MESSAGES[:2], "logprobs": True, **_BEAMS}],
     "/v1/chat/completions/render": _CHATS,
     "/v1/responses": [

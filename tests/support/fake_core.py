@@ -17,6 +17,7 @@ from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
     CoreDied,
+    ErrorOutput,
     FrontMessage,
     ModelInfo,
     Ping,
@@ -25,6 +26,7 @@ from quire.engine.wire.protocol import (
     PoolingParams,
     Ready,
     RequestOutput,
+    SamplingParams,
     Shutdown,
     StepOutput,
     StepStats,
@@ -32,6 +34,7 @@ from quire.engine.wire.protocol import (
     TokensOutput,
 )
 from quire.engine.wire.transport import CoreChannel, FrontChannel
+from tests.support.pooling import pooled
 from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 
 CONTEXT = 512
@@ -76,12 +79,16 @@ class FakeCore:
     """Generates one token a step for each request, as `answer` says.
 
     Attributes:
+        info: what is said about the model.
+        refuses: pooling requests that are refused as invalid.
         hold: while set, only those steps are made that `allow` lets through.
         received: all messages, in order.
         active: ids of requests that are being answered.
     """
 
     answer: Callable[[AddRequest], list[int]] = upper_case
+    info: ModelInfo = INFO
+    refuses: Callable[[AddRequest], bool] = lambda _: False
     hold: threading.Event = field(default_factory=threading.Event)
     deaf: threading.Event = field(default_factory=threading.Event)
     die_at_step: int | None = None
@@ -97,7 +104,7 @@ class FakeCore:
     def __call__(self, address: str) -> None:
         """Body of the core's thread."""
         with CoreChannel(address) as channel, suppress(FrontEndGone):
-            channel.send(Ready(INFO))
+            channel.send(Ready(self.info))
             while self._listen(channel):
                 if self.active and (not self.hold.is_set() or self._allowed.acquire(blocking=False)):
                     self.steps += 1
@@ -115,7 +122,8 @@ class FakeCore:
             self.received.append(message)
             match message:
                 case AddRequest():
-                    self.active[message.request_id] = (message, self.answer(message), 0)
+                    answer = self.answer(message) if isinstance(message.task, SamplingParams) else []
+                    self.active[message.request_id] = (message, answer, 0)
                 case Abort(request_ids=ids):
                     for request_id in ids:
                         self.active.pop(request_id, None)
@@ -126,11 +134,19 @@ class FakeCore:
             message = channel.receive(0.0)
         return True
 
+    def _pooled(self, message: AddRequest) -> RequestOutput:
+        if self.refuses(message):
+            return ErrorOutput(message.request_id, "this one is refused", invalid=True)
+        cached = len(message.prompt) // 16 * 16
+        # Without facts about pooling: the prompt itself, by which tests of the client know their requests.
+        data = message.prompt.astype(np.float32) if self.info.pooling is None else pooled(self.info, message)
+        return PooledOutput(message.request_id, data, cached, time.monotonic())
+
     def _step(self) -> StepOutput:
         outputs: list[RequestOutput] = []
         for request_id, (message, answer, given) in list(self.active.items()):
             if isinstance(message.task, PoolingParams):
-                outputs.append(PooledOutput(request_id, message.prompt.astype(np.float32)))
+                outputs.append(self._pooled(message))
                 del self.active[request_id]
                 continue
             token, made, params = answer[given], given + 1, message.params

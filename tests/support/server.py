@@ -31,7 +31,7 @@ from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
-from tests.support.fake_core import CONTEXT, INFO, FakeCore, running_client
+from tests.support.fake_core import CONTEXT, FakeCore, running_client
 from tests.support.tokenizer import EOS, write_tokenizer
 
 
@@ -57,36 +57,38 @@ async def running_server(
     capacity: int = 64,
     chat_template: str | None = None,
     handle: CoreHandle | None = None,
+    joins: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Server]:
     """A server for one model per core; the first has all names, others are `fake-1` and so on.
 
-    `handle` says where a single core runs, if not in a thread.
+    `handle` says where a single core runs, if not in a thread; `joins`: the tokenizer is that of a cross-encoder.
     """
-    write_tokenizer(folder, **({} if chat_template is None else {"chat_template": chat_template}))
+    write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
     options = Serve(**settings)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
             client = await stack.enter_async_context(running_client(core, capacity=capacity, handle=handle))
+            info = await client.ready()
             tokenizer = Tokenizer.load(folder)
             model = ServedModel(
                 names=tuple(names) if index == 0 else (f"fake-{index}",),
                 root=f"root-{index}",
                 client=client,
-                renderer=Renderer(folder, tokenizer, options, INFO.max_model_len),
-                info=INFO,
+                renderer=Renderer(folder, tokenizer, options, info.max_model_len),
+                info=info,
                 defaults=read_defaults(
                     folder, tokenizer, options.generation_config, options.override_generation_config
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                grammars=GrammarChecker(folder, INFO.vocab_size, (EOS,)),
+                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)),
                 priority_scheduling=options.scheduling_policy == "priority",
             )
             client.observer = observer = ModelMetrics(metrics, model.names[0], index)
-            observer.describe_cache(INFO, options)
+            observer.describe_cache(info, options)
             stack.push_async_callback(model.close)
             models.append(model)
         state = ServerState(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 THINK = ("<think>", "</think>")
@@ -29,10 +29,22 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
-    """Write the tokenizer's files to a model folder."""
+def pair_tokenizer() -> tokenizers.Tokenizer:
+    """The same with special tokens around texts and pairs, and the second text of a pair of type 1, as BERT has it."""
+    tokenizer = byte_tokenizer()
+    first, last = SPECIAL[1:]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B:1 {last}:1",
+        special_tokens=[(text, tokenizer.token_to_id(text)) for text in (first, last)],
+    )
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, joins: bool = False) -> None:
+    """Write the tokenizer's files to a model folder. `joins`: as `pair_tokenizer`."""
     folder.mkdir(parents=True, exist_ok=True)
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    (pair_tokenizer() if joins else byte_tokenizer()).save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "bos_token": None, "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     if chat_template is not None:

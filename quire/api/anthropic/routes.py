@@ -51,7 +51,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/messages", responses={**streamed(AnsweredMessage), **_ERRORS}, response_model=None)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
-        model = state.model(body.model)
+        model = state.generator(body.model)
         admit(request, model, 1, "messages")
         response_id = answer_id("msg", request, None)
         prepared = await unless_disconnected(request, prepare_chat(as_chat(body), model, state, response_id))
@@ -70,7 +70,7 @@ def router(state: ServerState) -> APIRouter:
     async def count_tokens(body: Conversation, request: Request) -> TokenCount:
         """Count the tokens of a rendered conversation."""
         chat = as_chat(body)
-        model = state.model(chat.model)
+        model = state.generator(chat.model)
         conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
         rendered = await unless_disconnected(request, model.renderer.chat(conversation, tenant=current_tenant()))
         unused = unused_template_fields(chat, rendered)

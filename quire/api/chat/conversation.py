@@ -9,10 +9,13 @@ from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest, Message
 from quire.api.protocol.models import TokenizeRequest
+from quire.api.protocol.pooling.requests import ChatInput
 from quire.multimodal.prompts import Conversation, RenderedChat
 
+WithMessages = ChatRequest | TokenizeRequest | ChatInput
 
-def unused_template_fields(body: ChatRequest | TokenizeRequest, rendered: RenderedChat) -> list[str]:
+
+def unused_template_fields(body: WithMessages, rendered: RenderedChat) -> list[str]:
     """Names of fields that were passed to the chat template, but that it does not read."""
     passed = [name for name in ("tools", "documents") if getattr(body, name, None)]
     variables = sorted(body.chat_template_kwargs or ())
@@ -22,7 +25,7 @@ def unused_template_fields(body: ChatRequest | TokenizeRequest, rendered: Render
     ]
 
 
-def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> Conversation:
+def conversation_of(body: WithMessages, *, trusted: bool) -> Conversation:
     """The input of the chat template. `trusted`: whether requests may bring their own template.
 
     Raises:
@@ -38,7 +41,7 @@ def conversation_of(body: ChatRequest | TokenizeRequest, *, trusted: bool) -> Co
             variables["reasoning_effort"] = body.reasoning_effort
     return Conversation(
         messages=[_message(message, index) for index, message in enumerate(body.messages or ())],
-        tools=[as_function(tool) for tool in body.tools or ()] or None,
+        tools=[as_function(tool) for tool in getattr(body, "tools", None) or ()] or None,
         documents=documents,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,

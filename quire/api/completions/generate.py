@@ -46,7 +46,7 @@ def router(state: ServerState) -> APIRouter:
         """Continue a prompt of tokens."""
         parameters = body.sampling_params
         fields.ignore(request, [*fields.take_unknown_fields(parameters), *_misplaced_fields(body)])
-        model = state.model(body.model)
+        model = state.generator(body.model)
         completion = _as_completion(body)
         admit(request, model, count_sequences(completion, state.limits), "sampling_params.n")
         response_id = answer_id("generate-tokens", request, body.request_id)
@@ -58,7 +58,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
     async def render_chat(body: ChatRequest, request: Request) -> Rendered:
         """Render and tokenize a conversation without generating anything."""
-        model = state.model(body.model)
+        model = state.generator(body.model)
         response_id = answer_id("chatcmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
         fields.ignore(request, prepared.unused_fields)
@@ -67,7 +67,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/completions/render", responses=ERRORS)
     async def render_completion(body: CompletionRequest, request: Request) -> list[Rendered]:
         """Tokenize prompts without generating anything."""
-        model = state.model(body.model)
+        model = state.generator(body.model)
         check_capacity(model, count_sequences(body, state.limits), "prompt" if isinstance(body.prompt, list) else "n")
         response_id = answer_id("cmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))

@@ -39,7 +39,7 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
         """Answer a conversation, now or in the background."""
         if body.background and not body.is_stored:
             raise InvalidRequest("background can only be used when `store` is true", "background")
-        model = state.model(body.model)
+        model = state.generator(body.model)
         admit(request, model, 1, "input")
         run = await unless_disconnected(request, service.prepare(body, model))
         fields.ignore(request, run.unused_fields)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.answers.tools.registry import ToolFormat
-from quire.api.http.errors import NotFound, shortened
+from quire.api.http.errors import InvalidRequest, NotFound, shortened
 from quire.api.http.heap import Heap
 from quire.api.serving.defaults import GenerationDefaults
 from quire.config.options import LimitOptions
@@ -50,6 +50,13 @@ class ServedModel:
         await self.renderer.close()
         if self.grammars is not None:
             await self.grammars.close()
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What the model can do: "generate" or pooling tasks; "score" also if it compares embeddings."""
+        tasks, pooling = self.info.tasks, self.info.pooling
+        scores = pooling is not None and pooling.score_method is not None
+        return (*tasks, "score") if scores and "score" not in tasks else tasks
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -98,6 +105,35 @@ class ServerState:
             if name in model.names:
                 return model
         raise NotFound(f"The model `{shortened(name)}` does not exist.", "model")
+
+    def generator(self, name: str | None) -> ServedModel:
+        """The model of this name, which generates text; the first one that does if the name is None or empty.
+
+        Raises:
+            InvalidRequest: it does not generate.
+            NotFound: no model has this name.
+        """
+        return self.model_for(name, "generate")
+
+    def model_for(self, name: str | None, task: str) -> ServedModel:
+        """The model of this name, which has this task; the first one that has it if the name is None or empty.
+
+        Raises:
+            InvalidRequest: it does not have this task.
+            NotFound: no model has this name.
+        """
+        if not name:
+            found = next((model for model in self.models if task in model.tasks), None)
+            if found is not None:
+                return found
+        model = self.model(name)
+        if task not in model.tasks:
+            raise InvalidRequest(
+                f"Unsupported task: {shortened(task)!r}. The model `{shortened(name or model.names[0])}` supports: "
+                f"{', '.join(model.tasks)}.",
+                "model",
+            )
+        return model
 
     def degraded_reasons(self) -> list[str]:
         """Why some endpoints do not work, while the server is healthy."""

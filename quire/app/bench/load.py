@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import aiohttp
 
 from quire.app.bench.prompts import PromptMaker
 from quire.app.openai_client import ServerError, choices, delta_of, read_chunk, text_in
-from quire.config.commands import BenchServe
+from quire.config.commands import BenchPooling, BenchServe
 
 
 @dataclass(slots=True)
@@ -57,10 +57,35 @@ class LoadResult:
     seconds: float
 
 
+Send = Callable[[aiohttp.ClientSession], Awaitable[Sample]]
+
+
 async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[Sample], None]) -> LoadResult:
     """Send the requests. `on_sample` is called with each request when it ends."""
     prompts = PromptMaker(settings.seed, settings.prefix_len, settings.input_len)
     rng = random.Random(settings.seed + 1)
+
+    def prepare() -> Send:
+        body, abandon = _body(settings, model, prompts.next()), rng.random() < settings.abandon
+        return lambda session: _send(session, settings, body, abandon)
+
+    return await send_all(settings, rng, prepare, on_sample)
+
+
+async def send_all(
+    settings: BenchServe | BenchPooling,
+    rng: random.Random,
+    prepare: Callable[[], Send],
+    on_sample: Callable[[Sample], None],
+) -> LoadResult:
+    """Send requests when they are due.
+
+    Args:
+        settings: how many, how many at once, and for how long.
+        rng: of arrival times.
+        prepare: makes the next request.
+        on_sample: is called with each request when it ends.
+    """
     samples: list[Sample] = []
     slots = asyncio.Semaphore(settings.concurrency)
     timeout = aiohttp.ClientTimeout(total=settings.timeout)
@@ -70,9 +95,9 @@ async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[S
     ) as session:
         started = time.perf_counter()
 
-        async def one(prompt: str, abandon: bool) -> None:
+        async def one(send: Send) -> None:
             try:
-                sample = await _send(session, settings, _body(settings, model, prompt), abandon)
+                sample = await send(session)
             finally:
                 slots.release()
             samples.append(sample)
@@ -84,11 +109,11 @@ async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[S
                 if settings.duration is not None and time.perf_counter() - started >= settings.duration:
                     slots.release()
                     break
-                tasks.create_task(one(prompts.next(), rng.random() < settings.abandon))
+                tasks.create_task(one(prepare()))
         return LoadResult(samples, time.perf_counter() - started)
 
 
-async def _starts(settings: BenchServe, rng: random.Random, started: float) -> AsyncIterator[None]:
+async def _starts(settings: BenchServe | BenchPooling, rng: random.Random, started: float) -> AsyncIterator[None]:
     """Yield when the next request is due."""
     due, sent = 0.0, 0
     while settings.duration is not None or sent < settings.num_requests:

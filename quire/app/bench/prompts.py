@@ -28,5 +28,9 @@ class PromptMaker:
         """The next prompt: the prefix, then random words."""
         return " ".join([*self._prefix, *self._words(self._input_len)])
 
+    def text(self, words: int) -> str:
+        """A text of so many random words, without the prefix."""
+        return " ".join(self._words(words))
+
     def _words(self, count: int) -> list[str]:
         return self._random.choices(_WORDS, k=count)

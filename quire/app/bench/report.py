@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.app.bench.load import LoadResult
-from quire.config.commands import BenchServe
+from quire.config.commands import BenchPooling, BenchServe
 
 _PERCENTILES = (50, 90, 95, 99)
 
@@ -42,6 +42,39 @@ def summarize(result: LoadResult, settings: BenchServe, model: str) -> dict[str,
     }
 
 
+def summarize_pooling(result: LoadResult, settings: BenchPooling, model: str) -> dict[str, Any]:
+    """All figures of a run of embeddings or reranks; latencies are in milliseconds."""
+    completed = [sample for sample in result.samples if sample.error is None]
+    errors = [sample.error for sample in result.samples if sample.error is not None]
+    prompt = sum(sample.prompt_tokens for sample in completed)
+    return {
+        "model": model,
+        "settings": settings.model_dump(mode="json", exclude={"api_key", "config", "result"}),
+        "seconds": result.seconds,
+        "completed": len(completed),
+        "failed": len(errors),
+        "errors": sorted(set(errors))[:5],
+        "prompt_tokens": prompt,
+        "requests_per_second": len(completed) / result.seconds,
+        "texts_per_second": len(completed) * settings.batch_size / result.seconds,
+        "tokens_per_second": prompt / result.seconds,
+        "e2e_ms": _spread([sample.e2e for sample in completed]),
+    }
+
+
+def as_pooling_table(figures: dict[str, Any]) -> str:
+    """The figures of embeddings or reranks for a terminal."""
+    return "\n".join(
+        [
+            f"{figures['completed']} completed, {figures['failed']} failed in {figures['seconds']:.1f} s",
+            *(f"  error: {error}" for error in figures["errors"]),
+            f"{figures['requests_per_second']:.2f} requests/s, {figures['texts_per_second']:.1f} texts/s, "
+            f"{figures['tokens_per_second']:.1f} tokens/s",
+            *_latencies(figures, ("e2e",)),
+        ]
+    )
+
+
 def as_table(figures: dict[str, Any]) -> str:
     """The figures for a terminal."""
     lines = [
@@ -52,15 +85,19 @@ def as_table(figures: dict[str, Any]) -> str:
         f"{figures['total_tokens_per_second']:.1f} tokens/s in all",
         f"{figures['prompt_tokens']} prompt tokens ({figures['cached_tokens']} cached), "
         f"{figures['output_tokens']} output tokens",
-        "",
-        f"{'ms':>6} {'mean':>9}" + "".join(f"{f'p{p}':>9}" for p in _PERCENTILES),
+        *_latencies(figures, ("ttft", "tpot", "itl", "e2e")),
     ]
-    for name in ("ttft", "tpot", "itl", "e2e"):
+    return "\n".join(lines)
+
+
+def _latencies(figures: dict[str, Any], names: Sequence[str]) -> list[str]:
+    lines = ["", f"{'ms':>6} {'mean':>9}" + "".join(f"{f'p{p}':>9}" for p in _PERCENTILES)]
+    for name in names:
         spread = figures[f"{name}_ms"]
         if spread:
             values = [spread["mean"], *(spread[f"p{p}"] for p in _PERCENTILES)]
             lines.append(f"{name.upper():>6} " + "".join(f"{value:9.1f}" for value in values))
-    return "\n".join(lines)
+    return lines
 
 
 def write_json(figures: dict[str, Any], path: Path) -> None:

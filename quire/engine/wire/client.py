@@ -7,17 +7,18 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-import msgspec
 from tokenizers import Tokenizer
 
+from quire.engine.wire.batch import BatchItem, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
     Abort,
+    AddMany,
     AddRequest,
     CoreDied,
     CoreMessage,
@@ -25,6 +26,7 @@ from quire.engine.wire.protocol import (
     ModelInfo,
     Ping,
     Pong,
+    PooledArray,
     Ready,
     RequestOutput,
     Shutdown,
@@ -178,6 +180,67 @@ class EngineClient:
             return await stream.result()
 
     @contextmanager
+    def pooling(
+        self, *, timeout: float | None = None, keep: Callable[[int, PooledArray], PooledArray] | None = None
+    ) -> Iterator[PooledBatch]:
+        """A batch of pooling requests, which are aborted at the end if they still run.
+
+        The caller has reserved one place with `slots`. The batch takes further ones while half of all are free.
+
+        Args:
+            timeout: seconds after which the batch fails with `DeadlineExceeded`.
+            keep: what is kept of a result, given its index; default: all of it.
+
+        Raises:
+            EngineDead: the engine has stopped.
+        """
+        if self._dead is not None:
+            raise self._dead
+        batch = PooledBatch(self, keep)
+        alarm = None
+        if timeout is not None:
+            late = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
+            alarm = asyncio.get_running_loop().call_later(timeout, batch.fail, late)
+        try:
+            yield batch
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            batch.close()
+
+    def take_slot(self) -> bool:
+        """See `BatchHost`."""
+        free = self.slots_in_use < self.capacity // 2
+        self.slots_in_use += free
+        return free
+
+    def release_slots(self, count: int) -> None:
+        """See `BatchHost`."""
+        self.slots_in_use -= count
+
+    def start(self, items: Sequence[BatchItem]) -> None:
+        """See `BatchHost`."""
+        if self._dead is not None:
+            raise self._dead
+        self._streams.update((item.request_id, item) for item in items)
+        self._channel.send(AddMany([_message(item.request_id, item.request) for item in items]))
+
+    def finish(self, item: BatchItem) -> None:
+        """See `BatchHost`."""
+        del self._streams[item.request_id]
+        self.observer.on_finish(item.record())
+
+    def abort(self, items: Sequence[BatchItem]) -> None:
+        """See `BatchHost`."""
+        for item in items:
+            self._streams.pop(item.request_id, None)
+            self.observer.on_finish(item.record())
+        left = [item.request_id for item in items if not item.finished_by_core]
+        if left and self._dead is None:
+            with suppress(EngineDead):
+                self._channel.send(Abort(left))
+
+    @contextmanager
     def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
         """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
         if self._dead is not None:
@@ -317,7 +380,7 @@ class EngineClient:
 
 
 def _message(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
-    message = AddRequest(request_id, request.prompt, request.params, request.priority, request.cache_salt)
+    common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
     if isinstance(request, GenerateRequest):
-        return message
-    return msgspec.structs.replace(message, flow=request.flow, segment_start=request.segment_start)
+        return AddRequest(*common)
+    return AddRequest(*common, request.flow, request.segment_start)

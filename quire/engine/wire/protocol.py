@@ -104,6 +104,12 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
         return self.task
 
 
+class AddMany(msgspec.Struct, frozen=True, tag="add_many"):
+    """Several requests in one message. The core's channel gives them out one by one."""
+
+    requests: list[AddRequest]
+
+
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Drop these requests; nothing more is sent about them."""
 

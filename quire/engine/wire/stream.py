@@ -152,7 +152,7 @@ class SequenceStream:
         """See `OutputStream`."""
         if not isinstance(output, TokensOutput):
             self.finished_by_core = isinstance(output, ErrorOutput)
-            self.fail(_error_of(output, TokensOutput))
+            self.fail(error_of(output, TokensOutput))
             return
         before = self._detokenizer.tokens_used
         reason = output.finish_reason
@@ -227,7 +227,7 @@ class PooledStream:
         """See `OutputStream`."""
         self.finished_by_core = not isinstance(output, TokensOutput)
         if not isinstance(output, PooledOutput):
-            self.fail(_error_of(output, PooledOutput))
+            self.fail(error_of(output, PooledOutput))
             return
         self.finish_reason = "stop"
         self._cached_tokens = output.cached_tokens
@@ -253,7 +253,8 @@ class PooledStream:
         )
 
 
-def _error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineError:
+def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineError:
+    """The error in an output, or one that says that another kind of output was expected."""
     if not isinstance(output, ErrorOutput):
         return RequestFailed(f"internal error: {type(output).__name__} instead of {expected.__name__}")
     return InvalidTask(output.error) if output.invalid else RequestFailed(output.error)

@@ -1,13 +1,14 @@
 """Transport between the front end and a core: a ZMQ pair of sockets with multipart messages.
 
-A message is a msgpack head, followed by one raw frame for each array in it. `inproc://`, `ipc://` and `tcp://`
-addresses share one code path. The front end binds, the core connects.
+A message is a msgpack head, followed by one raw frame for each large array in it; small ones are in the head.
+`inproc://`, `ipc://` and `tcp://` addresses share one code path. The front end binds, the core connects.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -17,12 +18,15 @@ import numpy as np
 import zmq
 
 from quire.engine.wire.errors import EngineDead, FrontEndGone, MalformedMessage
-from quire.engine.wire.protocol import CoreMessage, FrontMessage
+from quire.engine.wire.protocol import AddMany, CoreMessage, FrontMessage
 
 logger = logging.getLogger(__name__)
 
-_ARRAY = 1  # msgpack extension: (frame index, dtype, shape)
+_ARRAY, _SMALL_ARRAY = 1, 2  # msgpack extensions: (frame index, dtype, shape), and (bytes, dtype, shape)
+_SMALL = 1 << 12  # bytes, which are copied faster than a frame is sent
 Frame = bytes | memoryview
+_REFERENCE = msgspec.msgpack.Decoder(tuple[int, str, tuple[int, ...]])
+_CONTENT = msgspec.msgpack.Decoder(tuple[bytes, str, tuple[int, ...]])
 Message = TypeVar("Message")
 Received = TypeVar("Received")
 
@@ -37,6 +41,9 @@ class Encoder:
         def encode_array(value: Any) -> msgspec.msgpack.Ext:
             if not isinstance(value, np.ndarray):
                 raise NotImplementedError(f"{type(value)} cannot be sent")  # msgspec's convention for unknown types
+            if value.nbytes <= _SMALL:
+                content = (value.tobytes(), value.dtype.str, value.shape)
+                return msgspec.msgpack.Ext(_SMALL_ARRAY, msgspec.msgpack.encode(content))
             arrays.append(np.ascontiguousarray(value).data.cast("B"))
             reference = (len(arrays), value.dtype.str, value.shape)
             return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(reference))
@@ -55,7 +62,7 @@ class Decoder(Generic[Message]):
         self._frames: Sequence[Frame] = ()
 
     def decode(self, frames: Sequence[Frame]) -> Message:
-        """Return the message in `frames`; its arrays are views of the frames.
+        """Return the message in `frames`; its large arrays are views of the frames.
 
         Raises:
             MalformedMessage: the frames are not a message of the union.
@@ -71,10 +78,13 @@ class Decoder(Generic[Message]):
             self._frames = ()
 
     def _array(self, code: int, data: memoryview) -> Any:
-        if code != _ARRAY:
-            raise MalformedMessage(f"unknown extension {code}")
-        index, dtype, shape = msgspec.msgpack.decode(data, type=tuple[int, str, tuple[int, ...]])
-        return np.frombuffer(self._frames[index], dtype=np.dtype(dtype)).reshape(shape)
+        if code == _ARRAY:
+            index, dtype, shape = _REFERENCE.decode(data)
+            return np.frombuffer(self._frames[index], dtype=np.dtype(dtype)).reshape(shape)
+        if code == _SMALL_ARRAY:
+            content, dtype, shape = _CONTENT.decode(data)
+            return np.frombuffer(content, dtype=np.dtype(dtype)).reshape(shape)
+        raise MalformedMessage(f"unknown extension {code}")
 
 
 class _Channel(Generic[Received]):
@@ -120,7 +130,7 @@ class FrontChannel(_Channel[CoreMessage]):
         self._loop.add_reader(self._socket.fileno(), self._receive_all)
         self._loop.call_soon(self._receive_all)
 
-    def send(self, message: FrontMessage) -> None:
+    def send(self, message: FrontMessage | AddMany) -> None:
         """Queue a message to the core.
 
         Raises:
@@ -160,7 +170,8 @@ class CoreChannel(_Channel[FrontMessage]):
         _remove_queue_limits(self._socket)
         self._socket.connect(address)
         self._encoder = Encoder()
-        self._decoder: Decoder[FrontMessage] = Decoder(FrontMessage)
+        self._decoder: Decoder[FrontMessage | AddMany] = Decoder(FrontMessage | AddMany)
+        self._unpacked: deque[FrontMessage] = deque()
 
     def send(self, message: CoreMessage) -> None:
         """Queue a message to the front end.
@@ -183,6 +194,12 @@ class CoreChannel(_Channel[FrontMessage]):
         Raises:
             MalformedMessage: the received frames are not a message.
         """
+        if self._unpacked:
+            return self._unpacked.popleft()
         if not self._socket.poll(None if timeout is None else round(timeout * 1000)):
             return None
-        return self._decoder.decode(self._socket.recv_multipart())
+        message = self._decoder.decode(self._socket.recv_multipart())
+        if not isinstance(message, AddMany):
+            return message
+        self._unpacked.extend(message.requests)
+        return self.receive(0.0)

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from quire.engine.wire.errors import FrontEndGone, MalformedMessage
 from quire.engine.wire.protocol import (
+    AddMany,
     AddRequest,
     CoreMessage,
     FrontMessage,
     Ping,
     Pong,
+    PooledOutput,
+    PoolingParams,
     SamplingParams,
     StepOutput,
     StepStats,
@@ -46,6 +49,34 @@ def test_requests_round_trip(tokens: list[int], seed: int | None, bias: dict[int
     assert (decoded.params, decoded.priority, decoded.cache_salt) == (params, -3, salt)
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 5), (32, 32), (1025,), (4, 1000)])
+def test_arrays_of_any_size_round_trip(shape: tuple[int, ...]) -> None:
+    data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    frames = Encoder().encode(StepOutput([PooledOutput("id", data)], StepStats()))
+    assert len(frames) == (1 if data.nbytes <= 4096 else 2)
+    decoded = Decoder[CoreMessage](CoreMessage).decode(frames)
+    assert isinstance(decoded, StepOutput)
+    (output,) = decoded.outputs
+    assert isinstance(output, PooledOutput)
+    assert np.array_equal(output.data, data)
+
+
+async def test_the_core_gets_requests_of_one_message_one_by_one() -> None:
+    params = PoolingParams(task="embed")
+    requests = [AddRequest(str(size), np.arange(size, dtype=np.int32), params, flow="f") for size in (1, 5000, 0)]
+    with FrontChannel("inproc://test-many") as front, CoreChannel("inproc://test-many") as core:
+        front.send(AddMany(requests))
+        front.send(AddMany([]))
+        front.send(Ping(1))
+        for sent in requests:
+            received = core.receive(1.0)
+            assert isinstance(received, AddRequest)
+            assert (received.request_id, received.task, received.flow) == (sent.request_id, params, "f")
+            assert np.array_equal(received.prompt, sent.prompt)
+        assert core.receive(1.0) == Ping(1)
+        assert core.receive(0.0) is None
+
+
 def test_outputs_round_trip() -> None:
     logprobs = TokenLogprobs([1, 2], [-0.5, float("-inf")], [1, 2])
     output = TokensOutput("id", [1], "stop", 7, [logprobs], [None, logprobs], 16, 1.5)
@@ -61,21 +92,25 @@ def test_random_frames_are_malformed(frames: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "frames"),
+    ("kind", "reference", "frames"),
     [
-        ((5, "<i4", (2,)), [b"\0" * 8]),
-        ((1, "<i4", (3,)), [b"\0" * 8]),
-        ((1, "unknown-dtype", (2,)), [b"\0" * 8]),
-        ((-1, "<i4", (2,)), []),
+        (1, (5, "<i4", (2,)), [b"\0" * 8]),
+        (1, (1, "<i4", (3,)), [b"\0" * 8]),
+        (1, (1, "unknown-dtype", (2,)), [b"\0" * 8]),
+        (1, (-1, "<i4", (2,)), []),
+        (2, (b"\0" * 8, "<i4", (3,)), []),
+        (2, (b"\0" * 8, "unknown-dtype", (2,)), []),
+        (2, (1, "<i4", (2,)), []),
+        (3, (b"\0" * 8, "<i4", (2,)), []),
     ],
 )
-def test_arrays_that_do_not_match_their_frames_are_malformed(reference: object, frames: list[bytes]) -> None:
+def test_arrays_that_do_not_match_their_frames_are_malformed(kind: int, reference: object, frames: list[bytes]) -> None:
     head = msgspec.msgpack.encode(
         {
             "type": "add",
             "request_id": "x",
-            "prompt": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(reference)),
-            "params": {"max_tokens": 1},
+            "prompt": msgspec.msgpack.Ext(kind, msgspec.msgpack.encode(reference)),
+            "task": {"type": "generate", "max_tokens": 1},
         }
     )
     with pytest.raises(MalformedMessage):

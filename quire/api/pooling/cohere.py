@@ -1,0 +1,85 @@
+"""POST /v2/embed: Cohere's embeddings, in several types at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.api.http.errors import InvalidRequest
+from quire.api.http.routing import CheckedRoute
+from quire.api.pooling.answers import joined, respond
+from quire.api.pooling.arrays import base64_of, json_of
+from quire.api.pooling.prepare import embed_params, fit_of, prefix_of, text_part
+from quire.api.pooling.run import Head, Results, begin, check_count, pool
+from quire.api.protocol.pooling.answers import answered
+from quire.api.protocol.pooling.cohere import CohereEmbedded, CohereEmbedRequest, EmbeddingType
+from quire.api.serving.models import ServedModel, ServerState
+from quire.multimodal.batches import Fit
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoint."""
+    routes = APIRouter(route_class=CheckedRoute)
+
+    @routes.post("/v2/embed", responses=answered(CohereEmbedded), response_model=None)
+    async def embed(body: CohereEmbedRequest, request: Request) -> Response:
+        """Embed texts."""
+        return await _answer(body, request, state)
+
+    return routes
+
+
+async def _answer(body: CohereEmbedRequest, request: Request, state: ServerState) -> Response:
+    model = state.model_for(body.model, "embed")
+    field, texts = ("inputs", body.inputs) if body.texts is None else ("texts", body.texts)
+    assert texts is not None
+    check_count(len(texts), state, field)
+    params = embed_params(model, "embed", body.output_dimension, None, "output_dimension")
+    head = begin(request, state, model, "embed", body)
+    prefix = prefix_of(model, None, body.input_type, None)
+
+    async def work() -> Response:
+        part = text_part(model, texts, params, _fit(model, body), field, prefix=prefix)
+        return await _response(head, await pool(head, part), body, texts)
+
+    return await respond(request, work())
+
+
+def _fit(model: ServedModel, body: CohereEmbedRequest) -> Fit:
+    if body.max_tokens is not None and body.max_tokens > model.info.max_model_len:
+        raise InvalidRequest(
+            f"`max_tokens` must be at most the context length of {model.info.max_model_len} tokens, not "
+            f"{body.max_tokens}.",
+            "max_tokens",
+        )
+    if body.truncate == "NONE" and body.max_tokens is None:
+        return fit_of(model, None, None)
+    return fit_of(model, body.max_tokens or -1, "left" if body.truncate == "START" else "right")
+
+
+async def _response(head: Head, results: Results, body: CohereEmbedRequest, texts: list[str]) -> Response:
+    lists = [
+        orjson.dumps(kind) + b":[" + await joined(_encoded(results, kind)) + b"]"
+        for kind in dict.fromkeys(body.embedding_types or ("float",))
+    ]
+    rest = {
+        "texts": texts,
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": results.tokens}},
+        "response_type": "embeddings_by_type",
+    }
+    content = b'{"id":%b,"embeddings":{%b},%b' % (orjson.dumps(head.id), b",".join(lists), orjson.dumps(rest)[1:])
+    return Response(content, media_type="application/json")
+
+
+def _encoded(results: Results, kind: EmbeddingType) -> Iterator[bytes]:
+    for array in results.arrays:
+        match kind:
+            case "float":
+                yield json_of(array, "float32")
+            case "base64":
+                yield base64_of(array, "float32", "little")
+            case _:
+                yield json_of(array, kind)

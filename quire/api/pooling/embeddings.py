@@ -1,0 +1,159 @@
+"""POST /v1/embeddings, /pooling and /classify: OpenAI's and vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.routing import CheckedRoute
+from quire.api.pooling.answers import arrays_response, check_encoding, head_fields, list_body, respond
+from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_part
+from quire.api.pooling.run import Head, begin, pool
+from quire.api.protocol.pooling.answers import ClassifiedList, EmbeddingList, PooledList, answered
+from quire.api.protocol.pooling.requests import (
+    ClassifyChatRequest,
+    ClassifyRequest,
+    ClassifyTextRequest,
+    EmbeddingChatRequest,
+    EmbeddingRequest,
+    EmbeddingTextRequest,
+    PoolingChatRequest,
+    PoolingRequest,
+    PoolingTextRequest,
+    TextInput,
+)
+from quire.api.serving.models import ServedModel, ServerState
+from quire.engine.wire.protocol import PooledArray, PoolingParams, PoolingTask
+
+_TASKS: dict[str, PoolingTask] = {
+    "embed": "embed",
+    "token_embed": "token_embed",
+    "classify": "classify",
+    "token_classify": "token_classify",
+    "score": "score",
+}
+_EMBEDS = ("embed", "token_embed")
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(route_class=CheckedRoute)
+
+    @routes.post("/v1/embeddings", responses=answered(EmbeddingList, binary=True), response_model=None)
+    async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        """Embed texts or a conversation."""
+        return await answer_embeddings(body, request, state)
+
+    @routes.post("/pooling", responses=answered(PooledList, binary=True), response_model=None)
+    async def pooling(body: PoolingRequest, request: Request) -> Response:
+        """Embed or classify texts or their tokens: any task of the model."""
+        return await answer_pooling(body, request, state)
+
+    @routes.post("/classify", responses=answered(ClassifiedList), response_model=None)
+    async def classify(body: ClassifyRequest, request: Request) -> Response:
+        """Classify texts or a conversation."""
+        return await answer_classify(body, request, state)
+
+    return routes
+
+
+async def answer_embeddings(
+    body: EmbeddingTextRequest | EmbeddingChatRequest, request: Request, state: ServerState
+) -> Response:
+    """The embeddings of the inputs.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        PromptError: an input cannot be tokenized.
+        EngineError: it cannot be answered.
+    """
+    model = state.model_for(body.model, "embed")
+    params = embed_params(model, "embed", body.dimensions, body.normalizes)
+    return await _answer_arrays(body, request, state, model, params, kind="embedding", key="embedding")
+
+
+async def answer_pooling(
+    body: PoolingTextRequest | PoolingChatRequest, request: Request, state: ServerState
+) -> Response:
+    """The results of any task; see `answer_embeddings`."""
+    model, task = _pooling_task(body, state)
+    if task not in _EMBEDS:
+        for name in ("dimensions", "prompt_name", "input_type", "instruction"):
+            if getattr(body, name) is not None:
+                raise InvalidRequest(f"`{name}` applies to embeddings, not to the task {task}.", name)
+    params = embed_params(model, task, body.dimensions, body.normalizes)
+    return await _answer_arrays(body, request, state, model, params, kind="pooling", key="data")
+
+
+async def answer_classify(
+    body: ClassifyTextRequest | ClassifyChatRequest, request: Request, state: ServerState
+) -> Response:
+    """The classes of the inputs; see `answer_embeddings`."""
+    model = state.model_for(body.model, "classify")
+    check_inputs(body, state)
+    head = begin(request, state, model, "classify", body)
+    params = PoolingParams(task="classify", use_activation=body.use_activation)
+
+    async def work() -> Response:
+        results = await pool(head, await input_part(body, request, state, model, params))
+        items = (orjson.dumps(_classified(head, i, array)) for i, array in enumerate(results.arrays))
+        content = await list_body(head_fields(head), items, {"usage": results.usage().model_dump()})
+        return Response(content, media_type="application/json")
+
+    return await respond(request, work())
+
+
+def label_of(model: ServedModel, index: int) -> str | None:
+    """The name of a class; None if the model has none for it."""
+    labels = model.info.pooling.labels if model.info.pooling is not None else ()
+    return labels[index] if index < len(labels) else None
+
+
+async def _answer_arrays(
+    body: EmbeddingTextRequest | EmbeddingChatRequest | PoolingTextRequest | PoolingChatRequest,
+    request: Request,
+    state: ServerState,
+    model: ServedModel,
+    params: PoolingParams,
+    *,
+    kind: str,
+    key: str,
+) -> Response:
+    check_inputs(body, state)
+    check_encoding(body, count_inputs(body.input) if isinstance(body, TextInput) else 1)
+    head = begin(request, state, model, "embd" if kind == "embedding" else "pool", body)
+
+    async def work() -> Response:
+        results = await pool(head, await input_part(body, request, state, model, params))
+        return await arrays_response(head, results, body, kind=kind, key=key)
+
+    return await respond(request, work())
+
+
+def _pooling_task(body: PoolingTextRequest | PoolingChatRequest, state: ServerState) -> tuple[ServedModel, PoolingTask]:
+    candidates = [state.model(body.model)] if body.model else list(state.models)
+    for model in candidates:
+        for task in model.info.tasks:
+            if task in _TASKS and body.task in (None, task):
+                return model, _TASKS[task]
+    listed = ", ".join(task for model in candidates for task in model.info.tasks if task in _TASKS)
+    if body.task is not None:
+        message = f"Unsupported task: {shortened(body.task)!r}. Supported tasks: {listed or 'none'}."
+        raise InvalidRequest(message, "task")
+    model = candidates[0]
+    raise InvalidRequest(f"The model `{model.names[0]}` does not pool; it supports: {', '.join(model.tasks)}.", "model")
+
+
+def _classified(head: Head, index: int, scores: PooledArray) -> dict[str, Any]:
+    best = int(np.argmax(scores)) if len(scores) else 0
+    return {
+        "index": index,
+        "label": label_of(head.model, best),
+        "probs": scores.tolist(),
+        "num_classes": len(scores),
+    }

@@ -1,0 +1,207 @@
+"""From the fields of a pooling request to its inputs: prompts, lengths, tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+
+from quire.api.chat.conversation import conversation_of, unused_template_fields
+from quire.api.http import fields
+from quire.api.http.errors import InvalidRequest
+from quire.api.http.tenant import current_tenant
+from quire.api.pooling.run import Part, check_count
+from quire.api.protocol.pooling.inputs import PromptInput
+from quire.api.protocol.pooling.requests import (
+    ChatInput,
+    ClassifyChatRequest,
+    ClassifyTextRequest,
+    EmbeddingChatRequest,
+    EmbeddingTextRequest,
+    EmbedFields,
+    PoolingChatRequest,
+    PoolingTextRequest,
+    TextInput,
+)
+from quire.api.serving.models import ServedModel, ServerState
+from quire.engine.wire.protocol import PoolingParams, PoolingTask
+from quire.multimodal.batches import Fit, Names, PoolingPrompt, TextsJob, check_length
+
+Ids = NDArray[np.int32]
+InputRequest = (
+    EmbeddingTextRequest
+    | EmbeddingChatRequest
+    | ClassifyTextRequest
+    | ClassifyChatRequest
+    | PoolingTextRequest
+    | PoolingChatRequest
+)
+Side = Literal["left", "right"]
+
+
+def fit_of(model: ServedModel, keep: int | None, side: Side | None) -> Fit:
+    """How long prompts may be.
+
+    Args:
+        model: that gets them.
+        keep: longer ones are cut to so many tokens; -1: to the context length; None: they are refused.
+        side: where they are cut; None: as the tokenizer says.
+
+    Raises:
+        InvalidRequest: `keep` is more than the context length.
+    """
+    limit = model.info.max_model_len
+    if keep is not None and keep > limit:
+        raise InvalidRequest(
+            f"`truncate_prompt_tokens` must be at most the context length of {limit} tokens, not {keep}. "
+            "Please request a smaller truncation size.",
+            "truncate_prompt_tokens",
+        )
+    own: Side = "left" if model.renderer.tokenizer.config.get("truncation_side") == "left" else "right"
+    return Fit(limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or own)
+
+
+def embed_params(
+    model: ServedModel,
+    task: PoolingTask,
+    dimensions: int | None,
+    activation: bool | None,
+    field: str = "dimensions",
+) -> PoolingParams:
+    """Parameters of embeddings. `field`: the request's name for `dimensions`.
+
+    Raises:
+        InvalidRequest: the model does not have so many dimensions.
+    """
+    if dimensions is not None:
+        _check_dimensions(model, dimensions, field)
+    return PoolingParams(task=task, dimensions=dimensions, use_activation=activation)
+
+
+def prefix_of(model: ServedModel, prompt_name: str | None, input_type: str | None, instruction: str | None) -> str:
+    """The prompt of the model that is put before each text.
+
+    Raises:
+        PromptError: the model has no such prompt, or the prompt has no place for an instruction.
+    """
+    sentences = model.renderer.sentences
+    if input_type is None and prompt_name is None and instruction is not None:
+        input_type = "query"
+    prompt = sentences.prompt(prompt_name) if input_type is None else sentences.prompt_for(input_type)
+    return prompt if instruction is None else sentences.with_instruction(prompt, instruction)
+
+
+def text_part(
+    model: ServedModel,
+    inputs: PromptInput | Sequence[str] | Sequence[Ids],
+    params: PoolingParams,
+    fit: Fit,
+    field: str,
+    *,
+    prefix: str = "",
+    add_special_tokens: bool = True,
+) -> Part:
+    """Texts or token ids of a request.
+
+    Raises:
+        PromptError: token ids are too many or outside of the vocabulary.
+    """
+    names = Names(field, several=not isinstance(inputs, str | np.ndarray))
+    listed = [inputs] if isinstance(inputs, str | np.ndarray) else list(inputs)
+    texts = [one for one in listed if isinstance(one, str)]
+    if not texts:
+        ids = [one for one in listed if isinstance(one, np.ndarray)]
+        return Part([_token_prompt(model, one, fit, names.at(i)) for i, one in enumerate(ids)], params, names)
+    if prefix and not model.renderer.sentences.pools_prompt:
+        params = PoolingParams(
+            task=params.task,
+            dimensions=params.dimensions,
+            use_activation=params.use_activation,
+            skip_tokens=model.renderer.prompt_length(prefix),
+        )
+    job = TextsJob(texts=texts, fit=fit, names=names, prefix=prefix, add_special_tokens=add_special_tokens)
+    return Part(job, params, names)
+
+
+def count_inputs(inputs: PromptInput | Sequence[str] | Sequence[Ids]) -> int:
+    """The number of inputs."""
+    return 1 if isinstance(inputs, str | np.ndarray) else len(inputs)
+
+
+async def input_part(
+    body: InputRequest, request: Request, state: ServerState, model: ServedModel, params: PoolingParams
+) -> Part:
+    """The inputs of a request with `input` or `messages`.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        PromptError: the conversation cannot be rendered, or token ids are not valid.
+    """
+    fit = fit_of(model, body.truncate_prompt_tokens, body.truncation_side)
+    if isinstance(body, TextInput):
+        prefix = ""
+        if isinstance(body, EmbedFields):
+            prefix = prefix_of(model, body.prompt_name, body.input_type, body.instruction)
+            if not _has_texts(body):
+                _refuse_prompts(body)
+        special = body.add_special_tokens
+        return text_part(model, body.input, params, fit, "input", prefix=prefix, add_special_tokens=special)
+    if isinstance(body, EmbedFields):
+        _refuse_prompts(body)
+    conversation = conversation_of(body, trusted=state.trust_request_chat_template)
+    rendered = await model.renderer.chat(conversation, tenant=current_tenant())
+    fields.ignore(request, unused_template_fields(body, rendered))
+    prompt = _token_prompt(model, rendered.prompt.token_ids, fit, "messages")
+    return Part([prompt], params, Names("messages", several=False))
+
+
+def check_inputs(body: TextInput | ChatInput, state: ServerState) -> None:
+    """Refuse a request with too many inputs.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    if isinstance(body, TextInput):
+        check_count(count_inputs(body.input), state, "input")
+
+
+def _has_texts(body: TextInput) -> bool:
+    return isinstance(body.input, str) or (isinstance(body.input, list) and isinstance(body.input[0], str))
+
+
+def _refuse_prompts(body: EmbedFields) -> None:
+    for name in ("prompt_name", "instruction"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"`{name}` applies to texts only, not to token ids or conversations.", name)
+
+
+def _token_prompt(model: ServedModel, ids: Ids, fit: Fit, name: str) -> PoolingPrompt:
+    if not len(ids):
+        raise InvalidRequest("The input is empty: it has no tokens.", name)
+    if int(ids.max()) >= model.info.vocab_size:
+        raise InvalidRequest(
+            f"The input has a token id outside of the vocabulary of {model.info.vocab_size} tokens.", name
+        )
+    if not fit.truncate:
+        check_length(len(ids), fit.tokens, name)
+    elif len(ids) > fit.tokens:
+        ids = ids[: fit.tokens] if fit.side == "right" else ids[-fit.tokens :]
+    return PoolingPrompt(ids)
+
+
+def _check_dimensions(model: ServedModel, dimensions: int, field: str) -> None:
+    pooling = model.info.pooling
+    if pooling is not None and dimensions == pooling.embedding_size:
+        return
+    if pooling is None or not pooling.matryoshka:
+        raise InvalidRequest(f"This model's embeddings cannot be shortened: it has no `{field}`.", field)
+    if pooling.dimensions and dimensions not in pooling.dimensions:
+        listed = ", ".join(map(str, pooling.dimensions))
+        raise InvalidRequest(f"`{field}` must be one of {listed} for this model, not {dimensions}.", field)
+    if not 1 <= dimensions <= pooling.embedding_size:
+        raise InvalidRequest(
+            f"`{field}` must be from 1 to {pooling.embedding_size} for this model, not {dimensions}.", field
+        )

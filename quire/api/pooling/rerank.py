@@ -1,0 +1,139 @@
+"""POST /score and /rerank under all of their paths: vLLM's, Jina's, Cohere's, and TEI's, which has other fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.api.http import fields
+from quire.api.http.errors import InvalidRequest
+from quire.api.http.routing import CheckedRoute
+from quire.api.pooling.answers import head_fields, json_response, list_body, respond
+from quire.api.pooling.prepare import fit_of
+from quire.api.pooling.run import Head, Results, begin, check_count
+from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
+from quire.api.pooling.tei import answer_tei_rerank
+from quire.api.protocol.pooling.answers import Reranked, ScoreList, answered
+from quire.api.protocol.pooling.requests import SCORE_FIELDS, RerankRequest, ScoreRequest, ScoringFields
+from quire.api.protocol.pooling.tei import AnyRerankRequest, TeiRanks, TeiRerankRequest
+from quire.api.serving.models import ServerState
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(route_class=CheckedRoute)
+
+    @routes.post("/v1/score", responses=answered(ScoreList), response_model=None)
+    @routes.post("/score", responses=answered(ScoreList), response_model=None)
+    async def score(body: ScoreRequest, request: Request) -> Response:
+        """Compare texts with texts."""
+        return await answer_score(body, request, state)
+
+    @routes.post("/v2/rerank", responses=answered(Reranked, TeiRanks), response_model=None)
+    @routes.post("/v1/rerank", responses=answered(Reranked, TeiRanks), response_model=None)
+    @routes.post("/rerank", responses=answered(Reranked, TeiRanks), response_model=None)
+    async def rerank(body: AnyRerankRequest, request: Request) -> Response:
+        """Order documents by their relevance to a query."""
+        if isinstance(body, TeiRerankRequest):
+            return await answer_tei_rerank(body, request, state)
+        return await answer_rerank(body, request, state)
+
+    return routes
+
+
+async def answer_score(body: ScoreRequest, request: Request, state: ServerState) -> Response:
+    """A score for each pair.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        PromptError: an input cannot be tokenized.
+        EngineError: it cannot be answered.
+    """
+    model = state.model_for(body.model, "score")
+    first, second = _pair_of(body)
+    given = (getattr(body, first), getattr(body, second))
+    queries, documents = ([texts] if isinstance(texts, str) else texts for texts in given)
+    check_count(len(queries), state, first)
+    check_count(len(documents), state, second)
+    if len(queries) not in (1, len(documents)):
+        raise InvalidRequest(
+            f"Input lengths must be either 1:1, 1:N or N:N, not {len(queries)}:{len(documents)}.", second
+        )
+    head = begin(request, state, model, "score", body)
+    scoring = Scoring(
+        queries=queries,
+        documents=documents,
+        query_field=first,
+        document_field=second,
+        several=(not isinstance(given[0], str), not isinstance(given[1], str)),
+        **_options(body, request, head),
+    )
+
+    async def work() -> Response:
+        results = await scores(head, scoring)
+        items = (
+            orjson.dumps({"index": index, "object": "score", "score": float(value[0])})
+            for index, value in enumerate(results.arrays)
+        )
+        content = await list_body(head_fields(head), items, {"usage": results.usage().model_dump()})
+        return Response(content, media_type="application/json")
+
+    return await respond(request, work())
+
+
+async def answer_rerank(body: RerankRequest, request: Request, state: ServerState) -> Response:
+    """The documents in descending order of their scores; see `answer_score`."""
+    model = state.model_for(body.model, "score")
+    check_count(len(body.documents), state, "documents")
+    head = begin(request, state, model, "rerank", body)
+    scoring = Scoring(queries=[body.query], documents=body.documents, **_options(body, request, head))
+
+    async def work() -> Response:
+        return json_response(_ranked(head, await scores(head, scoring), body))
+
+    return await respond(request, work())
+
+
+def _ranked(head: Head, results: Results, body: RerankRequest) -> dict[str, Any]:
+    order = order_of(results)[: body.top_n or None]
+    ranked: list[dict[str, Any]] = []
+    for index in order:
+        ranked.append({"index": index, "relevance_score": float(results.arrays[index][0])})
+        if body.return_documents is not False:
+            ranked[-1]["document"] = {"text": body.documents[index]}
+    return {
+        "id": head.id,
+        "object": "list",
+        "model": head.name,
+        "results": ranked,
+        "usage": {"prompt_tokens": results.tokens, "total_tokens": results.tokens},
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": results.tokens},
+        },
+    }
+
+
+def _pair_of(body: ScoreRequest) -> tuple[str, str]:
+    """Names of the two fields that a request has; it has been checked that there are two."""
+    first = next(name for name in SCORE_FIELDS if getattr(body, name) is not None)
+    return first, next(name for name in SCORE_FIELDS[first] if getattr(body, name) is not None)
+
+
+def _options(body: ScoringFields, request: Request, head: Head) -> dict[str, Any]:
+    """Arguments of `Scoring` that both endpoints have. Fields without effect on this model are recorded."""
+    if by_embeddings(head):
+        names = ("use_activation", "chat_template_kwargs")
+        fields.ignore(request, [name for name in names if getattr(body, name) not in (None, {})])
+    return {
+        "fit": fit_of(head.model, body.truncate_prompt_tokens, body.truncation_side),
+        "use_activation": body.use_activation,
+        "instruction": body.instruction,
+        "variables": body.chat_template_kwargs or {},
+        "query_tokens": body.max_tokens_per_query,
+        "document_tokens": body.max_tokens_per_doc,
+    }

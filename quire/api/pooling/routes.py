@@ -1,0 +1,16 @@
+"""All endpoints that pool."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from quire.api.pooling import cohere, embeddings, rerank, tei
+from quire.api.serving.models import ServerState
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter()
+    for module in (embeddings, rerank, cohere, tei):
+        routes.include_router(module.router(state))
+    return routes

@@ -1,0 +1,159 @@
+"""From the inputs of a pooling request to arrays: admission, tokenization, and the engine, one after the other.
+
+Tokenized slices go to the engine while others are tokenized. A request holds one slot of the engine however many inputs
+it has; what more it may use for a while is up to the client's batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from quire.api.http.errors import InvalidRequest
+from quire.api.http.identity import answer_id
+from quire.api.http.tenant import current_tenant
+from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.api.serving.admission import admit
+from quire.api.serving.models import ServedModel, ServerState
+from quire.engine.wire.errors import InvalidTask
+from quire.engine.wire.protocol import PooledArray, PoolingParams
+from quire.engine.wire.stream import PoolRequest
+from quire.multimodal.batches import Names, PairsJob, PoolingPrompt, TextsJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What all inputs of a request share."""
+
+    id: str
+    model: ServedModel
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout: float | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """Name of the model in the response."""
+        return self.model.names[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Inputs that have the same task: texts or pairs to tokenize, or prompts that are tokenized."""
+
+    source: TextsJob | PairsJob | Sequence[PoolingPrompt]
+    params: PoolingParams
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The arrays of all inputs, in order, and token counts."""
+
+    arrays: list[PooledArray]
+    tokens: int
+    cached_tokens: int
+
+    def usage(self) -> Usage:
+        """Token counts as in responses."""
+        return Usage(
+            prompt_tokens=self.tokens,
+            total_tokens=self.tokens,
+            completion_tokens=0,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=0),
+        )
+
+
+def begin(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> Head:
+    """Admit a request. The fields of `body` that it may lack have their defaults.
+
+    Raises:
+        EngineOverloaded: the queue is full.
+        EngineDead: the engine has ended.
+        InvalidRequest: it has a priority that the server does not know.
+    """
+    priority = getattr(body, "priority", 0)
+    if priority and not model.priority_scheduling:
+        raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
+    admit(request, model, 1, "input")
+    timeouts = [seconds for seconds in (getattr(body, "timeout", None), state.limits.request_timeout) if seconds]
+    return Head(
+        id=answer_id(kind, request, getattr(body, "request_id", None)),
+        model=model,
+        priority=priority,
+        cache_salt=getattr(body, "cache_salt", None),
+        timeout=min(timeouts, default=None),
+    )
+
+
+def check_count(count: int, state: ServerState, param: str) -> None:
+    """Refuse a request with too many inputs.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    if count > state.limits.max_inputs:
+        raise InvalidRequest(f"A request may have at most {state.limits.max_inputs} inputs, not {count}.", param)
+
+
+async def pool(head: Head, *parts: Part, keep: Callable[[int, PooledArray], PooledArray] | None = None) -> Results:
+    """Run all inputs. They are aborted when this is cancelled, or one of them fails.
+
+    Args:
+        head: of the request.
+        parts: its inputs.
+        keep: what is kept of a result, given its index; default: all of it.
+
+    Raises:
+        InvalidRequest: the engine does not accept an input.
+        PromptError: an input cannot be tokenized.
+        EngineError: the engine failed.
+    """
+    tokens, owners = 0, []
+    with head.model.client.pooling(timeout=head.timeout, keep=keep) as batch:
+        try:
+            for part in parts:
+                owners.append((batch.size, part.names))
+                async with aclosing(_prompts(head.model, part)) as slices:
+                    async for prompts in slices:
+                        batch.add([_request(head, part.params, prompt) for prompt in prompts])
+                        tokens += sum(len(prompt.token_ids) for prompt in prompts)
+            arrays = await batch.results()
+        except InvalidTask as error:
+            raise InvalidRequest(str(error), _name(owners, batch.failed)) from error
+        return Results(arrays, tokens, batch.cached_tokens)
+
+
+async def _prompts(model: ServedModel, part: Part) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
+    if isinstance(part.source, TextsJob | PairsJob):
+        async with aclosing(model.renderer.batch(part.source, tenant=current_tenant())) as slices:
+            async for prompts in slices:
+                yield prompts
+    else:
+        yield part.source
+
+
+def _request(head: Head, params: PoolingParams, prompt: PoolingPrompt) -> PoolRequest:
+    return PoolRequest(
+        prompt=prompt.token_ids,
+        params=params,
+        priority=head.priority,
+        cache_salt=head.cache_salt,
+        flow=head.id,
+        segment_start=prompt.segment_start,
+    )
+
+
+def _name(owners: Sequence[tuple[int, Names]], index: int | None) -> str | None:
+    """The name of the input with this index among all parts."""
+    if index is None:
+        return None
+    start, names = next(owner for owner in reversed(owners) if owner[0] <= index)
+    return names.at(index - start)

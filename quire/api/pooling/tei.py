@@ -1,0 +1,220 @@
+"""Text Embeddings Inference's endpoints, and its kind of /rerank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire import __version__
+from quire.api.http.errors import InvalidRequest
+from quire.api.http.routing import CheckedRoute
+from quire.api.pooling.answers import joined, json_response, respond
+from quire.api.pooling.arrays import json_of
+from quire.api.pooling.embeddings import label_of
+from quire.api.pooling.prepare import count_inputs, embed_params, fit_of, prefix_of, text_part
+from quire.api.pooling.run import Head, Part, Results, begin, check_count, pool
+from quire.api.pooling.scoring import Scoring, order_of, scores
+from quire.api.protocol.pooling.answers import answered
+from quire.api.protocol.pooling.tei import (
+    TeiEmbedAllRequest,
+    TeiEmbedRequest,
+    TeiEmbedSparseRequest,
+    TeiFields,
+    TeiInfo,
+    TeiLabels,
+    TeiPredictRequest,
+    TeiRerankRequest,
+    TeiSparseVectors,
+    TeiTextFields,
+    TeiTokenVectors,
+    TeiVectors,
+)
+from quire.api.serving.models import ServedModel, ServerState
+from quire.engine.wire.protocol import PooledArray, PoolingParams
+from quire.multimodal.batches import Fit, Names, PairsJob
+
+_THREADS = 2  # of the renderer
+
+
+def router(state: ServerState) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(route_class=CheckedRoute)
+
+    @routes.post("/embed", responses=answered(TeiVectors), response_model=None)
+    async def embed(body: TeiEmbedRequest, request: Request) -> Response:
+        """Embed texts."""
+        return await answer_tei_embed(body, request, state)
+
+    @routes.post("/embed_all", responses=answered(TeiTokenVectors), response_model=None)
+    async def embed_all(body: TeiEmbedAllRequest, request: Request) -> Response:
+        """Embed each token of texts."""
+        model = state.model_for(body.model, "token_embed")
+        return await _answer_vectors(body, request, state, model, PoolingParams(task="token_embed"))
+
+    @routes.post("/embed_sparse", responses=answered(TeiSparseVectors), response_model=None)
+    async def embed_sparse(body: TeiEmbedSparseRequest, request: Request) -> Response:
+        """Embed texts sparsely: by the values that are not 0."""
+        model = state.model_for(body.model, "embed")
+        if model.info.pooling is None or not model.info.pooling.sparse:
+            raise InvalidRequest(f"The embeddings of the model `{model.names[0]}` are not sparse; use /embed.", "model")
+        return await _answer_vectors(body, request, state, model, PoolingParams(task="embed"), sparse=True)
+
+    @routes.post("/predict", responses=answered(TeiLabels), response_model=None)
+    async def predict(body: TeiPredictRequest, request: Request) -> Response:
+        """Classify texts or pairs of texts."""
+        return await answer_tei_predict(body, request, state)
+
+    @routes.get("/info", responses=answered(TeiInfo))
+    async def info(model: str | None = None) -> TeiInfo:
+        """What a model is, and its limits; default: the first one that pools."""
+        return _info(model, state)
+
+    return routes
+
+
+async def answer_tei_embed(body: TeiEmbedRequest, request: Request, state: ServerState) -> Response:
+    """The embeddings of the inputs, without anything around them.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+        PromptError: an input cannot be tokenized.
+        EngineError: it cannot be answered.
+    """
+    model = state.model_for(body.model, "embed")
+    params = embed_params(model, "embed", body.dimensions, body.normalize is not False)
+    return await _answer_vectors(body, request, state, model, params)
+
+
+async def answer_tei_rerank(body: TeiRerankRequest, request: Request, state: ServerState) -> Response:
+    """The texts in descending order of their scores; see `answer_tei_embed`."""
+    model = state.model_for(body.model, "score")
+    check_count(len(body.texts), state, "texts")
+    head = begin(request, state, model, "rerank", body)
+    scoring = Scoring(
+        queries=[body.query],
+        documents=body.texts,
+        fit=_fit(model, body),
+        document_field="texts",
+        use_activation=not body.raw_scores,
+    )
+
+    async def work() -> Response:
+        results = await scores(head, scoring)
+        ranks: list[dict[str, Any]] = [
+            {"index": index, "score": float(results.arrays[index][0])} for index in order_of(results)
+        ]
+        if body.return_text:
+            ranks = [{**rank, "text": body.texts[rank["index"]]} for rank in ranks]
+        return json_response(ranks)
+
+    return await respond(request, work())
+
+
+async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: ServerState) -> Response:
+    """The labels of each input; see `answer_tei_embed`."""
+    model = state.model_for(body.model, "classify")
+    several = isinstance(body.inputs, list)
+    sequences: Sequence[tuple[str, ...]] = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    check_count(len(sequences), state, "inputs")
+    head = begin(request, state, model, "predict", body)
+    params = PoolingParams(task="classify", use_activation=not body.raw_scores)
+    fit, names = _fit(model, body), Names("inputs", several)
+
+    async def work() -> Response:
+        results = await pool(head, *_sequence_parts(model, sequences, params, fit, names))
+        labels = [_labels(head, array) for array in results.arrays]
+        return json_response(labels if several else labels[0])
+
+    return await respond(request, work())
+
+
+def _sequence_parts(
+    model: ServedModel, sequences: Sequence[tuple[str, ...]], params: PoolingParams, fit: Fit, names: Names
+) -> list[Part]:
+    if all(len(sequence) == 1 for sequence in sequences):
+        texts = [sequence[0] for sequence in sequences]
+        return [text_part(model, texts if names.several else texts[0], params, fit, names.field)]
+    if any(len(sequence) == 1 for sequence in sequences):
+        raise InvalidRequest("`inputs` must be all texts or all pairs of texts.", "inputs")
+    pairs = [(sequence[0], sequence[1]) for sequence in sequences]
+    return [Part(PairsJob(texts=pairs, fit=fit, names=names), params, names)]
+
+
+async def _answer_vectors(
+    body: TeiTextFields,
+    request: Request,
+    state: ServerState,
+    model: ServedModel,
+    params: PoolingParams,
+    *,
+    sparse: bool = False,
+) -> Response:
+    check_count(count_inputs(body.inputs), state, "inputs")
+    head = begin(request, state, model, "embed", body)
+
+    async def work() -> Response:
+        prefix = prefix_of(model, body.prompt_name, None, None)
+        results = await pool(head, text_part(model, body.inputs, params, _fit(model, body), "inputs", prefix=prefix))
+        return await _vectors(results, sparse=sparse)
+
+    return await respond(request, work())
+
+
+async def _vectors(results: Results, *, sparse: bool) -> Response:
+    items = (_sparse(array) if sparse else json_of(array, "float32") for array in results.arrays)
+    return Response(b"[" + await joined(items) + b"]", media_type="application/json")
+
+
+def _sparse(values: PooledArray) -> bytes:
+    indices = np.flatnonzero(values)
+    return orjson.dumps(
+        [{"index": i, "value": value} for i, value in zip(indices.tolist(), values[indices].tolist(), strict=True)]
+    )
+
+
+def _labels(head: Head, values: PooledArray) -> list[dict[str, Any]]:
+    return [
+        {"score": float(values[index]), "label": label_of(head.model, index) or f"LABEL_{index}"}
+        for index in np.argsort(-values, kind="stable").tolist()
+    ]
+
+
+def _fit(model: ServedModel, body: TeiFields) -> Fit:
+    return fit_of(model, -1 if body.truncate else None, body.truncation_direction)
+
+
+def _info(name: str | None, state: ServerState) -> TeiInfo:
+    pools = (model for model in state.models if model.info.pooling is not None)
+    model = state.model(name) if name else next(pools, state.models[0])
+    facts = model.info.pooling
+    if facts is None:
+        raise InvalidRequest(
+            f"The model `{model.names[0]}` does not pool; it supports: {', '.join(model.tasks)}.", "model"
+        )
+    labels = {str(index): label for index, label in enumerate(facts.labels)}
+    classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
+    if "embed" in model.tasks or "token_embed" in model.tasks:
+        kind: dict[str, Any] = {"embedding": {"pooling": "splade" if facts.sparse else "model"}}
+    else:
+        kind = {"reranker" if facts.score_method == "cross_encoder" else "classifier": classes}
+    return TeiInfo(
+        model_id=model.names[0],
+        model_sha=None,
+        model_dtype=model.info.dtype,
+        model_type=kind,
+        max_concurrent_requests=model.client.capacity,
+        max_input_length=model.info.max_model_len,
+        max_batch_tokens=None,
+        max_batch_requests=None,
+        max_client_batch_size=state.limits.max_inputs,
+        auto_truncate=False,
+        tokenization_workers=_THREADS,
+        version=__version__,
+        sha=None,
+        docker_label=None,
+    )

@@ -1,0 +1,1 @@
+"""Request and response models of the endpoints that pool: embeddings, classes, scores."""

@@ -1,0 +1,1 @@
+"""`quire embed`: embeddings of a corpus."""

@@ -1,0 +1,77 @@
+"""A model in this process, behind the same code as the endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.api.http.errors import ApiError, as_api_error
+from quire.api.pooling.prepare import embed_params, fit_of, prefix_of, text_part
+from quire.api.pooling.run import Head, pool
+from quire.api.serving.models import ServedModel
+from quire.app.embed.embedders import Embedder, TextRefused, new_id
+from quire.app.engines import RunningEngine
+from quire.app.models import resolve_models
+from quire.app.openai_client import ServerError
+from quire.config.commands import Embed, Serve
+from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import read_model_config
+from quire.engine.models.pooling_config import PoolingOptions
+from quire.engine.wire.errors import EngineDead, EngineError
+from quire.multimodal.errors import ModelFileError, PromptError
+from quire.workers.errors import WorkerError
+
+_CLIENT_ERROR = 400
+
+
+class LocalEmbedder:
+    """Sends batches to the engine of a model."""
+
+    def __init__(self, model: ServedModel, settings: Embed) -> None:
+        self._model = model
+        self._fit = fit_of(model, -1 if settings.truncate else None, None)
+        self._params = embed_params(model, "embed", settings.dimensions, None)
+        self._prefix = prefix_of(model, settings.prompt_name, None, None)
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """See `Embedder`."""
+        head = Head(id=new_id(), model=self._model)
+        part = text_part(self._model, texts, self._params, self._fit, "input", prefix=self._prefix)
+        try:
+            with self._model.client.slots(1):
+                results = await pool(head, part)
+        except (ApiError, EngineError, PromptError, WorkerError) as error:
+            refusal = error if isinstance(error, ApiError) else as_api_error(error)
+            if refusal.status == _CLIENT_ERROR:
+                raise TextRefused(refusal.message, refusal.param) from error
+            raise ServerError(refusal.message) from error
+        return np.stack(results.arrays)
+
+
+@asynccontextmanager
+async def running_model(serve: Serve, settings: Embed) -> AsyncIterator[Embedder]:
+    """Load a model, and stop its engine at the end.
+
+    Raises:
+        ConfigError: it cannot be found.
+        ServerError: it cannot be loaded, or does not embed, or has no such prompt or dimensions.
+    """
+    source = resolve_models(serve.model, serve.served_model_name, serve.revision)[0]
+    pooling = PoolingOptions(serve.task, serve.convert, serve.pooler_config)
+    try:
+        config = read_model_config(source.folder, serve.model_impl, serve.hf_overrides, pooling)
+        engine = RunningEngine(source, config, serve, None)
+    except (ModelError, ModelFileError) as error:
+        raise ServerError(str(error)) from error
+    try:
+        model = await engine.loaded()
+        if "embed" not in model.tasks:
+            raise ServerError(f"{source.argument} does not embed; its tasks are {', '.join(model.tasks)}")
+        yield LocalEmbedder(model, settings)
+    except (ApiError, EngineDead, ModelFileError, PromptError) as error:
+        raise ServerError(str(error)) from error
+    finally:
+        await engine.stop()

@@ -1,0 +1,194 @@
+"""Many pooling requests that end together: sent a window at a time, and awaited as one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from quire.engine.wire.errors import EngineError
+from quire.engine.wire.protocol import FinishReason, PooledArray, PooledOutput, RequestOutput
+from quire.engine.wire.records import RequestRecord, RequestTimes
+from quire.engine.wire.stream import PoolRequest, error_of
+
+# Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
+_WINDOW = 128
+
+
+class BatchHost(Protocol):
+    """What a batch needs of the client."""
+
+    def take_slot(self) -> bool:
+        """Reserve a place for one more sequence, if there is one that nobody else is likely to need."""
+
+    def release_slots(self, count: int) -> None:
+        """Give places back."""
+
+    def start(self, items: Sequence[BatchItem]) -> None:
+        """Send requests to the core and pass their outputs to the items."""
+
+    def finish(self, item: BatchItem) -> None:
+        """Forget a request that the core has finished."""
+
+    def abort(self, items: Sequence[BatchItem]) -> None:
+        """Forget requests, and make the core forget those that it has not finished."""
+
+
+class BatchItem:
+    """One request of a batch; an `OutputStream`."""
+
+    __slots__ = ("_batch", "cached_tokens", "ended", "finish_reason", "finished_by_core", "index", "request", "times")
+
+    def __init__(self, batch: PooledBatch, index: int, request: PoolRequest) -> None:
+        self.request = request
+        self.index = index
+        self.times = RequestTimes(arrived=time.monotonic())
+        self.finish_reason: FinishReason | None = None
+        self.finished_by_core = False
+        self.cached_tokens = 0
+        self.ended: Callable[[], None] | None = None
+        self._batch = batch
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request in the engine."""
+        return f"{self._batch.id}-{self.index}"
+
+    def put(self, output: RequestOutput) -> None:
+        """See `OutputStream`."""
+        if not isinstance(output, PooledOutput):
+            self.finished_by_core = True
+            self.fail(error_of(output, PooledOutput))
+            return
+        self.finished_by_core = True
+        self.finish_reason = "stop"
+        self.cached_tokens = output.cached_tokens
+        self._batch.take(self, output.data)
+
+    def fail(self, error: EngineError) -> None:
+        """See `OutputStream`."""
+        self.finish_reason = "error"
+        self._batch.fail(error, self.index)
+
+    def record(self) -> RequestRecord:
+        """See `OutputStream`."""
+        return RequestRecord(
+            task="pool",
+            times=self.times,
+            finished=time.monotonic(),
+            finish_reason=self.finish_reason or "abort",
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self.cached_tokens,
+        )
+
+
+class PooledBatch:
+    """The requests, added in any number of calls, and their results in the same order.
+
+    The first request that fails ends the batch. The caller has reserved one slot, so that there always is progress;
+    others are taken while they are free and held as long as a request runs.
+
+    Attributes:
+        id: of the batch, and the beginning of its requests' ids.
+        failed: index of the request that has failed, if one did.
+        cached_tokens: prompt tokens of all requests that were found in the prefix cache.
+    """
+
+    def __init__(self, host: BatchHost, keep: Callable[[int, PooledArray], PooledArray] | None = None) -> None:
+        """`keep`: what is kept of a result, given its index; default: all of it."""
+        self.id = uuid.uuid4().hex
+        self.failed: int | None = None
+        self.cached_tokens = 0
+        self._host = host
+        self._keep = keep
+        self._pending: deque[BatchItem] = deque()
+        self._running: dict[int, BatchItem] = {}
+        self._arrays: list[PooledArray | None] = []
+        self._left = 0  # requests without a result
+        self._error: EngineError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._refilling = False
+
+    @property
+    def size(self) -> int:
+        """Number of requests so far."""
+        return len(self._arrays)
+
+    def add(self, requests: Sequence[PoolRequest]) -> None:
+        """Send requests, or let them wait for those before them.
+
+        Raises:
+            EngineError: a request before these has failed.
+        """
+        if self._error is not None:
+            raise self._error
+        start = len(self._arrays)
+        self._pending.extend(BatchItem(self, start + i, request) for i, request in enumerate(requests))
+        self._arrays += [None] * len(requests)
+        self._left += len(requests)
+        self._refill()
+
+    async def results(self) -> list[PooledArray]:
+        """Wait for the results of all requests that were added.
+
+        Raises:
+            InvalidTask: the core does not accept a request.
+            RequestFailed: the engine failed while it ran a request.
+            EngineDead: the engine has stopped.
+            DeadlineExceeded: the timeout has passed.
+        """
+        if self._left and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise self._error
+        return [array for array in self._arrays if array is not None]
+
+    def take(self, item: BatchItem, data: PooledArray) -> None:
+        """Take the result of a request, and send another one soon."""
+        self._arrays[item.index] = data if self._keep is None else self._keep(item.index, data)
+        self.cached_tokens += item.cached_tokens
+        self._left -= 1
+        del self._running[item.index]
+        if self._running:  # the first slot is the caller's
+            self._host.release_slots(1)
+        self._host.finish(item)
+        if not self._left:
+            self._wake()
+        elif self._pending and not self._refilling:  # once, after all outputs of the step
+            self._refilling = True
+            asyncio.get_running_loop().call_soon(self._refill)
+
+    def fail(self, error: EngineError, index: int | None = None) -> None:
+        """End the batch: `results` raises the error."""
+        if self._error is None:
+            self._error, self.failed = error, index
+        self._wake()
+
+    def close(self) -> None:
+        """Abort what still runs and release its slots."""
+        self._pending.clear()
+        running, self._running = list(self._running.values()), {}
+        if running:
+            self._host.release_slots(len(running) - 1)
+            self._host.abort(running)
+
+    def _refill(self) -> None:
+        self._refilling = False
+        items: list[BatchItem] = []
+        while self._pending and len(self._running) < _WINDOW and (not self._running or self._host.take_slot()):
+            item = self._pending.popleft()
+            self._running[item.index] = item
+            items.append(item)
+        if items and self._error is None:
+            try:
+                self._host.start(items)
+            except EngineError as error:
+                self.fail(error)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

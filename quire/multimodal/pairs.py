@@ -1,0 +1,89 @@
+"""How a query and a document become one prompt of a causal reranker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from quire.multimodal.chat_template import ChatTemplate
+from quire.multimodal.errors import PromptError
+from quire.multimodal.sentence_files import read_json
+from quire.multimodal.tokenizer import Tokenizer
+
+_ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]
+_QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+_QWEN3_SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+
+
+class PairTemplate(Protocol):
+    """Makes the text of a prompt. The query comes first, so that prompts with the same query share a prefix."""
+
+    def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
+        """The prompt.
+
+        Args:
+            query: the first text.
+            document: the second text.
+            instruction: what makes a document relevant; None: the template's own.
+            variables: of the request, for a chat template.
+
+        Raises:
+            PromptError: the template refuses them.
+        """
+
+
+class ChatPairTemplate:
+    """A chat template that knows the roles `query` and `document`. The instruction is its system message."""
+
+    def __init__(self, template: ChatTemplate, special: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+        self._template = template
+        self._variables = {**special, **defaults}
+
+    def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
+        """See `PairTemplate`."""
+        system = [] if instruction is None else [{"role": "system", "content": instruction}]
+        texts = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        given = {**self._variables, **variables, "messages": [*system, *texts], "add_generation_prompt": True}
+        return self._template.render(given)
+
+
+class Qwen3Template:
+    """The prompt that Qwen3-Reranker was trained with."""
+
+    def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
+        """See `PairTemplate`."""
+        if variables:
+            raise PromptError("This model's prompt has no variables.", "chat_template_kwargs")
+        return (
+            f"<|im_start|>system\n{_QWEN3_SYSTEM}<|im_end|>\n<|im_start|>user\n"
+            f"<Instruct>: {instruction or _QWEN3_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+            "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
+
+
+def pair_template(
+    folder: Path, tokenizer: Tokenizer, chat_template: str | None, defaults: Mapping[str, Any]
+) -> PairTemplate | None:
+    """How this model wants its pairs; None: as the tokenizer joins two texts.
+
+    Args:
+        folder: of the model.
+        tokenizer: of the model.
+        chat_template: the source of its main chat template.
+        defaults: the operator's variables of chat templates.
+
+    Raises:
+        ModelFileError: config.json cannot be read.
+        PromptError: the chat template is not valid.
+    """
+    if chat_template is not None and all(role.search(chat_template) for role in _ROLES):
+        return ChatPairTemplate(ChatTemplate(chat_template), tokenizer.special, defaults)
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind == "qwen3" and tokenizer.token_id("<|im_start|>") is not None:
+        return Qwen3Template()
+    return None

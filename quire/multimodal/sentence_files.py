@@ -1,0 +1,111 @@
+"""Files of sentence-transformers beside a model's own: prompts, and how texts are prepared."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from quire.multimodal.errors import ModelFileError, PromptError
+
+# Names of prompts for the two sides of a search, in the order in which they are looked for.
+_SIDES: Mapping[str, tuple[str, ...]] = {
+    "query": ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query", "web_search_query"),
+    "document": ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
+}
+_ALIASES = {"search_query": "query", "search_document": "document", "passage": "document"}
+_INSTRUCTION = re.compile(r"(?<=Instruct: )[^\n]*(?=\n ?Query:)")
+Side = Literal["query", "document"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceFiles:
+    """What the files say.
+
+    Attributes:
+        prompts: texts that are put before an input, by name.
+        default_prompt: name of the one that is used where none is asked for.
+        lower_case: texts are lowered before they are tokenized.
+        pools_prompt: the tokens of a prompt take part in the mean.
+    """
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    lower_case: bool = False
+    pools_prompt: bool = True
+
+    def prompt(self, name: str | None) -> str:
+        """The prompt of this name, or the default one.
+
+        Raises:
+            PromptError: there is none of this name.
+        """
+        name = self.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise PromptError(f"The model has no prompt {name[:100]!r}; it has: {known}.", "prompt_name")
+        return self.prompts[name]
+
+    def prompt_for(self, use: str) -> str:
+        """The prompt for a use such as `query`, `document` or `classification`; the default one if there is none."""
+        names = _SIDES.get(_ALIASES.get(use, use), (use,))
+        found = next((name for name in (use, *names) if name in self.prompts), None)
+        return self.prompt(found)
+
+    @staticmethod
+    def with_instruction(prompt: str, instruction: str) -> str:
+        """A prompt with another instruction.
+
+        Raises:
+            PromptError: it has none that could be replaced.
+        """
+        if _INSTRUCTION.search(prompt) is None:
+            raise PromptError("`instruction`: the prompt of this model has no place for an instruction.", "instruction")
+        return _INSTRUCTION.sub(lambda _: instruction, prompt)
+
+
+def read_sentence_files(folder: Path) -> SentenceFiles:
+    """Read the files of sentence-transformers in a model's folder, if there are any.
+
+    Raises:
+        ModelFileError: one of them cannot be read.
+    """
+    config = read_json(folder / "config_sentence_transformers.json")
+    prompts = config.get("prompts") or {}
+    # PyLate's names, for models that compare the tokens of texts
+    prefixes = {"query": config.get("query_prefix"), "document": config.get("document_prefix")}
+    if not isinstance(prompts, dict):
+        raise ModelFileError(f"{folder / 'config_sentence_transformers.json'}: `prompts` must be an object")
+    prompts = {name: text for name, text in {**prefixes, **prompts}.items() if isinstance(text, str)}
+    default = config.get("default_prompt_name")
+    texts = read_json(folder / "sentence_bert_config.json")
+    return SentenceFiles(
+        prompts=prompts,
+        default_prompt=default if isinstance(default, str) and default in prompts else None,
+        lower_case=texts.get("do_lower_case") is True,
+        pools_prompt=all(
+            read_json(path).get("include_prompt") is not False for path in sorted(folder.glob("*_Pooling/config.json"))
+        ),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file.
+
+    Raises:
+        ModelFileError: it cannot be read, or contains something else.
+    """
+    try:
+        if not path.exists():
+            return {}
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{path} must contain a JSON object")
+    return content

@@ -1,0 +1,76 @@
+"""What a core without a model answers to pooling requests: sums over the tokens, in the right shapes."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from quire.engine.wire.protocol import AddRequest, ModelInfo, PooledArray, PoolingInfo, PoolingParams
+
+SIZE, TOKEN_SIZE = 32, 16
+LABELS = ("calm", "glad", "sad")
+POOLING = PoolingInfo(
+    embedding_size=SIZE,
+    token_embedding_size=TOKEN_SIZE,
+    matryoshka=True,
+    labels=LABELS,
+    score_method="cross_encoder",
+)
+TASKS = ("embed", "classify", "score", "token_embed", "token_classify")
+
+
+def pooling_info(info: ModelInfo, *tasks: str, generates: bool = False, **changes: object) -> ModelInfo:
+    """The facts about a model that has these pooling tasks; default: all."""
+    pooling = msgspec.structs.replace(POOLING, **changes)
+    return msgspec.structs.replace(
+        info, tasks=(*(["generate"] if generates else []), *(tasks or TASKS)), pooling=pooling
+    )
+
+
+def pooled(info: ModelInfo, message: AddRequest) -> PooledArray:
+    """The answer to a pooling request."""
+    facts, params, tokens = info.pooling, message.task, message.prompt.astype(np.int64)
+    assert facts is not None
+    assert isinstance(params, PoolingParams)
+    match params.task:
+        case "embed":
+            size = facts.embedding_size
+            counts = np.bincount(tokens[params.skip_tokens :] % size, minlength=size).astype(np.float32)
+            if facts.sparse:
+                return counts[: params.dimensions]
+            return _activated((counts - 0.25)[: params.dimensions], params)
+        case "token_embed":
+            size = facts.token_embedding_size
+            return _activated(np.eye(size, dtype=np.float32)[tokens % size] + 0.25, params)
+        case "classify":
+            return _probabilities(_logits(tokens.sum(keepdims=True), facts)[0], params)
+        case "token_classify":
+            return _probabilities(_logits(tokens, facts), params)
+        case "score":
+            return _score(tokens, message.segment_start, params)
+
+
+def _score(tokens: np.ndarray, start: int | None, params: PoolingParams) -> PooledArray:
+    """How much of the second text is in the first one. Without a boundary: of the second half."""
+    start = len(tokens) // 2 if start is None else start
+    first, second = set(tokens[:start].tolist()), tokens[start:].tolist()
+    logit = np.float32(4 * sum(token in first for token in second) / max(1, len(second)) - 2)
+    value = logit if params.use_activation is False else 1 / (1 + np.exp(-logit))
+    return np.array([value], np.float32)
+
+
+def _logits(tokens: np.ndarray, facts: PoolingInfo) -> PooledArray:
+    return (tokens[:, None] * np.arange(1, len(facts.labels) + 1) % 7).astype(np.float32)
+
+
+def _probabilities(logits: PooledArray, params: PoolingParams) -> PooledArray:
+    if params.use_activation is False:
+        return logits
+    weights = np.exp(logits)
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True), np.float32)
+
+
+def _activated(values: PooledArray, params: PoolingParams) -> PooledArray:
+    if params.use_activation is False:
+        return values
+    return np.asarray(values / np.linalg.norm(values, axis=-1, keepdims=True), np.float32)
