@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.encoders import tiny_embedder, tiny_reranker
 from tests.support.process import ServerProcess, serving
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1000)]
@@ -21,8 +22,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def pooling_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """An embedder and a reranker: random ones, or those that QUIRE_CLIENT_MODELS names with a space between them."""
+    models = os.environ.get("QUIRE_CLIENT_MODELS", "").split()
+    if not models:
+        folder = tmp_path_factory.mktemp("models")
+        models = [str(tiny_embedder(folder / "embedder")), str(tiny_reranker(folder / "reranker"))]
+    with serving(*models) as running:
+        yield running
+
+
 @pytest.mark.parametrize("script", sorted(path.name for path in HERE.glob("use_*")))
-def test_client_script_succeeds(script: str, server: ServerProcess) -> None:
+def test_client_script_succeeds(script: str, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("pooling_server" if script.startswith("use_embeddings_") else "server")
     runner = "node" if script.endswith(".mjs") else str(HERE / ".venvs" / script.removesuffix(".py") / "bin" / "python")
     env = {**os.environ, "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     ran = subprocess.run(

@@ -69,7 +69,7 @@ async def arrays_response(head: Head, results: Results, body: EncodingFields, *,
         kind: `object` of each result.
         key: name of the field with the array.
     """
-    dtype, endianness = body.embed_dtype, body.endianness
+    dtype, endianness = body.encoding
     if body.encoding_format in ("bytes", "bytes_only"):
         return await _binary_response(head, results, body)
     if body.encoding_format == "base64":
@@ -104,7 +104,8 @@ async def joined(items: Iterable[bytes], separator: bytes = b",") -> bytes:
 
 
 async def _binary_response(head: Head, results: Results, body: EncodingFields) -> Response:
-    pieces = [raw(array, body.embed_dtype, body.endianness) for array in results.arrays]
+    dtype, endianness = body.encoding
+    pieces = [raw(array, dtype, endianness) for array in results.arrays]
     content = b"".join(pieces)
     if body.encoding_format == "bytes_only":
         return Response(content, media_type="application/octet-stream")
@@ -113,11 +114,11 @@ async def _binary_response(head: Head, results: Results, body: EncodingFields) -
         described.append(
             {
                 "index": index,
-                "embed_dtype": body.embed_dtype,
-                "endianness": body.endianness,
+                "embed_dtype": dtype,
+                "endianness": endianness,
                 "start": start,
                 "end": start + len(piece),
-                "shape": shape_of(array, body.embed_dtype),
+                "shape": shape_of(array, dtype),
             }
         )
         start += len(piece)

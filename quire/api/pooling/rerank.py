@@ -134,6 +134,6 @@ def _options(body: ScoringFields, request: Request, head: Head) -> dict[str, Any
         "use_activation": body.use_activation,
         "instruction": body.instruction,
         "variables": body.chat_template_kwargs or {},
-        "query_tokens": body.max_tokens_per_query,
-        "document_tokens": body.max_tokens_per_doc,
+        "query_tokens": body.max_tokens_per_query or 0,
+        "document_tokens": body.max_tokens_per_doc or 0,
     }

@@ -79,7 +79,7 @@ def begin(request: Request, state: ServerState, model: ServedModel, kind: str, b
         EngineDead: the engine has ended.
         InvalidRequest: it has a priority that the server does not know.
     """
-    priority = getattr(body, "priority", 0)
+    priority = getattr(body, "priority", None) or 0
     if priority and not model.priority_scheduling:
         raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
     admit(request, model, 1, "input")

@@ -15,6 +15,7 @@ EmbedDtype = Literal[
     "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"
 ]  # fmt: skip
 Endianness = Literal["native", "big", "little"]
+MaxTokens = Annotated[int, Field(ge=0, lt=1 << 31)]
 Truncation = Annotated[int, Field(ge=-1, lt=1 << 31)]
 _TEXTS, _CHAT = "texts", "a chat"  # names that are no fields, as they are left out of errors
 
@@ -26,7 +27,7 @@ class PoolingFields(RequestBody):
         None, description="cut longer inputs to so many tokens; -1: to the context length; default: refuse them"
     )
     truncation_side: Literal["left", "right"] | None = Field(None, description="default: as the tokenizer says")
-    priority: Int64 = 0
+    priority: Int64 | None = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: str | None = None
     timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = Field(
@@ -70,8 +71,13 @@ class EncodingFields(BaseModel):
     """How arrays are written."""
 
     encoding_format: EncodingFormat | None = "float"
-    embed_dtype: EmbedDtype = "float32"
-    endianness: Endianness = "native"
+    embed_dtype: EmbedDtype | None = "float32"
+    endianness: Endianness | None = "native"
+
+    @property
+    def encoding(self) -> tuple[EmbedDtype, Endianness]:
+        """Data type and byte order."""
+        return self.embed_dtype or "float32", self.endianness or "native"
 
 
 class ActivationFields(BaseModel):
@@ -158,8 +164,8 @@ PoolingRequest = Annotated[
 class ScoringFields(ActivationFields, PoolingFields):
     """Fields of requests that compare queries and documents."""
 
-    max_tokens_per_query: Annotated[int, Field(ge=0, lt=1 << 31)] = Field(0, description="cut longer ones; 0: do not")
-    max_tokens_per_doc: Annotated[int, Field(ge=0, lt=1 << 31)] = Field(0, description="cut longer ones; 0: do not")
+    max_tokens_per_query: MaxTokens | None = Field(0, description="cut longer ones to so many; 0: do not")
+    max_tokens_per_doc: MaxTokens | None = Field(0, description="cut longer ones to so many; 0: do not")
     instruction: Annotated[str, Field(max_length=1 << 16)] | None = Field(
         None, description="what makes a document relevant, for models whose prompt has a place for it"
     )

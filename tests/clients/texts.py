@@ -1,0 +1,46 @@
+"""The texts that every client of embeddings sends, and what the server says about them without a client."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from typing import Any
+
+URL = sys.argv[1]
+SERVER = URL.removesuffix("/v1")
+TEXTS = ["The cat sat on the mat.", "Paris is the capital of France.", "Bread is made of flour."]
+QUERY = "What is the capital of France?"
+
+
+def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+    """The server's answer to a request."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{SERVER}{path}", data, {"content-type": "application/json"})  # noqa: S310
+    with urllib.request.urlopen(request) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def model_with(task: str) -> str:
+    """The name of a model that has a task."""
+    return next(model["id"] for model in ask("/v1/models")["data"] if task in model["tasks"])
+
+
+def expected(texts: list[str], **fields: Any) -> list[list[float]]:
+    """Embeddings of texts."""
+    return [one["embedding"] for one in ask("/v1/embeddings", {"input": texts, **fields})["data"]]
+
+
+def expected_order(query: str, texts: list[str]) -> list[int]:
+    """Indices of texts by their relevance."""
+    return [one["index"] for one in ask("/rerank", {"query": query, "documents": texts, "model": RERANKER})["results"]]
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Whether two lists of embeddings are equal to 1e-3, as a server in bfloat16 may give them."""
+    pairs = [(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one, other, strict=True)]
+    return len(pairs) > 0 and max(abs(a - b) for a, b in pairs) < 1e-3
+
+
+EMBEDDER = model_with("embed")
+RERANKER = next((model["id"] for model in ask("/v1/models")["data"] if model["tasks"][0] != "embed"), EMBEDDER)
