@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.config.command import ConfigError
 
-BUNDLED = "quire-nano"
+BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed"}  # name -> directory in the package
 # A pattern also matches files in subdirectories, such as those of sentence-transformers' modules.
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
 
@@ -25,7 +25,7 @@ class ModelSource:
     @property
     def root(self) -> str:
         """Where clients find the model's files, such as its tokenizer: a directory, or the id of a repository."""
-        return str(self.folder) if self.argument == BUNDLED else self.argument
+        return str(self.folder) if self.argument in BUNDLED else self.argument
 
 
 def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
@@ -34,10 +34,10 @@ def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revisi
     Raises:
         ConfigError: a model cannot be found, or names are ambiguous.
     """
-    models = list(arguments) or [BUNDLED]
+    models = list(arguments) or list(BUNDLED)
     if len(set(models)) < len(models):
         raise ConfigError("quire serve: MODEL contains the same model twice")
-    names = _names(models, served_names)
+    names = _names(models, served_names, first_only=not arguments)
     sources = [ModelSource(find_folder(model, revision), model, names[model]) for model in models]
     all_names = [name for source in sources for name in source.names]
     for name in all_names:
@@ -52,8 +52,8 @@ def find_folder(model: str, revision: str | None) -> Path:
     Raises:
         ConfigError: there is no such directory, and it cannot be downloaded.
     """
-    if model == BUNDLED:
-        return Path(str(files("quire") / "nano"))
+    if model in BUNDLED:
+        return Path(str(files("quire") / BUNDLED[model]))
     if _is_dir(model):
         return Path(model)
     if _is_file(model):
@@ -71,11 +71,12 @@ def find_folder(model: str, revision: str | None) -> Path:
         ) from error
 
 
-def _names(models: Sequence[str], served: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _names(models: Sequence[str], served: Sequence[str], *, first_only: bool) -> dict[str, tuple[str, ...]]:
+    """The names of each model. `first_only`: names without a model are those of the first one, not ambiguous."""
     own: dict[str, list[str]] = {model: [] for model in models}
     for entry in served:
         name, equals, model = entry.partition("=")
-        if not equals and len(models) > 1:
+        if not equals and len(models) > 1 and not first_only:
             raise ConfigError(f"quire serve: with several models --served-model-name expects NAME=MODEL, not {entry!r}")
         target = model if equals else models[0]
         if target not in own or not name:

@@ -36,7 +36,7 @@ class Serve(Command, EngineOptions, ChatOptions, ModelOptions, LimitOptions, Con
     positional = frozenset({"model"})
 
     model: CliPositionalArg[Names] = Field(
-        (), description="Hugging Face ids or directories of models; default: the bundled quire-nano"
+        (), description="Hugging Face ids or directories of models; default: the bundled quire-nano and quire-nano-embed"
     )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Gated activations: one projection holds both gate and up."""
+"""Activations, plain and gated: then one projection holds both gate and up."""
 
 from __future__ import annotations
 
@@ -34,13 +34,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 _NATIVE = {
     **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
 
 
-def activation(x: Tensor, act: str) -> Tensor:
-    """act(x), element by element."""
+def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
+    """act(x) of all elements of x (rows, size).
+
+    Args:
+        in_place: whether the result may overwrite x.
+    """
+    if act in _NATIVE and x.dim() == 2 and x.shape[1] % native.LANES == 0 and native.supports(x) and x.is_contiguous():
+        out = x if in_place else empty(x.shape, x.dtype)
+        native.kernels.activation(x=x, out=out, act=_NATIVE[act])
+        return out
     return ACTIVATIONS[act](x)
 
 

@@ -1,20 +1,36 @@
-"""Layer norm (Ba, Kiros and Hinton 2016)."""
+"""Layer norm (Ba et al. 2016)."""
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels import native
+from quire.kernels.capture import empty
+
+_MAX_DIM = 16384
+
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
-    """Normalize the last dimension of x + residual, with statistics in float32; the result has x's dtype."""
+    """(v - mean) / sqrt(variance + eps) * weight + bias over the last dimension of v = x + residual.
+
+    Computed in float32, the sum too, and rounded to x's dtype at the end.
+
+    Args:
+        x: (rows, dim).
+        weight: (dim,) of x's dtype, like bias.
+        residual: (rows, dim).
+    """
+    given = [tensor for tensor in (x, weight, bias, residual) if tensor is not None]
+    if x.dim() == 2 and 0 < x.shape[1] <= _MAX_DIM and native.supports(*given):
+        out = empty(x.shape, x.dtype)
+        native.kernels.layer_norm(x=x, residual=residual, weight=weight, bias=bias, out=out, eps=eps)
+        return out
     return reference(x, weight, bias, eps, residual)
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None) -> Tensor:
     """`layer_norm` in torch."""
-    summed = x if residual is None else x + residual
-    if x.dtype == torch.float32:
-        return F.layer_norm(summed, (x.shape[-1],), weight.float(), None if bias is None else bias.float(), eps)
-    return F.layer_norm(summed, (x.shape[-1],), weight.to(x.dtype), None if bias is None else bias.to(x.dtype), eps)
+    total = x.float() if residual is None else x.float() + residual.float()
+    normed = F.layer_norm(total, x.shape[-1:], weight.float(), None if bias is None else bias.float(), eps)
+    return normed.to(x.dtype)

@@ -31,7 +31,7 @@ class AttentionParams:
         softcap: scores become softcap * tanh(score / softcap); None for no cap.
         sinks: (heads,) one more logit per head in the softmax, without a value.
         alibi: (heads,) float32; scores lose alibi * distance.
-        bias: of encoders, (heads, longest, longest) float32, which is added to scores.
+        bias: of encoders, see `EncoderAttentionParams.biases`.
     """
 
     scale: float

@@ -1,4 +1,4 @@
-"""Attention within sequences that lie one behind the other, without a cache and without padding."""
+"""Attention of packed sequences to themselves, without a cache: encoders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels import native
+from quire.kernels.capture import empty
 from quire.kernels.softcap import softcap
+
+_MAX_SCORES = 1 << 24  # elements of scores that the reference computes at a time, 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,68 +21,104 @@ class EncoderAttentionParams:
     """What is applied to the products of queries and keys.
 
     Attributes:
-        window: a query at i attends to positions j with abs(i - j) < window; None for all.
-        softcap: scores become softcap * tanh(score / softcap); None for no cap.
-        alibi: (heads,) float32; scores lose alibi * abs(i - j).
-        causal: queries attend to no later positions.
-        bias: (heads, longest, longest) is added to scores; its first rows and columns for shorter sequences.
+        scale: above 0.
+        window: the largest distance of a key that a query attends to; None for all keys of its sequence.
+        softcap: scaled scores become softcap * tanh(score / softcap); None for no cap.
+        alibi_slopes: (heads,) float32; a score is lowered by slope * distance (Press et al. 2022).
+        biases: (heads, 2 * reach + 1) float32, added to scores by distance: the element reach + clamp(key - query,
+            -reach, reach).
+        causal: whether queries only attend to keys up to their own position.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
-    alibi: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    biases: Tensor | None = None
     causal: bool = False
-    bias: Tensor | None = None
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, params: EncoderAttentionParams) -> Tensor:
-    """Attention of each sequence to itself.
+    """Attention of each token to the tokens of its own sequence.
+
+    A sequence's result does not depend on the others. Queries, keys and values may be parts of one projection.
 
     Args:
         q: (tokens, heads, dim).
-        k: (tokens, kv_heads, dim).
-        v: (tokens, kv_heads, dim).
-        cu_seqlens: (sequences + 1,) int64, the first token of each sequence, and the number of tokens.
+        k: (tokens, kv_heads, dim), like v.
+        cu_seqlens: (sequences + 1,) int64, where each sequence begins, and then the number of tokens. A captured call
+            reads it again when it is replayed; it may end in empty sequences.
 
     Returns:
         (tokens, heads, dim)
     """
-    return reference(q, k, v, cu_seqlens, params)
+    dim = q.shape[2]
+    if not (native.supports(q, k, v) and dim % 2 == 0 and dim <= native.MAX_DIM):
+        return reference(q, k, v, cu_seqlens, params)
+    q, k, v = (_with_dense_heads(x) for x in (q, k, v))
+    out = empty(q.shape, q.dtype)
+    native.kernels.varlen_attention(
+        q=q,
+        k=k,
+        v=v,
+        cu_seqlens=cu_seqlens,
+        out=out,
+        alibi_slopes=params.alibi_slopes,
+        biases=params.biases,
+        scale=params.scale,
+        window=-1 if params.window is None else params.window,
+        softcap=params.softcap or 0.0,
+        causal=int(params.causal),
+    )
+    return out
+
+
+def _with_dense_heads(x: Tensor) -> Tensor:
+    """x, or a copy if the heads of a token are not contiguous."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, params: EncoderAttentionParams) -> Tensor:
     """`varlen_attention` in torch."""
-    bounds = cu_seqlens.tolist()
-    out = [_attend(q[a:b], k[a:b], v[a:b], params) for a, b in itertools.pairwise(bounds)]
-    return torch.cat(out)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    options = (params.window, params.softcap, params.alibi_slopes, params.biases)
+    plain = not params.causal and all(option is None for option in options)
+    for begin, end in itertools.pairwise(cu_seqlens.tolist()):
+        if begin == end:
+            continue
+        one, keys, values = (x[begin:end].transpose(0, 1) for x in (q, k, v))
+        if plain:
+            attended = F.scaled_dot_product_attention(
+                one[None], keys[None], values[None], scale=params.scale, enable_gqa=q.shape[1] != k.shape[1]
+            )[0]
+        else:
+            attended = _explicit_attention(one, keys, values, params)
+        out[begin:end] = attended.transpose(0, 1)
+    return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, params: EncoderAttentionParams) -> Tensor:
-    group = q.shape[1] // k.shape[1]
-    q, k, v = q.transpose(0, 1), *(x.repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
-    bias = _bias(q.shape[1], params)
-    if params.softcap is None:
-        mask = None if bias is None else bias.to(q.dtype)[None]
-        return F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=params.scale)[
-            0
-        ].transpose(0, 1)
-    scores = softcap(torch.matmul(q, k.transpose(1, 2)).float() * params.scale, params.softcap)
-    scores = scores if bias is None else scores + bias
-    return torch.matmul(scores.softmax(-1).to(v.dtype), v).transpose(0, 1)
+def _explicit_attention(q: Tensor, k: Tensor, v: Tensor, params: EncoderAttentionParams) -> Tensor:
+    """Attention of one sequence (heads, tokens, dim) with explicit scores, so that all params can be applied."""
+    heads, tokens, _ = q.shape
+    k, v = (x.repeat_interleave(heads // len(x), 0) for x in (k, v))
+    positions = torch.arange(tokens, device=q.device)
+    rows = max(1, _MAX_SCORES // (heads * tokens))
+    chunks = zip(q.split(rows, 1), positions.split(rows), strict=True)
+    return torch.cat([_attend(chunk, k, v, positions - at[:, None], params) for chunk, at in chunks], 1)
 
 
-def _bias(length: int, params: EncoderAttentionParams) -> Tensor | None:
-    """What is added to the scores of a sequence, (heads or 1, length, length) float32."""
-    if params.window is None and params.alibi is None and not params.causal and params.bias is None:
-        return None
-    position = torch.arange(length)
-    distance = (position[:, None] - position).abs()
-    bias = torch.zeros(1, length, length)
+def _attend(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, params: EncoderAttentionParams) -> Tensor:
+    """Attention of some queries. distance: (queries, positions), of each key to each query."""
+    scores = torch.matmul(q, k.transpose(1, 2)).float() * params.scale
+    if params.softcap is not None:
+        scores = softcap(scores, params.softcap)
+    if params.alibi_slopes is not None:
+        scores -= params.alibi_slopes[:, None, None] * distance.abs()
+    if params.biases is not None:
+        reach = params.biases.shape[1] // 2
+        scores += params.biases[:, distance.clamp(-reach, reach) + reach]
     if params.window is not None:
-        bias = bias.masked_fill(distance >= params.window, -torch.inf)
+        scores.masked_fill_(distance.abs() > params.window, -torch.inf)
     if params.causal:
-        bias = bias.masked_fill(position > position[:, None], -torch.inf)
-    if params.alibi is not None:
-        bias = bias - params.alibi[:, None, None] * distance
-    return bias if params.bias is None else bias + params.bias[:, :length, :length]
+        scores.masked_fill_(distance > 0, -torch.inf)
+    return torch.matmul(scores.softmax(-1).to(v.dtype), v)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.engine.execution.attention.varlen import VarlenAttend
@@ -56,8 +57,8 @@ class EncoderRunner:
 
     def _run(self, requests: Sequence[AddRequest], result: StepResult) -> None:
         lengths = [len(request.prompt) for request in requests]
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        inputs = _inputs(requests, offsets, max(lengths), self.model)
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        inputs = _inputs(requests, offsets, self.model)
         hidden = self.model.run(inputs, VarlenAttend(inputs))
         for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
             result.pooled[request.request_id] = self._pool(hidden[begin:end], request)
@@ -70,7 +71,7 @@ class EncoderRunner:
         return self._pooler.finish(state, task)
 
 
-def _inputs(requests: Sequence[AddRequest], offsets: np.ndarray, longest: int, model: Encoder) -> ModelInputs:
+def _inputs(requests: Sequence[AddRequest], offsets: NDArray[np.int64], model: Encoder) -> ModelInputs:
     tokens = np.concatenate([request.prompt for request in requests]).astype(np.int64)
     positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
     type_ids = None
@@ -83,6 +84,5 @@ def _inputs(requests: Sequence[AddRequest], offsets: np.ndarray, longest: int, m
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
         type_ids=type_ids,
-        cu_seqlens=torch.from_numpy(offsets.astype(np.int64)),
-        longest=longest,
+        cu_seqlens=torch.from_numpy(offsets),
     )

@@ -16,6 +16,7 @@ from quire.engine.models.layers.heads import PoolerHeads, run_steps
 from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec
 from quire.engine.models.transformer import Transformer
 from quire.engine.wire.protocol import PooledArray, PoolingInfo, PoolingKind, PoolingParams
+from quire.kernels.add_rows import add_rows
 
 
 class _Pooling(ABC):
@@ -59,8 +60,9 @@ class _Mean(_Pooling):
         self._count = 0
 
     def add(self, hidden: Tensor) -> None:
-        total = hidden.sum(0, dtype=torch.float64)
-        self._sum = total if self._sum is None else self._sum + total
+        if self._sum is None:
+            self._sum = torch.zeros(hidden.shape[1], dtype=torch.float64)
+        add_rows(hidden, self._sum)
         self._count += len(hidden)
 
     def result(self) -> Tensor:

@@ -22,7 +22,6 @@ class ModelInputs:
             all rows.
         type_ids: (tokens,) int64 token types; None for models without any.
         cu_seqlens: of an encoder, (sequences + 1,) int64: the first token of each sequence, and the number of tokens.
-        longest: of an encoder, tokens of the longest sequence.
     """
 
     token_ids: Tensor
@@ -30,7 +29,6 @@ class ModelInputs:
     logits_indices: Tensor | None = None
     type_ids: Tensor | None = None
     cu_seqlens: Tensor | None = None
-    longest: int = 0
 
 
 class Attend(Protocol):

@@ -117,7 +117,12 @@ def _load_transformer(
     target: LoadTarget,
     bar: ProgressBar,
 ) -> LoadedModel:
-    context_len = _context_len(options, _longest_input(folder, spec))
+    longest = _longest_input(folder, spec)
+    if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
+        logger.info("--max-model-len %d: %s reads at most %d tokens", options.max_model_len, folder.name, longest)
+        context_len = longest
+    else:
+        context_len = _context_len(options, longest)
     _check_acts(spec)
     _check_layers(len(spec.layers), checkpoint)
     if isinstance(spec, DecoderSpec):

@@ -95,7 +95,7 @@ class Transformer(nn.Module):
             inputs.logits_indices,
             last_token_only,
             inputs.cu_seqlens,
-            None if self.relative_bias is None else self.relative_bias(inputs.longest),
+            None if self.relative_bias is None else self.relative_bias(),
             None if self.relative_positions is None else self.relative_positions(),
         )
         for layer in self.layers:

@@ -31,6 +31,11 @@ class FairClock:
         """A request with this start is served."""
         self._now = max(self._now, start)
 
+    def rest(self) -> None:
+        """Nothing waits: every flow has been served."""
+        self._now = max(self._finish.values(), default=self._now)
+        self._finish.clear()
+
     def forget_idle(self) -> None:
         """Forget flows whose last request has finished."""
         self._finish = {flow: finish for flow, finish in self._finish.items() if finish > self._now}
@@ -60,7 +65,9 @@ class FairQueue(Generic[Item]):
         """Take the next request."""
         _, _, _, start, item = heapq.heappop(self._heap)
         self._clock.advance(start)
-        if len(self._clock) > 2 * len(self._heap) + 64:
+        if not self._heap:
+            self._clock.rest()
+        elif len(self._clock) > 2 * len(self._heap) + 64:
             self._clock.forget_idle()
         return item
 

@@ -247,7 +247,10 @@ class Scheduler:
             heapq.heappop(self._waiting)
             if self._fair is not None:
                 self._fair.advance(request.start)
-                self._fair.forget_idle()
+                if self._waiting:
+                    self._fair.forget_idle()
+                else:
+                    self._fair.rest()
             insort(self._running, request, key=_ORDER)
             self.pool.acquire(matched)
             request.blocks, request.computed, request.published = matched, computed, len(matched)

@@ -9,8 +9,11 @@ template <int number>
 constexpr OpEntry REGISTERED = {};
 
 #include "ops/act_and_mul.h"
+#include "ops/activation.h"
+#include "ops/add_rows.h"
 #include "ops/add_scaled.h"
 #include "ops/build_inputs.h"
+#include "ops/layer_norm.h"
 #include "ops/linear.h"
 #include "ops/paged_decode.h"
 #include "ops/paged_varlen.h"
@@ -20,6 +23,7 @@ constexpr OpEntry REGISTERED = {};
 #include "ops/sampling.h"
 #include "ops/take_rows.h"
 #include "ops/token_bitmask.h"
+#include "ops/varlen_attention.h"
 #include "ops/write_pages.h"
 
 template <class>

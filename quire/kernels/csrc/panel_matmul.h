@@ -11,6 +11,16 @@ constexpr int64_t MAX_ROWS = 12;                // whose sums fit into registers
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
 
+// Panels of a work item: at most `limit`, and fewer if that lets the busiest thread have clearly fewer of all of them.
+inline int64_t panels_per_item(int64_t panels, int64_t limit) {
+    int64_t threads = pool_threads();
+    auto most = [&](int64_t group) { return ((panels + group - 1) / group + threads - 1) / threads * group; };
+    int64_t best = limit;
+    for (int64_t group = limit - 1; group > 0; group--)
+        if (20 * most(group) < 19 * most(best)) best = group;
+    return best;
+}
+
 // Divides rows and panels: into as few tiles of rows as registers allow, of about the same size. A work item is a group of
 // panels, which stays in the cache while all rows are multiplied with it.
 struct Tiling {
@@ -18,7 +28,7 @@ struct Tiling {
     Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows)
         : rows(rows), panels((size_out + PANEL - 1) / PANEL), packed_bytes(packed_bytes), row_bytes(row_bytes),
           tiles((rows + max_rows - 1) / max_rows), tile((rows + tiles - 1) / tiles),
-          group(rows <= SMALL_BATCH ? 1 : std::max<int64_t>(1, std::min<int64_t>(4, L2_WEIGHT_BYTES / packed_bytes))),
+          group(rows <= SMALL_BATCH ? 1 : panels_per_item(panels, std::clamp<int64_t>(L2_WEIGHT_BYTES / packed_bytes, 1, 4))),
           items((panels + group - 1) / group) {}
     // Calls body(first row, rows, panel, prefetch) for all tiles and panels of an item. The prefetch is of the same panel
     // of the next item: all of it if there is one tile, else one half beside each of the first two tiles. A tile's first

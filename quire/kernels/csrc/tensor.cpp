@@ -31,6 +31,7 @@ const DLPackExchangeAPI *exchange;
 
 DType dtype_of(const DLTensor &x) {
     if (x.type_code == FLOAT && x.type_bits == 32) return DType::FLOAT32;
+    if (x.type_code == FLOAT && x.type_bits == 64) return DType::FLOAT64;
     if (x.type_code == BFLOAT) return DType::BFLOAT16;
     if (x.type_code == INT && x.type_bits == 8) return DType::INT8;
     if (x.type_code == INT && x.type_bits == 32) return DType::INT32;
@@ -41,6 +42,7 @@ DType dtype_of(const DLTensor &x) {
 const char *text_of(DType dtype) {
     switch (dtype) {
         case DType::FLOAT32: return "float32";
+        case DType::FLOAT64: return "float64";
         case DType::BFLOAT16: return "bfloat16";
         case DType::INT8: return "int8";
         case DType::INT32: return "int32";

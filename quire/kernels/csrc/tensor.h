@@ -16,7 +16,7 @@ struct ValueError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-enum class DType : uint8_t { FLOAT32, BFLOAT16, INT8, INT32, INT64, OTHER };
+enum class DType : uint8_t { FLOAT32, FLOAT64, BFLOAT16, INT8, INT32, INT64, OTHER };
 
 // A size that several tensors have in common. The first shape that is compared with it sets it.
 class Size {

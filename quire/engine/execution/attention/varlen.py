@@ -29,5 +29,11 @@ class VarlenAttend:
     ) -> Tensor:
         """See `Attend`."""
         assert v is not None
-        own = EncoderAttentionParams(params.scale, params.window, params.softcap, params.alibi, bias=params.bias)
+        own = EncoderAttentionParams(
+            params.scale,
+            None if params.window is None else params.window - 1,
+            params.softcap,
+            params.alibi,
+            params.bias,
+        )
         return varlen_attention(q, k, v, self._cu_seqlens, own)

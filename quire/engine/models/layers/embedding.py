@@ -9,7 +9,7 @@ from quire.engine.models.inputs import ModelInputs
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.norm import make_norm
 from quire.engine.models.spec import TransformerSpec
-from quire.kernels.add_scaled import scaled
+from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.linear import PackedBFloat16, Quantization
 from quire.kernels.take_rows import take_rows
 
@@ -25,18 +25,38 @@ class EmbeddingSum(nn.Module):
         self.positions = _table(spec.positions, size)
         self.types = _table(spec.types, size)
         self.norm = None if spec.norm is None else make_norm(size, spec.norm)
+        self._sums: Tensor | None = None
         self.project = None if spec.size is None else Linear(spec.size, model.hidden, bias=True)
 
     def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
         """(tokens, size) to (tokens, hidden)."""
         x = scaled(x, self.spec.scale)
-        if self.types is not None:
-            ids = inputs.type_ids
-            x = x + (self.types[0] if ids is None else take_rows(self.types, ids))
-        if self.positions is not None:
-            x = x + take_rows(self.positions, inputs.positions + self.spec.position_offset)
-        x = x if self.norm is None else self.norm(x)
+        added = self._added(inputs)
+        if self.norm is not None:
+            x = self.norm(x, added)
+        elif added is not None:
+            x = add_scaled(x, added)
         return x if self.project is None else self.project(x)
+
+    def _added(self, inputs: ModelInputs) -> Tensor | None:
+        """The embeddings of positions and token types, summed: (tokens, size)."""
+        if self.positions is None and self.types is None:
+            return None
+        if self._sums is None:
+            self._sums = self._make_sums()
+        rows = inputs.positions + self.spec.position_offset if self.positions is not None else None
+        if self.types is not None and inputs.type_ids is not None:
+            types = inputs.type_ids * (1 if self.positions is None else len(self.positions))
+            rows = types if rows is None else rows + types
+        return take_rows(self._sums, torch.zeros_like(inputs.token_ids) if rows is None else rows)
+
+    def _make_sums(self) -> Tensor:
+        """(types * positions, size): a sum for each token type and position, so that a step gathers once."""
+        if self.positions is None or self.types is None:
+            table = self.types if self.positions is None else self.positions
+            assert table is not None
+            return table.data
+        return (self.types[:, None] + self.positions).flatten(0, 1)
 
 
 def _table(rows: int, size: int) -> nn.Parameter | None:

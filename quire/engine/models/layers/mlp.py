@@ -35,5 +35,5 @@ class PlainMLPLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
-        out: Tensor = self.down(activation(self.up(x), self.act))
+        out: Tensor = self.down(activation(self.up(x), self.act, in_place=True))
         return out

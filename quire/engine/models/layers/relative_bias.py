@@ -20,16 +20,12 @@ class RelativeBiasTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(spec.buckets, heads), requires_grad=False)
         self._bias: Tensor | None = None
 
-    def forward(self, longest: int) -> Tensor:
-        """(heads, longest, longest) float32."""
-        if self._bias is None or self._bias.shape[1] < longest:
-            self._bias = self._make(longest)
-        return self._bias[:, :longest, :longest]
-
-    def _make(self, longest: int) -> Tensor:
-        position = torch.arange(longest)
-        buckets = self._buckets(position - position[:, None])
-        return take_rows(self.weight, buckets.flatten()).float().view(longest, longest, -1).permute(2, 0, 1)
+    def forward(self) -> Tensor:
+        """(heads, 2 * max_distance + 1) float32, from the key that is farthest before a query to the one behind it."""
+        if self._bias is None:
+            relative = torch.arange(-self.spec.max_distance, self.spec.max_distance + 1)
+            self._bias = take_rows(self.weight, self._buckets(relative)).float().T.contiguous()
+        return self._bias
 
     def _buckets(self, relative: Tensor) -> Tensor:
         """Half of the buckets for each direction; of these half for single distances, the others logarithmic."""

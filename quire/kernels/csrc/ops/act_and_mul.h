@@ -1,7 +1,7 @@
 // Gated activations: act(gate) * up.
 #pragma once
 
-enum class Activation { SILU, GELU_TANH, RELU };
+#include "../activations.h"
 
 struct ActAndMul {
     static constexpr const char *NAME = "act_and_mul";
@@ -15,13 +15,7 @@ struct ActAndMul {
                 "out", "the shape of gate_up with half of its last dimension is expected");
         int64_t size = out.shape[last];
         require(size > 0 && size % LANES == 0, "out", "a last dimension that is a multiple of 16 is expected");
-        return {gate_up.dtype, gate_up.data(), out.data(), out.elements() / size, size, activation(act)};
-    }
-    static Activation activation(std::string_view name) {
-        if (name == "silu") return Activation::SILU;
-        if (name == "gelu_tanh") return Activation::GELU_TANH;
-        require(name == "relu", "act", "silu, gelu_tanh or relu is expected");
-        return Activation::RELU;
+        return {gate_up.dtype, gate_up.data(), out.data(), out.elements() / size, size, activation_named(act)};
     }
     void run() const;
     int64_t work() const { return rows * size; }
@@ -35,16 +29,8 @@ struct ActAndMul {
 };
 REGISTER_OP(ActAndMul);
 
-inline Floats activated(Floats x, Activation act) {
-    switch (act) {
-        case Activation::SILU: return x / (1.0f + vector_exp(-x));
-        case Activation::GELU_TANH: return 0.5f * x * (1.0f + vector_tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
-        default: return maximum(broadcast(0.0f), x);  // relu; NaN is kept
-    }
-}
-
 // The activation is rounded to the dtype before it is multiplied.
-template <class T>
+template <class T, Activation act>
 void act_and_mul(const ActAndMul &a) {
     typedef typename T::Element Element;
     constexpr int64_t chunk = 64 * LANES;
@@ -54,12 +40,14 @@ void act_and_mul(const ActAndMul &a) {
         const Element *gate = (const Element *)a.gate_up + row * 2 * a.size;
         for (int64_t i = begin; i < std::min(a.size, begin + chunk); i += LANES) {
             Element rounded[LANES];
-            T::store(rounded, activated(T::load(gate + i), a.act));
+            T::store(rounded, activated<act>(T::load(gate + i)));
             T::store((Element *)a.out + row * a.size + i, T::load(rounded) * T::load(gate + a.size + i));
         }
     });
 }
 
 inline void ActAndMul::run() const {
-    dtype == DType::BFLOAT16 ? act_and_mul<BFloat16>(*this) : act_and_mul<Float32>(*this);
+    with_activation(act, [&](auto chosen) {
+        dtype == DType::BFLOAT16 ? act_and_mul<BFloat16, chosen()>(*this) : act_and_mul<Float32, chosen()>(*this);
+    });
 }

@@ -1,0 +1,43 @@
+// Activations of all elements.
+#pragma once
+
+#include "../activations.h"
+
+struct Activate {
+    static constexpr const char *NAME = "activation";
+    static constexpr const char *PARAMETERS[] = {"x", "out", "act"};
+    static Activate check(const Tensor &x, const Tensor &out, std::string_view act) {
+        require(x.is_floating().is_contiguous().dim > 0, "x", "at least one dimension is expected");
+        out.has_dtype({x.dtype}).has_shape_of(x).is_contiguous();
+        require(x.row_elements() % LANES == 0, "x", "rows of a multiple of 16 elements are expected");
+        return {x.dtype, x.data(), out.data(), x.shape[0], x.row_elements(), activation_named(act)};
+    }
+    void run() const;
+    int64_t work() const { return rows * size; }
+    int64_t &row_count() { return rows; }
+
+    DType dtype;
+    const void *x;
+    void *out;  // may be x
+    int64_t rows, size;
+    Activation act;
+};
+REGISTER_OP(Activate);
+
+template <class T, Activation act>
+void activate(const Activate &a) {
+    constexpr int64_t chunk = 64 * LANES;
+    const auto *x = (const typename T::Element *)a.x;
+    auto *out = (typename T::Element *)a.out;
+    int64_t size = a.rows * a.size, chunks = (size + chunk - 1) / chunk;
+    parallel_for(chunks, size > SERIAL / 2, [&](int64_t at) {
+        for (int64_t i = at * chunk; i < std::min(size, (at + 1) * chunk); i += LANES)
+            T::store(out + i, activated<act>(T::load(x + i)));
+    });
+}
+
+inline void Activate::run() const {
+    with_activation(act, [&](auto chosen) {
+        dtype == DType::BFLOAT16 ? activate<BFloat16, chosen()>(*this) : activate<Float32, chosen()>(*this);
+    });
+}
