@@ -134,7 +134,6 @@ async def test_parquet_has_texts_and_embeddings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ((), "--url or --model is required"),
         (("--url", "http://localhost:1", "--serve-args", "--dtype float32"), "--serve-args has no effect with --url"),
         (("--model", "x", "--out", "o.csv"), "--out expects a .npy or .parquet file"),
         (("--model", "x", "--out", "nowhere/o.npy"), "--out expects a writable file"),
