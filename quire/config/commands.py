@@ -77,11 +77,13 @@ class Embed(Command):
         None,
         description=".npy or .parquet file to write; default: the name of the file with .npy instead of its suffix",
     )
-    url: str | None = Field(None, description="base URL of an OpenAI-compatible server; default: no server")
+    url: str | None = Field(
+        None, description="base URL of an OpenAI-compatible server; default: the model runs in this process"
+    )
     model: str | None = Field(
         None,
         description="name of a model at the server, or without --url the Hugging Face id or directory of the one "
-        "that this process runs",
+        "that this process runs; default: the server's first one that embeds, or the bundled quire-nano-embed",
     )
     api_key: str | None = Field(None, description="API key of the server")
     serve_args: str = Field("", description="without --url: flags of `quire serve` for the model, as one quoted string")

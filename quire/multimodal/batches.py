@@ -217,9 +217,11 @@ def _encoded(
 ) -> list[tokenizers.Encoding]:
     try:
         return tokenizer.backend.encode_batch_fast(list(texts), add_special_tokens=special)
-    except UnicodeEncodeError as error:
-        bad = next(i for i, text in enumerate(texts) if not _is_valid(text))
-        raise PromptError(f"The input has an invalid character: {error}", job.names.at(job.first + bad)) from error
+    except TypeError as error:
+        bad = next((i for i, text in enumerate(texts) if not _is_valid(text)), None)
+        if bad is None:
+            raise
+        raise PromptError("The input has an invalid character.", job.names.at(job.first + bad)) from error
 
 
 def _is_valid(text: Sequence[str]) -> bool:

@@ -39,8 +39,6 @@ def _check(settings: Embed) -> Path:
         raise file_error(settings, "out", "a .npy or .parquet file", "other formats are not supported")
     if out.suffix.lower() == ".parquet" and not has_parquet():
         raise ConfigError("quire embed: .parquet files need the package pyarrow: pip install pyarrow")
-    if settings.url is None and settings.model is None:
-        raise ConfigError("quire embed: --url or --model is required: a server, or a model to run")
     if settings.url is not None and settings.serve_args:
         raise ConfigError("quire embed: --serve-args has no effect with --url")
     return out

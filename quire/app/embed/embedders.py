@@ -19,6 +19,7 @@ from quire.app.openai_client import ServerError, error_text
 from quire.config.command import ConfigError
 from quire.config.commands import Embed, Serve
 
+_BUNDLED = "quire-nano-embed"
 _TRIES = 8  # of a request that a busy server refuses
 _MAX_WAIT = 30.0  # seconds until the next try
 _OK, _BUSY = 200, 503
@@ -137,7 +138,7 @@ async def local_embedder(settings: Embed) -> AsyncIterator[Embedder]:
         flags = shlex.split(settings.serve_args)
     except ValueError as error:
         raise ConfigError(f"quire embed: --serve-args expects flags, not {settings.serve_args!r}: {error}") from error
-    serve = Serve.parse([*([settings.model] if settings.model else []), *flags])
+    serve = Serve.parse([settings.model or _BUNDLED, *flags])
     async with running_model(serve, settings) as embedder:
         yield embedder
 

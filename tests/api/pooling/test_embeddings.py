@@ -40,15 +40,17 @@ async def test_all_kinds_of_input_give_the_same_embeddings(tmp_path: Path) -> No
 
 
 async def test_null_is_the_default(tmp_path: Path) -> None:
-    names = ("encoding_format", "embed_dtype", "endianness", "dimensions", "priority", "user", "truncation_side")
+    nulls = dict.fromkeys(
+        ("encoding_format", "embed_dtype", "endianness", "dimensions", "priority", "user", "truncation_side")
+    )
+    of_rerank = dict.fromkeys(("max_tokens_per_doc", "max_tokens_per_query", "top_n", "return_documents"))
+    of_cohere = dict.fromkeys(("inputs", "truncate", "max_tokens", "output_dimension", "embedding_types"))
     async with pooling_server(tmp_path) as server:
         plain = (await server.post(PATH, {"input": "a"})).json()["data"]
-        assert (await server.post(PATH, {"input": "a", **dict.fromkeys(names)})).json()["data"] == plain
+        assert (await server.post(PATH, {"input": "a", **nulls})).json()["data"] == plain
         rerank = {"query": "a", "documents": ["b"]}
-        names = ("max_tokens_per_doc", "max_tokens_per_query", "top_n", "return_documents", "instruction")
-        assert (await server.post("/v2/rerank", {**rerank, **dict.fromkeys(names)})).status_code == 200
-        names = ("inputs", "truncate", "max_tokens", "output_dimension", "embedding_types", "input_type")
-        assert (await server.post("/v2/embed", {"texts": ["a"], **dict.fromkeys(names)})).status_code == 200
+        assert (await server.post("/v2/rerank", {**rerank, **of_rerank})).status_code == 200
+        assert (await server.post("/v2/embed", {"texts": ["a"], **of_cohere})).status_code == 200
 
 
 async def test_openais_client_reads_them(tmp_path: Path) -> None:

@@ -134,7 +134,6 @@ async def test_parquet_has_texts_and_embeddings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ((), "--url or --model is required"),
         (("--url", "http://localhost:1", "--serve-args", "--dtype float32"), "--serve-args has no effect with --url"),
         (("--model", "x", "--out", "o.csv"), "--out expects a .npy or .parquet file"),
         (("--model", "x", "--out", "nowhere/o.npy"), "--out expects a writable file"),
@@ -164,8 +163,8 @@ def test_a_model_in_the_process_gives_the_embeddings(tmp_path: Path, capsys: pyt
     flags = ("--text-field", "body", "--batch-size", "5", "--model", str(folder))
     assert run(Embed.parse((str(path), *flags))) == 1  # it generates
     assert "does not embed; its tasks are generate" in capsys.readouterr().err
-    flags = (*flags, "--serve-args", "--convert embed --dtype float32")
-    assert run(Embed.parse((str(path), *flags))) == 0, capsys.readouterr().err
+    serve = ("--serve-args", "--convert embed --dtype float32")
+    assert run(Embed.parse((str(path), *flags, *serve))) == 0, capsys.readouterr().err
     found = np.load(tmp_path / "corpus.npy")
     assert found.shape == (23, 64)
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
