@@ -121,6 +121,8 @@ def decode_reference(
 ) -> Tensor:
     """`paged_decode` in torch."""
     count, heads, _ = q.shape
+    if not count:
+        return q.new_empty((0, heads, _dim(values)))
     kv_heads = keys.shape[0]
     k, v = (_gather(pages, block_tables.flatten(), q.dtype).unflatten(1, (count, -1)) for pages in (keys, values))
     grouped = q.unflatten(1, (kv_heads, -1)).transpose(0, 1)
@@ -274,9 +276,8 @@ def _explicit_prefill(q: Tensor, k: Tensor, v: Tensor, first: int, params: Atten
     grouped = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # kv_heads, group * tokens, dim
     scores = _scores(grouped, k, params).unflatten(1, (-1, tokens))
     if params.alibi is not None:
-        distance = (
-            torch.arange(k.shape[1], device=q.device) - torch.arange(first, first + tokens, device=q.device)[:, None]
-        )
+        queries = torch.arange(first, first + tokens, device=q.device)
+        distance = torch.arange(k.shape[1], device=q.device) - queries[:, None]
         scores += params.alibi.view(kv_heads, -1, 1, 1) * distance
     scores.masked_fill_(~_mask(tokens, first, k.shape[1], params.window, q.device), -torch.inf)
     sinks = None if params.sinks is None else params.sinks.view(kv_heads, -1, 1, 1)
