@@ -1,8 +1,9 @@
 """Embeddings by Quire's server, beside sentence-transformers and onnxruntime: ``python -m benchmarks.embeddings``.
 
-512 texts of 8 to 400 words by all-MiniLM-L6-v2, all in one request; the others get them in one call, at the best of several
-batch sizes and data types. Then the latency of single short queries: on an idle server, and while a batch runs. The peers
-need packages that the tests do not (sentence-transformers, onnxruntime, onnx); those that are not installed are left out.
+512 texts of 8 to 400 words by all-MiniLM-L6-v2, all in one request; the others get them in one call, at the best of
+several batch sizes and data types. Then the latency of single short queries: on an idle server, and while a batch runs.
+The peers need packages that the tests do not (sentence-transformers, onnxruntime, onnx); those that are not installed
+are left out.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ def onnx(folder: Path, texts: list[str], repeats: int) -> Iterator[tuple[str, fl
         model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
         example = tuple(torch.ones(2, 8, dtype=torch.long) for _ in names)
         axes = {name: {0: "batch", 1: "tokens"} for name in (*names, "hidden")}
+        model.config._attn_implementation = "eager"
         torch.onnx.export(
             model, example, path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
         )
