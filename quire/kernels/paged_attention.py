@@ -74,7 +74,7 @@ def paged_decode(
     Returns:
         (sequences, heads, value_dim)
     """
-    if supports_pages(keys, values) and _is_supported(keys, values, q):
+    if params.alibi is None and supports_pages(keys, values) and _is_supported(keys, values, q):
         q = _with_dense_heads(q)
         out = empty((*q.shape[:2], _dim(values)), q.dtype)
         native.kernels.paged_decode(
@@ -121,11 +121,15 @@ def decode_reference(
 ) -> Tensor:
     """`paged_decode` in torch."""
     count, heads, _ = q.shape
+    if not count:
+        return q.new_empty((0, heads, _dim(values)))
     kv_heads = keys.shape[0]
     k, v = (_gather(pages, block_tables.flatten(), q.dtype).unflatten(1, (count, -1)) for pages in (keys, values))
     grouped = q.unflatten(1, (kv_heads, -1)).transpose(0, 1)
     scores = _scores(grouped, k, params)
     position = torch.arange(k.shape[2], device=q.device)
+    if params.alibi is not None:
+        scores += params.alibi.view(kv_heads, 1, -1, 1) * (position - (seq_lens - 1)[:, None])[None, :, None]
     seen = position < seq_lens[:, None]
     if params.window is not None:
         seen &= position >= seq_lens[:, None] - params.window
@@ -166,7 +170,7 @@ def supports_varlen(keys: Tensor, values: Tensor, dtype: torch.dtype) -> bool:
 def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetadata, params: AttentionParams) -> Tensor:
     """Attention of all queries of a step: as `paged_decode` for single tokens, as `paged_prefill` for other spans.
 
-    There is no torch reference; see `supports_varlen`.
+    See `supports_varlen`; only with ALiBi torch computes, as there are few such models.
 
     Args:
         q: (tokens, heads, dim) bfloat16.
@@ -175,6 +179,8 @@ def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetada
     Returns:
         (tokens, heads, value_dim)
     """
+    if params.alibi is not None:
+        return _varlen_reference(q, keys, values, spans, params)
     q = _with_dense_heads(q)
     out = empty((*q.shape[:2], _dim(values)), q.dtype)
     native.kernels.paged_varlen(
@@ -193,6 +199,23 @@ def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetada
     return out
 
 
+def _varlen_reference(
+    q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetadata, params: AttentionParams
+) -> Tensor:
+    """`paged_varlen` in torch."""
+    singles, count, *tokens = spans.counts.tolist()
+    out, begin = [], singles
+    if singles:
+        tables, lengths = spans.block_tables[:singles], spans.seq_lens[:singles]
+        out.append(decode_reference(q[:singles], keys, values, tables, lengths, params))
+    for index in range(singles, count):
+        length, end = int(spans.seq_lens[index]), begin + tokens[index]
+        table = spans.block_tables[index, : -(-length // keys.shape[2])]
+        out.append(prefill_reference(q[begin:end], keys, values, table, length, params))
+        begin = end
+    return torch.cat(out)
+
+
 def paged_prefill(
     q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, seq_len: int, params: AttentionParams
 ) -> Tensor:
@@ -207,7 +230,8 @@ def paged_prefill(
     Returns:
         (tokens, heads, value_dim)
     """
-    if q.dtype is torch.bfloat16 and supports_pages(keys, values) and _is_supported(keys, values, q):
+    plain = params.alibi is None
+    if plain and q.dtype is torch.bfloat16 and supports_pages(keys, values) and _is_supported(keys, values, q):
         span = AttentionMetadata(block_table[None], torch.tensor([seq_len]), torch.tensor([0, 1, len(q)]))
         return paged_varlen(q, keys, values, span, params)
     return prefill_reference(q, keys, values, block_table, seq_len, params)
@@ -218,7 +242,8 @@ def prefill_reference(
 ) -> Tensor:
     """`paged_prefill` in torch."""
     k, v = (_gather(pages, block_table, q.dtype)[:, :seq_len] for pages in (keys, values))
-    if params.softcap is None and params.sinks is None and k.shape[-1] == v.shape[-1]:
+    plain = params.softcap is None and params.sinks is None and params.alibi is None
+    if plain and k.shape[-1] == v.shape[-1]:
         return _fused_prefill(q, k, v, params)
     rows = max(1, _MAX_SCORES // (q.shape[1] * seq_len))
     first = seq_len - q.shape[0]
@@ -250,6 +275,10 @@ def _explicit_prefill(q: Tensor, k: Tensor, v: Tensor, first: int, params: Atten
     kv_heads = k.shape[0]
     grouped = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # kv_heads, group * tokens, dim
     scores = _scores(grouped, k, params).unflatten(1, (-1, tokens))
+    if params.alibi is not None:
+        queries = torch.arange(first, first + tokens, device=q.device)
+        distance = torch.arange(k.shape[1], device=q.device) - queries[:, None]
+        scores += params.alibi.view(kv_heads, -1, 1, 1) * distance
     scores.masked_fill_(~_mask(tokens, first, k.shape[1], params.window, q.device), -torch.inf)
     sinks = None if params.sinks is None else params.sinks.view(kv_heads, -1, 1, 1)
     weights = _softmax(scores, sinks).to(v.dtype).flatten(1, 2)

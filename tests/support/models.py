@@ -110,13 +110,29 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         {**_MLA, "q_lora_rank": None, "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
-}
-FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("bloom", {"n_layer": 4, "n_head": 4}),
+    "bloom-heads": ("bloom", {"n_layer": 2, "n_head": 6, "hidden_size": 96, "seq_length": 256}),
     "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}),
+    "gpt_neo": (
+        "gpt_neo",
+        {"num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": 9},
+    ),
+    "gptj": ("gptj", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256, "rotary_dim": 8}),
     "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 0.5}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "phi": ("phi", {}),
+    "falcon": ("falcon", {}),
+    "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-heads": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
     "cohere": ("cohere", {}),
+}
+
+# Models that run as transformers' own implementation, with its attention replaced.
+FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {}),  # calls attention twice in each layer
     "phimoe": ("phimoe", {"num_local_experts": 4, "sliding_window": 24}),  # its window is in its masks only
 }

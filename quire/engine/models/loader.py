@@ -133,13 +133,14 @@ def _load_transformer(
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
+    names = names_of(config.model_type, spec, config.pooler)
     filler = WeightFiller(
         model,
-        names_of(spec, config.pooler),
+        names,
         options.quantization,
         tied=isinstance(spec, DecoderSpec) and spec.tied,
         extra_layers=config.extra_layers,
-        embeds_with_head=_EMBEDDINGS.isdisjoint(checkpoint.names()),
+        embeds_with_head=all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     )
     with bar(checkpoint.total_bytes) as progress:
         tensors = checkpoint.tensors(dtype, progress)

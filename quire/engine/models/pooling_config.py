@@ -87,7 +87,8 @@ def _of_files(
         return _embedder(folder, config, modules)
     if "ColBERT" in name or getattr(config, "colbert_dim", None):
         return _late_interaction(config, _size(config), None)
-    if isinstance(spec, DecoderSpec) and not (name.endswith("Model") or _wants_embedding(options)):
+    is_base = name.endswith("Model") and "LMHead" not in name
+    if isinstance(spec, DecoderSpec) and not (is_base or _wants_embedding(options)):
         return None
     kind: PoolingKind = "last" if isinstance(spec, DecoderSpec) else "mean"
     return _with_matryoshka(PoolerSpec(tasks=_EMBED, kind=kind, score_method="cosine"), config)

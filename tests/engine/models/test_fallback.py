@@ -36,13 +36,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "roberta": ({"pad_token_id": 1}, "sees later tokens too"),
     "mamba": ({"state_size": 8}, "mamba models are recurrent"),
     "recurrent_gemma": ({"lru_width": 64}, "recurrent_gemma models are recurrent"),
-    "falcon": ({}, "FalconForCausalLM computes attention in code of its own"),
-    "gptj": ({"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "GPTJForCausalLM computes attention in code"),
-    "gpt_neo": (
-        {"num_layers": 2, "attention_types": [[["global"], 2]]},
-        "GPTNeoForCausalLM computes attention in code",
-    ),
-    "bloom": ({}, "BloomForCausalLM computes attention in code of its own"),
     "llama4_text": ({"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96}, "in chunks of tokens"),
     "deepseek_v32": (_MLA, "unsupported type indexed_attention"),
     "glm_moe_dsa": (_MLA, "unsupported type indexed_attention"),

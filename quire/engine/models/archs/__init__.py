@@ -6,26 +6,50 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine.models.archs.bert import bert, deberta_v2, distilbert, electra, mpnet, roberta
+from quire.engine.models.archs.classic import (
+    bloom,
+    cohere,
+    falcon,
+    gpt2,
+    gpt_neo,
+    gpt_neox,
+    gptj,
+    opt,
+    phi,
+    stablelm,
+    starcoder2,
+)
 from quire.engine.models.archs.gemma import gemma2, gemma3
 from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.spec import DecoderSpec, EncoderSpec
 
 ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
+    "bloom": bloom,
+    "cohere": cohere,
     "deepseek_v3": deepseek_v3,
+    "falcon": falcon,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
+    "gpt2": gpt2,
+    "gpt_neo": gpt_neo,
+    "gpt_neox": gpt_neox,
     "gpt_oss": gpt_oss,
+    "gptj": gptj,
     "granite": granite,
     "llama": llama,
     "mistral": mistral,
     "mixtral": mixtral,
     "olmo2": olmo2,
+    "opt": opt,
+    "phi": phi,
     "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
+    "stablelm": stablelm,
+    "starcoder2": starcoder2,
 }
 ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
     "bert": bert,

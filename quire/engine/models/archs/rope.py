@@ -133,7 +133,7 @@ def max_positions(config: Any) -> int:
 
     Configs with RoPE parameters per layer type already include it in `max_position_embeddings`.
     """
-    params = config.rope_parameters or {}
+    params = getattr(config, "rope_parameters", None) or {}
     limit = int(config.max_position_embeddings)
     if params.get("rope_type") == "yarn":
         return max(limit, int(params.get("original_max_position_embeddings", limit) * (params["factor"] or 1)))

@@ -44,19 +44,20 @@ class EmbeddingSum(nn.Module):
             return None
         if self._sums is None:
             self._sums = self._make_sums()
-        rows = inputs.positions + self.spec.position_offset if self.positions is not None else None
+        rows = None if self.positions is None else inputs.positions
         if self.types is not None and inputs.type_ids is not None:
-            types = inputs.type_ids * (1 if self.positions is None else len(self.positions))
+            types = inputs.type_ids * (len(self._sums) // len(self.types))
             rows = types if rows is None else rows + types
         return take_rows(self._sums, torch.zeros_like(inputs.token_ids) if rows is None else rows)
 
     def _make_sums(self) -> Tensor:
         """(types * positions, size): a sum for each token type and position, so that a step gathers once."""
-        if self.positions is None or self.types is None:
-            table = self.types if self.positions is None else self.positions
+        positions = None if self.positions is None else self.positions.data[self.spec.position_offset :]
+        if positions is None or self.types is None:
+            table = self.types if positions is None else positions
             assert table is not None
             return table.data
-        return (self.types[:, None] + self.positions).flatten(0, 1)
+        return (self.types[:, None] + positions).flatten(0, 1)
 
 
 def _table(rows: int, size: int) -> nn.Parameter | None:
