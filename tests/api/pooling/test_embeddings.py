@@ -239,6 +239,20 @@ async def test_what_is_wrong_is_named(tmp_path: Path, body: dict[str, Any], para
     assert complaint in error["message"]
 
 
+async def test_the_size_of_all_results_is_bounded(tmp_path: Path) -> None:
+    async with pooling_server(tmp_path, facts={"embedding_size": 1 << 15, "token_embedding_size": 1 << 15}) as server:
+        for path, body in (
+            (PATH, {"input": ["a"] * 513}),
+            ("/pooling", {"input": ["a" * 300, "b" * 300], "task": "token_embed"}),
+            ("/embed_all", {"inputs": ["a" * 300, "b" * 300]}),
+        ):
+            answer = await server.post(path, body)
+            assert answer.status_code == 400
+            assert "at most 16777216 numbers" in answer.json()["error"]["message"]
+        assert (await server.post(PATH, {"input": ["a"] * 513, "dimensions": 8})).status_code == 200
+        assert server.state.models[0].client.slots_in_use == 0
+
+
 async def test_what_the_engine_refuses_is_named_by_its_index(tmp_path: Path) -> None:
     core = FakeCore(refuses=lambda message: len(message.prompt) == 3)
     async with pooling_server(tmp_path, core=core) as server:
