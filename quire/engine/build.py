@@ -138,13 +138,16 @@ def _build_encoder(
     limits = SchedulerLimits(
         max_seqs=options.max_num_seqs, max_tokens=options.max_num_batched_tokens, max_model_len=loaded.context_len
     )
-    return EngineCore(
+    runner = EncoderRunner(model, Pooler(model.pooler_heads, model))
+    core = EngineCore(
         EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority"),
-        LocalExecutor(device, EncoderRunner(model, Pooler(model.pooler_heads, model))),
+        LocalExecutor(device, runner),
         channel,
         vocab_size=loaded.vocab_size,
         pooler=loaded.pooler,
     )
+    runner.between_layers = core.run_urgent
+    return core
 
 
 def _build_decoder(

@@ -109,6 +109,14 @@ class EngineCore:
         if not submitted or len(self._in_flight) >= self.executor.max_steps_in_flight:
             self._finish_oldest()
 
+    def run_urgent(self, running: StepPlan) -> None:
+        """Between two layers of an encoder's step: run short requests of others, so that they need not wait for it."""
+        assert isinstance(self.scheduler, EncoderScheduler)
+        self._drain_inbox()
+        plan = self.scheduler.plan_urgent(running)
+        if plan.whole:
+            self._finish(_SubmittedStep(plan, self.executor.submit(plan), time.monotonic()))
+
     def check(self) -> None:
         """Assert that scheduler and executor are consistent."""
         self.scheduler.check()
@@ -129,7 +137,9 @@ class EngineCore:
         return True
 
     def _finish_oldest(self) -> None:
-        step = self._in_flight.popleft()
+        self._finish(self._in_flight.popleft())
+
+    def _finish(self, step: _SubmittedStep) -> None:
         outputs = self.scheduler.finish(step.plan, step.pending.result())
         self._release(output.request_id for output in outputs)
         stats = self.scheduler.stats(step.plan)

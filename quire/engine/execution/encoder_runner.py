@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,11 +22,17 @@ logger = logging.getLogger(__name__)
 
 
 class EncoderRunner:
-    """Runs model and pooler over the requests of a step, which lie one behind the other without padding."""
+    """Runs model and pooler over the requests of a step, which lie one behind the other without padding.
+
+    Attributes:
+        between_layers: called with the plan of a step that is running, between two of its layers; it may execute
+            another step. None within such a step.
+    """
 
     def __init__(self, model: Encoder, pooler: Pooler) -> None:
         self.model = model
         self._pooler = pooler
+        self.between_layers: Callable[[StepPlan], None] | None = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -34,7 +41,7 @@ class EncoderRunner:
         if not plan.whole:
             return result
         try:
-            self._run(plan.whole, result)
+            self._run(plan.whole, result, plan)
         except Exception:  # error boundary: only the requests for which it fails alone end
             logger.exception("a step failed; its requests are computed one by one")
             for request in plan.whole:
@@ -50,18 +57,36 @@ class EncoderRunner:
 
     def _run_alone(self, request: AddRequest, result: StepResult) -> None:
         try:
-            self._run([request], result)
+            self._run([request], result, None)
         except Exception as error:  # error boundary: only this request fails
             logger.exception("the model failed for request %s", request.request_id)
             result.errors[request.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
 
-    def _run(self, requests: Sequence[AddRequest], result: StepResult) -> None:
+    def _run(self, requests: Sequence[AddRequest], result: StepResult, plan: StepPlan | None) -> None:
         lengths = [len(request.prompt) for request in requests]
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
         inputs = _inputs(requests, offsets, self.model)
-        hidden = self.model.run(inputs, VarlenAttend(inputs))
+        with self._interrupted(plan) as between:
+            hidden = self.model.run(inputs, VarlenAttend(inputs), between_layers=between)
         for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
             result.pooled[request.request_id] = self._pool(hidden[begin:end], request)
+
+    @contextmanager
+    def _interrupted(self, plan: StepPlan | None) -> Iterator[Callable[[], None] | None]:
+        """What the model calls between two layers: `between_layers`, which is not called within itself."""
+        call = self.between_layers
+        if call is None or plan is None:
+            yield None
+            return
+        self.between_layers = None
+
+        def between() -> None:
+            call(plan)
+
+        try:
+            yield between
+        finally:
+            self.between_layers = call
 
     def _pool(self, hidden: Tensor, request: AddRequest) -> PooledArray:
         task = request.task

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from quire.engine.models.inputs import Attend, ModelInputs
@@ -86,8 +88,15 @@ class Transformer(nn.Module):
         self.heads: PoolerHeads | None = None
         self.spec = spec
 
-    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
-        """See `LanguageModel`."""
+    def run(
+        self,
+        inputs: ModelInputs,
+        attend: Attend,
+        *,
+        last_token_only: bool = False,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """See `LanguageModel`. `between_layers` is called after each layer but the last."""
         x = self.embed_sum(self.embed(inputs.token_ids), inputs)
         step = StepContext(
             self._ropes.at(inputs.positions),
@@ -99,7 +108,10 @@ class Transformer(nn.Module):
             None if self.relative_positions is None else self.relative_positions(),
         )
         for layer in self.layers:
-            x = layer(x, step, last_layer=layer is self.layers[-1])
+            is_last = layer is self.layers[-1]
+            x = layer(x, step, last_layer=is_last)
+            if between_layers is not None and not is_last:
+                between_layers()
         hidden: Tensor = self.norm(x)
         return hidden
 

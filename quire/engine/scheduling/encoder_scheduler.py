@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections.abc import Collection
 
 from quire.engine.scheduling.fair_queue import FairQueue
 from quire.engine.scheduling.plan import StepPlan, StepResult
 from quire.engine.scheduling.scheduler import SchedulerLimits
 from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepStats
+
+_URGENT_TOKENS = 64  # computed in a few milliseconds
 
 
 class EncoderScheduler:
@@ -19,7 +21,7 @@ class EncoderScheduler:
         self._by_priority = by_priority
         self._waiting: FairQueue[str] = FairQueue()
         self._requests: dict[str, AddRequest] = {}
-        self._in_flight: deque[dict[str, float]] = deque()  # when each request of a step was scheduled
+        self._running: dict[str, float] = {}  # when each request that is being computed was scheduled
 
     @property
     def has_work(self) -> bool:
@@ -33,7 +35,7 @@ class EncoderScheduler:
         """Queue a new request."""
         self._requests[message.request_id] = message
         priority = message.priority if self._by_priority else 0
-        self._waiting.push(message.request_id, message.flow or message.request_id, len(message.prompt), priority)
+        self._waiting.push(message.request_id, _flow(message), len(message.prompt), priority)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""
@@ -41,28 +43,34 @@ class EncoderScheduler:
 
     def plan(self) -> StepPlan:
         """Choose the requests of the next step: those that come next, up to `max_tokens` tokens, but at least one."""
+        return self._take(self.limits.max_tokens, at_least_one=True)
+
+    def plan_urgent(self, running: StepPlan) -> StepPlan:
+        """Choose short requests that are next, though a step is running, as long as it holds none of their flow."""
+        flows = {_flow(message) for message in running.whole}
+        return self._take(_URGENT_TOKENS, at_least_one=False, without=flows)
+
+    def _take(self, max_tokens: int, *, at_least_one: bool, without: Collection[str] = ()) -> StepPlan:
         plan = StepPlan()
         tokens = 0
         while len(plan.whole) < self.limits.max_seqs and (request_id := self._waiting.peek()) is not None:
             message = self._requests.get(request_id)
             if message is not None:
-                if plan.whole and tokens + len(message.prompt) > self.limits.max_tokens:
+                fits = tokens + len(message.prompt) <= max_tokens or (at_least_one and not plan.whole)
+                if not fits or _flow(message) in without:
                     break
                 tokens += len(message.prompt)
                 plan.whole.append(message)
+                self._running[request_id] = time.monotonic()
             self._waiting.pop()
         plan.stats.step_tokens = tokens
-        if plan.whole:
-            now = time.monotonic()
-            self._in_flight.append({message.request_id: now for message in plan.whole})
         return plan
 
     def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Apply the results of the oldest plan that has not finished; returns what to send to the front end."""
+        """Apply the results of a plan; returns what to send to the front end."""
         outputs: list[RequestOutput] = []
-        if not plan.whole:
-            return outputs
-        for request_id, scheduled_at in self._in_flight.popleft().items():
+        for request_id in (message.request_id for message in plan.whole):
+            scheduled_at = self._running.pop(request_id)
             if self._requests.pop(request_id, None) is None:
                 continue  # aborted
             if (error := result.errors.get(request_id)) is not None:
@@ -74,11 +82,15 @@ class EncoderScheduler:
     def stats(self, plan: StepPlan | None = None) -> StepStats:
         """Gauges as of now, with the counters of a step that has finished if one is given."""
         stats = StepStats() if plan is None else plan.stats
-        stats.running = sum(request_id in self._requests for step in self._in_flight for request_id in step)
+        stats.running = sum(request_id in self._requests for request_id in self._running)
         stats.waiting = len(self._requests) - stats.running
         return stats
 
     def check(self) -> None:
         """Assert that queue and requests are consistent."""
-        in_flight = sum(request_id in self._requests for step in self._in_flight for request_id in step)
-        assert len(self._waiting) + in_flight >= len(self._requests), "a request is neither waiting nor running"
+        known = len(self._waiting) + len(self._running)
+        assert known >= len(self._requests), "a request is neither waiting nor running"
+
+
+def _flow(message: AddRequest) -> str:
+    return message.flow or message.request_id
