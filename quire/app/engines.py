@@ -113,10 +113,12 @@ class RunningEngine:
             parser_tokens=parser_tokens(reasoning, tools, self._tokenizer.special_tokens),
             priority_scheduling=settings.scheduling_policy == "priority",
         )
-        grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids)
-        grammars.start()
-        self._model = replace(model, grammars=grammars)
-        return self._model
+        if "generate" in info.tasks:
+            grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids)
+            grammars.start()
+            model = replace(model, grammars=grammars)
+        self._model = model
+        return model
 
     async def restart(self) -> None:
         """Start another core in place of one that has died, and wait until it is loaded.

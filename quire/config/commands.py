@@ -152,6 +152,7 @@ class BenchPooling(Command):
     batch_size: PositiveInt = Field(32, description="texts in a request, or documents of a rerank")
     min_len: PositiveInt = Field(8, description="length of the shortest texts, in words of about one token")
     max_len: PositiveInt = Field(400, description="length of the longest texts, in words of about one token")
+    truncate: Flag = Field(False, description="ask the server to cut texts that are longer than the model's context")
     query_len: PositiveInt = Field(12, description="length of the query of a rerank, in words of about one token")
     encoding_format: Literal["float", "base64"] = Field("base64", description="format of the embeddings")
     seed: NonNegativeInt = Field(0, description="seed of texts and arrival times")

@@ -75,8 +75,8 @@ class TextsJob:
             yield replace(self, texts=self.texts[start:end], first=self.first + start)
 
     def sizes(self) -> list[int]:
-        """Numbers of characters."""
-        return [len(text) for text in self.texts]
+        """Numbers of characters that are tokenized."""
+        return [len(self.prefix) + len(text) for text in self.texts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,9 @@ class PairsJob:
             yield replace(self, texts=self.texts[start:end], first=self.first + start)
 
     def sizes(self) -> list[int]:
-        """Numbers of characters."""
-        return [len(query) + len(document) for query, document in self.texts]
+        """Numbers of characters that are tokenized, without the variables of a template."""
+        shared = len(self.instruction or "")
+        return [shared + len(query) + len(document) for query, document in self.texts]
 
 
 def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> list[PoolingPrompt]:

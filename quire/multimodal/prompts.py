@@ -22,6 +22,7 @@ from quire.multimodal.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _MIN_CHARACTER_LIMIT = 1 << 20  # of texts that need not fit into the context; raised for longer contexts
+_MAX_BATCH_CHARACTERS = 1 << 26  # more than a body has: prompts and queries count for each input
 _END_OF_CONTENT = "\ue000quire:cut\ue000"  # inserted after the text of a message that is continued
 
 
@@ -157,7 +158,14 @@ class PromptBuilder:
             PromptError: one is.
         """
         limit = max(_MIN_CHARACTER_LIMIT, self._max_model_len * self._tokenizer.longest_token)
-        for index, size in enumerate(job.sizes()):
+        sizes = job.sizes()
+        if sum(sizes) > _MAX_BATCH_CHARACTERS:
+            raise PromptError(
+                f"The inputs have {sum(sizes)} characters with what is put before each of them; at most "
+                f"{_MAX_BATCH_CHARACTERS} are allowed.",
+                job.names.field,
+            )
+        for index, size in enumerate(sizes):
             if size > limit:
                 raise PromptError(
                     f"The input has {size} characters; at most {limit} are allowed. Please reduce the length of the "

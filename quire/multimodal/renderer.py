@@ -25,6 +25,7 @@ _LARGE_VALUES = 4096
 _LARGE_CHARACTERS = 1 << 18
 _TINY_CHARACTERS = 1 << 10  # are tokenized on the event loop: 0.3 ms, less than it takes to wait for a thread
 MAX_VALUES = 1 << 17  # of messages, tools, documents and variables: they are sent to a process within 50 ms
+_MAX_PAIR_VALUES, _MAX_PAIR_CHARACTERS = 256, 1 << 12  # of chat_template_kwargs
 _MAX_DECODED = 1 << 20  # tokens; raised for longer contexts
 _LIMITS = WorkerLimits(memory=1 << 30, seconds=10.0, stack=1 << 24)
 
@@ -122,6 +123,8 @@ class Renderer:
             PromptError: one of them is too long or has no tokens.
             QueueFull: too many jobs wait.
         """
+        if isinstance(job, PairsJob):
+            _check_variables(job)
         self._builder.check_batch(job)
         if sum(job.sizes()) <= _TINY_CHARACTERS:
             yield self._builder.batch(job)
@@ -185,6 +188,17 @@ class Renderer:
             raise PromptError(f"{what} took more than {self._limits.seconds:g} s.", field) from error
         except JobKilled as error:
             raise PromptError(f"{what} is not possible: {error}.", field) from error
+
+
+def _check_variables(job: PairsJob) -> None:
+    """Bound the variables of a template that is rendered for each of many pairs."""
+    values, characters = measured(job.variables)
+    if values > _MAX_PAIR_VALUES or characters > _MAX_PAIR_CHARACTERS:
+        raise PromptError(
+            f"chat_template_kwargs may have at most {_MAX_PAIR_VALUES} values and {_MAX_PAIR_CHARACTERS} characters: "
+            "they are used for each document.",
+            "chat_template_kwargs",
+        )
 
 
 def _with_arguments(size: tuple[int, int], messages: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

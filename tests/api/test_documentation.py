@@ -15,6 +15,16 @@ from quire.api.answers.tools.registry import FORMATS
 from quire.api.http.fields import HARMLESS, UNSUPPORTED
 from quire.api.protocol.chat import ChatRequest
 from quire.api.protocol.completions import CompletionRequest
+from quire.api.protocol.pooling.cohere import CohereEmbedRequest
+from quire.api.protocol.pooling.requests import (
+    ClassifyTextRequest,
+    EmbeddingChatRequest,
+    EmbeddingTextRequest,
+    PoolingTextRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from quire.api.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
 from tests.support.process import ServerProcess, serving
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
@@ -47,6 +57,15 @@ def test_every_field_is_documented() -> None:
     assert declared - named == set()
     assert HARMLESS - named == set()
     assert set(UNSUPPORTED) - named == set()
+
+
+def test_every_field_of_pooling_is_documented() -> None:
+    named = set(re.findall(r"`([a-z0-9_]+)`", TEXT))
+    for kind in (
+        *(EmbeddingTextRequest, EmbeddingChatRequest, ClassifyTextRequest, PoolingTextRequest, ScoreRequest),
+        *(RerankRequest, CohereEmbedRequest, TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest),
+    ):
+        assert kind.model_fields.keys() - named == set(), kind.__name__
 
 
 def test_every_parser_is_documented() -> None:

@@ -37,7 +37,8 @@ def pooling_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
 def test_client_script_succeeds(script: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("pooling_server" if script.startswith("use_embeddings_") else "server")
     runner = "node" if script.endswith(".mjs") else str(HERE / ".venvs" / script.removesuffix(".py") / "bin" / "python")
-    env = {**os.environ, "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    # huggingface_hub would refuse to send anything, also to this server.
+    env = {**os.environ, "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "0"}
     ran = subprocess.run(
         [runner, script, f"{server.url}/v1"],
         cwd=HERE,

@@ -52,7 +52,7 @@ def test_slices_are_bounded_and_together_are_the_job(lengths: list[int], first: 
         assert one.first == position
         position += len(one.texts)
         assert 1 <= len(one.texts) <= 256
-        assert len(one.texts) == 1 or sum(one.sizes()) <= 1 << 15
+        assert len(one.texts) == 1 or sum(one.sizes()) <= 1 << 15, one.sizes()
         assert one.prefix == "p"
 
 
@@ -96,6 +96,25 @@ def test_errors_name_the_input_of_the_whole_request() -> None:
     with pytest.raises(PromptError, match="no tokens") as raised:
         tokenize_texts(alone, TOKENIZER, lower_case=False)
     assert raised.value.param == "text"
+
+
+@pytest.mark.parametrize(
+    ("job", "param"),
+    [
+        (texts_job(["a"] * 2000, prefix="b" * 40_000), "input"),
+        (pairs_job([("q" * 40_000, "a")] * 2000, Fit(8, truncate=True)), "input"),
+        (pairs_job([("q", "a")] * 2000, Fit(8), instruction="i" * 40_000), "input"),
+        (pairs_job([("q", "a")], Fit(8), variables={"x": "y" * 5000}), "chat_template_kwargs"),
+        (pairs_job([("q", "a")], Fit(8), variables={"x": [1] * 300}), "chat_template_kwargs"),
+    ],
+)
+async def test_what_is_repeated_for_each_input_is_bounded(tmp_path: Path, job: TextsJob | PairsJob, param: str) -> None:
+    write_tokenizer(tmp_path, joins=True)
+    renderer = Renderer(tmp_path, Tokenizer.load(tmp_path), ChatOptions(), 512)
+    with pytest.raises(PromptError) as raised:
+        await collected(renderer, job)
+    assert raised.value.param == param
+    await renderer.close()
 
 
 def test_documents_and_queries_have_limits_of_their_own() -> None:

@@ -25,6 +25,8 @@ from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.batches import Names, PairsJob, PoolingPrompt, TextsJob
 
+_MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
@@ -116,19 +118,46 @@ async def pool(head: Head, *parts: Part, keep: Callable[[int, PooledArray], Pool
         PromptError: an input cannot be tokenized.
         EngineError: the engine failed.
     """
-    tokens, owners = 0, []
+    tokens, values, owners = 0, 0, []
     with head.model.client.pooling(timeout=head.timeout, keep=keep) as batch:
         try:
             for part in parts:
                 owners.append((batch.size, part.names))
                 async with aclosing(_prompts(head.model, part)) as slices:
                     async for prompts in slices:
+                        if keep is None:
+                            values += _size(head.model, part.params, prompts)
+                            _check_size(values, part.names)
                         batch.add([_request(head, part.params, prompt) for prompt in prompts])
                         tokens += sum(len(prompt.token_ids) for prompt in prompts)
             arrays = await batch.results()
         except InvalidTask as error:
             raise InvalidRequest(str(error), _name(owners, batch.failed)) from error
         return Results(arrays, tokens, batch.cached_tokens)
+
+
+def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPrompt]) -> int:
+    """Numbers in the results of some prompts."""
+    facts = model.info.pooling
+    if facts is None:
+        return 0
+    match params.task:
+        case "embed":
+            return len(prompts) * (params.dimensions or facts.embedding_size)
+        case "token_embed":
+            return sum(len(prompt.token_ids) for prompt in prompts) * facts.token_embedding_size
+        case "token_classify":
+            return sum(len(prompt.token_ids) for prompt in prompts) * len(facts.labels)
+        case _:
+            return 0
+
+
+def _check_size(values: int, names: Names) -> None:
+    if values > _MAX_VALUES:
+        raise InvalidRequest(
+            f"The results of a request may have at most {_MAX_VALUES} numbers. Please send fewer inputs at once.",
+            names.field,
+        )
 
 
 async def _prompts(model: ServedModel, part: Part) -> AsyncGenerator[Sequence[PoolingPrompt], None]:

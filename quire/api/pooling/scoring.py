@@ -74,7 +74,7 @@ async def scores(head: Head, scoring: Scoring) -> Results:
         case "dot":
             return await _by_vectors(head, scoring, _dot)
         case "max_sim":
-            return await _by_tokens(head, scoring)
+            return await _in_two_steps(head, scoring, PoolingParams(task="token_embed"), _max_sim)
         case _:
             return await _by_cross_encoder(head, scoring)
 
@@ -104,6 +104,9 @@ async def _by_cross_encoder(head: Head, scoring: Scoring) -> Results:
 
 async def _by_vectors(head: Head, scoring: Scoring, compare: Callable[[PooledArray, PooledArray], float]) -> Results:
     params = PoolingParams(task="embed")
+    pooling = head.model.info.pooling
+    if pooling is not None and pooling.sparse:
+        return await _in_two_steps(head, scoring, params, compare)
     found = await pool(head, _query_part(head, scoring, params), _document_part(head, scoring, params))
     queries, documents = found.arrays[: len(scoring.queries)], found.arrays[len(scoring.queries) :]
     repeated = queries if len(queries) == len(documents) else queries * len(documents)
@@ -111,18 +114,23 @@ async def _by_vectors(head: Head, scoring: Scoring, compare: Callable[[PooledArr
     return replace(found, arrays=values)
 
 
-async def _by_tokens(head: Head, scoring: Scoring) -> Results:
-    """For each query token the document token that is most similar, summed over the query."""
-    params = PoolingParams(task="token_embed")
+async def _in_two_steps(
+    head: Head, scoring: Scoring, params: PoolingParams, compare: Callable[[PooledArray, PooledArray], float]
+) -> Results:
+    """Compare each document as soon as it is computed, and keep only its score: all of them may be gigabytes."""
     first = await pool(head, _query_part(head, scoring, params))
     one = len(first.arrays) == 1
 
-    def compare(index: int, document: PooledArray) -> PooledArray:
-        query = first.arrays[0 if one else index]
-        return _scalar((query @ document.T).max(axis=1).sum())
+    def keep(index: int, document: PooledArray) -> PooledArray:
+        return _scalar(compare(first.arrays[0 if one else index], document))
 
-    second = await pool(head, _document_part(head, scoring, params), keep=compare)
+    second = await pool(head, _document_part(head, scoring, params), keep=keep)
     return Results(second.arrays, first.tokens + second.tokens, first.cached_tokens + second.cached_tokens)
+
+
+def _max_sim(query: PooledArray, document: PooledArray) -> float:
+    """For each query token the document token that is most similar, summed over the query."""
+    return float((query @ document.T).max(axis=1).sum())
 
 
 def _query_part(head: Head, scoring: Scoring, params: PoolingParams) -> Part:

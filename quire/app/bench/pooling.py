@@ -88,9 +88,10 @@ class _Texts:
             self._words.text(self._lengths.randint(settings.min_len, settings.max_len))
             for _ in range(settings.batch_size)
         ]
+        common = {"model": model, **({"truncate_prompt_tokens": -1} if settings.truncate else {})}
         if settings.endpoint == "rerank":
-            return {"model": model, "query": self._words.text(settings.query_len), "documents": texts}
-        return {"model": model, "input": texts, "encoding_format": settings.encoding_format}
+            return {**common, "query": self._words.text(settings.query_len), "documents": texts}
+        return {**common, "input": texts, "encoding_format": settings.encoding_format}
 
 
 async def _send(session: aiohttp.ClientSession, settings: BenchPooling, body: dict[str, Any]) -> Sample:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import NoReturn
 
 from tqdm import tqdm
 
-from quire.app.embed.embedders import Embedder, TextRefused, local_embedder, server_embedder
+from quire.app.embed.embedders import Embedder, TextRefused, server_embedder
 from quire.app.embed.rows import Row, RowError, batches_of, count_rows, rows_of
 from quire.app.embed.sinks import FORMATS, Sink, Vectors, has_parquet, open_sink
 from quire.app.files import check_readable, check_writable, file_error
@@ -47,12 +48,19 @@ def _check(settings: Embed) -> Path:
 async def _embed(settings: Embed, out: Path) -> None:
     total = count_rows(settings.file)
     batches = batches_of(rows_of(settings.file, settings.text_field), settings.batch_size)
-    opened = local_embedder if settings.url is None else server_embedder
-    async with opened(settings) as embedder:
+    async with _embedder(settings) as embedder:
         progress: tqdm[NoReturn] = tqdm(total=total, desc="texts", unit="")
         with open_sink(out, total, settings.text_field) as sink, progress as bar:
             await _embed_all(embedder, batches, sink, bar, settings)
     print(f"{total} embeddings written to {out}")
+
+
+def _embedder(settings: Embed) -> AbstractAsyncContextManager[Embedder]:
+    if settings.url is not None:
+        return server_embedder(settings)
+    from quire.app.embed.local import local_embedder  # noqa: PLC0415 imports torch
+
+    return local_embedder(settings)
 
 
 async def _embed_all(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-import shlex
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.app.openai_client import ServerError, error_text
-from quire.config.command import ConfigError
-from quire.config.commands import Embed, Serve
+from quire.config.commands import Embed
 
-_BUNDLED = "quire-nano-embed"
 _TRIES = 8  # of a request that a busy server refuses
 _MAX_WAIT = 30.0  # seconds until the next try
 _OK, _BUSY = 200, 503
@@ -122,25 +119,6 @@ async def model_with(client: httpx.AsyncClient, task: str) -> str:
         return str(next(named, models[0])["id"])
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ServerError(f"could not list the models of {client.base_url}: {error}") from error
-
-
-@asynccontextmanager
-async def local_embedder(settings: Embed) -> AsyncIterator[Embedder]:
-    """A model in this process, without a server.
-
-    Raises:
-        ConfigError: the model cannot be found, or --serve-args are not valid.
-        ServerError: the model cannot be loaded, or does not embed.
-    """
-    from quire.app.embed.local import running_model  # noqa: PLC0415 imports torch
-
-    try:
-        flags = shlex.split(settings.serve_args)
-    except ValueError as error:
-        raise ConfigError(f"quire embed: --serve-args expects flags, not {settings.serve_args!r}: {error}") from error
-    serve = Serve.parse([settings.model or _BUNDLED, *flags])
-    async with running_model(serve, settings) as embedder:
-        yield embedder
 
 
 def new_id() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,7 @@ from quire.app.embed.embedders import Embedder, TextRefused, new_id
 from quire.app.engines import RunningEngine
 from quire.app.models import resolve_models
 from quire.app.openai_client import ServerError
+from quire.config.command import ConfigError
 from quire.config.commands import Embed, Serve
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import read_model_config
@@ -24,6 +26,7 @@ from quire.engine.wire.errors import EngineDead, EngineError
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.workers.errors import WorkerError
 
+_BUNDLED = "quire-nano-embed"
 _CLIENT_ERROR = 400
 
 
@@ -52,13 +55,18 @@ class LocalEmbedder:
 
 
 @asynccontextmanager
-async def running_model(serve: Serve, settings: Embed) -> AsyncIterator[Embedder]:
+async def local_embedder(settings: Embed) -> AsyncIterator[Embedder]:
     """Load a model, and stop its engine at the end.
 
     Raises:
-        ConfigError: it cannot be found.
+        ConfigError: the model cannot be found, or --serve-args are not valid.
         ServerError: it cannot be loaded, or does not embed, or has no such prompt or dimensions.
     """
+    try:
+        flags = shlex.split(settings.serve_args)
+    except ValueError as error:
+        raise ConfigError(f"quire embed: --serve-args expects flags, not {settings.serve_args!r}: {error}") from error
+    serve = Serve.parse([settings.model or _BUNDLED, *flags])
     source = resolve_models(serve.model, serve.served_model_name, serve.revision)[0]
     pooling = PoolingOptions(serve.task, serve.convert, serve.pooler_config)
     try:

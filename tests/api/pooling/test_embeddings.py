@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -238,6 +239,20 @@ async def test_what_is_wrong_is_named(tmp_path: Path, body: dict[str, Any], para
     assert complaint in error["message"]
 
 
+async def test_the_size_of_all_results_is_bounded(tmp_path: Path) -> None:
+    async with pooling_server(tmp_path, facts={"embedding_size": 1 << 15, "token_embedding_size": 1 << 15}) as server:
+        for path, body in (
+            (PATH, {"input": ["a"] * 513}),
+            ("/pooling", {"input": ["a" * 300, "b" * 300], "task": "token_embed"}),
+            ("/embed_all", {"inputs": ["a" * 300, "b" * 300]}),
+        ):
+            answer = await server.post(path, body)
+            assert answer.status_code == 400
+            assert "at most 16777216 numbers" in answer.json()["error"]["message"]
+        assert (await server.post(PATH, {"input": ["a"] * 513, "dimensions": 8})).status_code == 200
+        assert server.state.models[0].client.slots_in_use == 0
+
+
 async def test_what_the_engine_refuses_is_named_by_its_index(tmp_path: Path) -> None:
     core = FakeCore(refuses=lambda message: len(message.prompt) == 3)
     async with pooling_server(tmp_path, core=core) as server:
@@ -313,6 +328,37 @@ async def test_metrics_count_these_requests(tmp_path: Path) -> None:
     assert 'http_requests_total{handler="/v1/embeddings",method="POST",status="2xx"} 1.0' in page
     assert 'quire:prompt_tokens_total{engine="0",model_name="fake"} 10.0' in page
     assert 'quire:request_success_total{engine="0",finished_reason="stop",model_name="fake"} 2.0' in page
+
+
+async def test_the_openapi_document_describes_them(tmp_path: Path) -> None:
+    async with pooling_server(tmp_path) as server:
+        document = (await server.http.get("/openapi.json")).json()
+    schemas = document["components"]["schemas"]
+
+    def references(node: Any) -> list[str]:
+        if isinstance(node, dict):
+            own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+            return own + [one for value in node.values() for one in references(value)]
+        return [one for value in node for one in references(value)] if isinstance(node, list) else []
+
+    assert {one.removeprefix("#/components/schemas/") for one in references(document)} <= set(schemas)
+    content = document["paths"][PATH]["post"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "application/octet-stream"}
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    names = ("EmbeddingTextRequest", "ScoreRequest", "RerankRequest", "TeiPredictRequest", "CohereEmbedRequest")
+    for name, body in zip(names, _valid_bodies(), strict=True):
+        jsonschema.validate(body, {"$ref": f"#/$defs/{name}", "$defs": schemas})
+
+
+def _valid_bodies() -> list[dict[str, Any]]:
+    return [
+        {"input": [[1, 2], [3]], "truncation_side": "left"},
+        {"text_1": "a", "text_2": ["b", {"text": "c"}, {"content": [{"type": "text", "text": "d"}]}]},
+        {"query": {"text": "a"}, "documents": ["b"], "top_n": None},
+        {"inputs": [["a", "b"], ["c", "d"]]},
+        {"inputs": [{"content": [{"type": "text", "text": "d"}]}]},
+    ]
 
 
 async def test_salt_priority_and_flow_reach_the_engine(tmp_path: Path) -> None:

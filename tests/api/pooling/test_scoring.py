@@ -119,6 +119,13 @@ async def test_bi_encoders_compare_embeddings(tmp_path: Path, method: str) -> No
         assert texts(core)[-1] == "d: cc"
 
 
+async def test_sparse_embeddings_are_compared(tmp_path: Path) -> None:
+    facts = {"score_method": "dot", "sparse": True, "embedding_size": 30_000}
+    async with pooling_server(tmp_path, "embed", facts=facts) as server:
+        assert await scores_of(server, "aab", ["ab", "b", "c"]) == [3.0, 1.0, 0.0]
+        assert len(await scores_of(server, "aab", ["ab"] * 600)) == 600
+
+
 async def test_late_interaction_compares_tokens(tmp_path: Path) -> None:
     async with pooling_server(tmp_path, "token_embed", facts={"score_method": "max_sim"}) as server:
         scores = await scores_of(server, QUERY, DOCUMENTS)

@@ -38,6 +38,7 @@ async def test_errors_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[
     async with pooling_server(tmp_path / "model") as server:
         flags = ["--num-requests", "3", "--batch-size", "1", "--min-len", "400", "--url", f"{server.url}/v1"]
         assert await asyncio.to_thread(run, BenchPooling.parse(flags)) == 1
+        assert await asyncio.to_thread(run, BenchPooling.parse([*flags, "--truncate"])) == 0
         missing = BenchPooling.parse(["--url", "http://127.0.0.1:9/v1"])
         assert await asyncio.to_thread(run, missing) == 1
     shown = capsys.readouterr()
