@@ -242,6 +242,7 @@ class Embeddings:
         types: rows of the table of token types; 0 for none.
         norm: after the sum.
         size: elements of the tables, if a projection to the hidden size follows.
+        norm_projected: the projection precedes the norm, and has no bias.
     """
 
     scale: float = 1.0
@@ -250,6 +251,7 @@ class Embeddings:
     types: int = 0
     norm: Norm | None = None
     size: int | None = None
+    norm_projected: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

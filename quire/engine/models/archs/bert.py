@@ -17,6 +17,8 @@ from quire.engine.models.spec import (
     RelativeBias,
 )
 
+_MPNET_BUCKETS = 32
+
 
 def bert(config: Any) -> EncoderSpec:
     """BERT: learned positions, norms after the sums."""
@@ -35,7 +37,9 @@ def roberta(config: Any) -> EncoderSpec:
 
 def mpnet(config: Any) -> EncoderSpec:
     """MPNet: RoBERTa's positions and a relative bias, no token types."""
-    bias = RelativeBias(buckets=config.relative_attention_num_buckets, max_distance=128)
+    if config.relative_attention_num_buckets != _MPNET_BUCKETS:  # transformers uses 32 whatever the config says
+        raise UnsupportedModel(f"relative_attention_num_buckets must be {_MPNET_BUCKETS}")
+    bias = RelativeBias(buckets=_MPNET_BUCKETS, max_distance=128)
     attn = _attention(config, relative_bias=bias)
     return _encoder(config, attn, position_offset=2, types=0)
 
@@ -84,7 +88,8 @@ def deberta_v2(config: Any) -> EncoderSpec:
     )
     positions = _positions(config) if config.position_biased_input else 0
     size = getattr(config, "embedding_size", None) or config.hidden_size
-    return _encoder(config, attn, positions=positions, size=size if size != config.hidden_size else None)
+    own_size = size if size != config.hidden_size else None
+    return _encoder(config, attn, positions=positions, size=own_size, norm_projected=own_size is not None)
 
 
 def bert_head(config: Any) -> tuple[HeadStep, ...]:
@@ -127,6 +132,7 @@ def _encoder(
     position_offset: int = 0,
     types: int | None = None,
     size: int | None = None,
+    norm_projected: bool = False,
 ) -> EncoderSpec:
     norm = LayerNorm(eps=config.layer_norm_eps)
     ffn = PlainMLP(size=config.intermediate_size, act=config.hidden_act)
@@ -143,6 +149,7 @@ def _encoder(
             types=config.type_vocab_size if types is None else types,
             norm=norm,
             size=size,
+            norm_projected=norm_projected,
         ),
         final_norm=False,
     )
