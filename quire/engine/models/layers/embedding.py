@@ -24,37 +24,22 @@ class EmbeddingSum(nn.Module):
         self.spec = spec
         self.positions = _table(spec.positions, size)
         self.types = _table(spec.types, size)
-<<<<<<< HEAD
-        self.norm = None if spec.norm is None else make_norm(size, spec.norm)
-        self._sums: Tensor | None = None
-        self.project = None if spec.size is None else Linear(spec.size, model.hidden, bias=True)
-=======
         normed = model.hidden if spec.norm_projected else size
         self.norm = None if spec.norm is None else make_norm(normed, spec.norm)
+        self._sums: Tensor | None = None
         self.project = None if spec.size is None else Linear(spec.size, model.hidden, bias=not spec.norm_projected)
->>>>>>> i17-families
 
     def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
         """(tokens, size) to (tokens, hidden)."""
         x = scaled(x, self.spec.scale)
-<<<<<<< HEAD
         added = self._added(inputs)
+        if self.project is not None and self.spec.norm_projected:
+            x, added = self.project(x if added is None else add_scaled(x, added)), None
         if self.norm is not None:
             x = self.norm(x, added)
         elif added is not None:
             x = add_scaled(x, added)
-        return x if self.project is None else self.project(x)
-=======
-        if self.types is not None:
-            ids = inputs.type_ids
-            x = x + (self.types[0] if ids is None else take_rows(self.types, ids))
-        if self.positions is not None:
-            x = x + take_rows(self.positions, inputs.positions + self.spec.position_offset)
-        if self.project is not None and self.spec.norm_projected:
-            x = self.project(x)
-        x = x if self.norm is None else self.norm(x)
         return x if self.project is None or self.spec.norm_projected else self.project(x)
->>>>>>> i17-families
 
     def _added(self, inputs: ModelInputs) -> Tensor | None:
         """The embeddings of positions and token types, summed: (tokens, size)."""
