@@ -92,7 +92,7 @@ def test_token_types_of_pairs(tmp_path: Path) -> None:
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("deberta-v3", {"conv_kernel_size": 3}, "conv_kernel_size"),
         ("deberta-v3", {"relative_attention": False}, "relative_attention"),
-        ("roberta", {"hidden_act": "mish"}, "mish"),
+        ("roberta", {"hidden_act": "never_heard_of"}, "never_heard_of"),
     ],
 )
 def test_what_is_not_supported_is_refused(case: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
