@@ -24,6 +24,7 @@ from torch import Tensor
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.step_graphs import EagerSteps
@@ -95,9 +96,8 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     device = CpuDevice()
     cache = device.allocate_cache(model.caches, blocks, _BLOCK, torch.bfloat16, 0)
     attention = device.attention(cache, table, torch.bfloat16)
-    runner = ModelRunner(
-        model, device.input_builder(table), attention, EagerSteps(model), table, Sampler(table, _VOCAB)
-    )
+    inputs, sampler = device.input_builder(table), Sampler(table, _VOCAB)
+    runner = ModelRunner(model, inputs, attention, EagerSteps(model), table, sampler, hidden_states())
     limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
     core = EngineCore(scheduler, LocalExecutor(device, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]

@@ -155,12 +155,12 @@ def test_layer_norm(has_residual: bool, has_bias: bool, dim: int, dtype: torch.d
     total = x.double() + (residual.double() if has_residual else 0)
     expected = F.layer_norm(total, (dim,), weight.double(), bias.double() if has_bias else None, 1e-5)
     given = (x, weight, bias if has_bias else None, 1e-5, residual if has_residual else None)
-    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.01, "rtol": 0.01}
+    tolerance = 1e-5 if dtype == torch.float32 else 0.01
     out = layer_norm(*given)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), expected, **tolerance)
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
     with native.disabled():
-        torch.testing.assert_close(layer_norm(*given).double(), expected, **tolerance)
+        torch.testing.assert_close(layer_norm(*given).double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -74,7 +74,7 @@ def read_model_config(
     names = getattr(config, "architectures", None) or []
     is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
     known = config.model_type in ARCHITECTURES or is_encoder
-    if (implementation == "quire" or (implementation == "transformers" and is_encoder)) and not known:
+    if implementation == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
     scales = _fp8_scales(config)
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
@@ -83,6 +83,8 @@ def read_model_config(
         pooler = read_pooler(folder, config, spec, pooling)
         if pooler is None and isinstance(spec, EncoderSpec):
             raise UnsupportedModel(f"{config.model_type} is an encoder, which cannot generate")
+        if pooler is None:
+            _check_generates(config, pooling)
         return ModelConfig(config.model_type, spec, extra, scales, pooler)
     _check_generates(config, pooling)
     return ModelConfig(config.model_type, None, extra, scales)

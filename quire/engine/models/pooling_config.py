@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,11 +88,15 @@ def _of_files(
         return _embedder(folder, config, modules)
     if "ColBERT" in name or getattr(config, "colbert_dim", None):
         return _late_interaction(config, _size(config), None)
-    is_base = name.endswith("Model") and "LMHead" not in name
+    is_base = name.endswith("Model") and _letters(name).startswith(_letters(config.model_type))
     if isinstance(spec, DecoderSpec) and not (is_base or _wants_embedding(options)):
         return None
     kind: PoolingKind = "last" if isinstance(spec, DecoderSpec) else "mean"
     return _with_matryoshka(PoolerSpec(tasks=_EMBED, kind=kind, score_method="cosine"), config)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _size(config: Any) -> int:
