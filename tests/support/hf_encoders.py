@@ -29,6 +29,16 @@ _DEBERTA = {
     "pad_token_id": 0,
 }
 
+_MODERN = {
+    "local_attention": 24,
+    "global_attn_every_n_layers": 2,
+    "pad_token_id": 0,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "bos_token_id": 1,
+    "classifier_pooling": "mean",
+}
+
 # Case -> (model type, overrides of BASE).
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {"hidden_act": "gelu"}),
@@ -41,12 +51,26 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "distilbert",
         {"dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 96, "pad_token_id": 0},
     ),
+    "modernbert": ("modernbert", {**_MODERN, "num_hidden_layers": 5}),
+    "modernbert-biased": (
+        "modernbert",
+        {**_MODERN, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "cls"},
+    ),
+    "nomic_bert": ("nomic_bert", {"pad_token_id": 0}),
+    "gte": ("gte", {"pad_token_id": 0}),
+    "gte-untyped": ("gte", {"pad_token_id": 0, "type_vocab_size": 0, "num_hidden_layers": 2}),
     "electra": ("electra", {"embedding_size": 32, "pad_token_id": 0}),
     "electra-plain": ("electra", {"embedding_size": 64, "pad_token_id": 0}),
     "deberta-v3": ("deberta-v2", _DEBERTA),
     "deberta-v2": (
         "deberta-v2",
-        {**_DEBERTA, "share_att_key": False, "position_biased_input": True, "type_vocab_size": 2, "norm_rel_ebd": "none"},
+        {
+            **_DEBERTA,
+            "share_att_key": False,
+            "position_biased_input": True,
+            "type_vocab_size": 2,
+            "norm_rel_ebd": "none",
+        },
     ),
     "deberta-clipped": ("deberta-v2", {**_DEBERTA, "position_buckets": -1, "max_relative_positions": 40}),
     "deberta-c2p": ("deberta-v2", {**_DEBERTA, "pos_att_type": ["c2p"], "share_att_key": False}),

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from quire.engine.models.archs import ARCHITECTURES, ENCODERS
+from quire.engine.models.archs import ARCHITECTURES, ENCODERS, spec_of
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import PoolerSpec
@@ -113,8 +113,7 @@ def _spec_of(config: Any) -> DecoderSpec | EncoderSpec:
         UnsupportedModel: an option or a number of the config is not supported.
     """
     try:
-        make = ENCODERS.get(config.model_type) or ARCHITECTURES[config.model_type]
-        spec = make(config)
+        spec = spec_of(config)
         check_spec(spec)
     except ModelError:
         raise

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
+from quire.engine.models.archs.modern import modernbert_head
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import (
     Dense,
@@ -29,6 +30,8 @@ _HEADS: dict[str, Callable[[Any], tuple[HeadStep, ...]]] = {
     "electra": electra_head,
     "distilbert": distilbert_head,
     "deberta-v2": deberta_head,
+    "modernbert": modernbert_head,
+    **dict.fromkeys(("nomic_bert", "gte"), bert_head),
 }
 _KINDS: dict[str, PoolingKind] = {"LAST": "last", "MEAN": "mean", "CLS": "cls"}
 _MAX_LABELS = 10_000
@@ -163,9 +166,10 @@ def _sparse(config: Any) -> PoolerSpec:
 def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:
     labels = _labels(config)
     if "ForTokenClassification" in name:
-        return PoolerSpec(
-            tasks=("token_classify",), classify=(_last(labels),), labels=labels, label_act=_label_act(config, labels)
-        )
+        before = modernbert_head(config) if config.model_type == "modernbert" else ()
+        steps: tuple[HeadStep, ...] = (*before, _last(labels, config.hidden_size if before else 0))
+        act = _label_act(config, labels)
+        return PoolerSpec(tasks=("token_classify",), classify=steps, labels=labels, label_act=act)
     if "ForRewardModel" in name:
         steps = (Dense(size_in=0, size_out=config.hidden_size, act="relu"), _last(labels, config.hidden_size))
         return PoolerSpec(tasks=("token_classify",), classify=steps, labels=labels, label_act="none")
@@ -174,7 +178,7 @@ def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:
     is_score = len(labels) == 1
     return PoolerSpec(
         tasks=("score", "classify") if is_score else ("classify",),
-        kind="last" if encoder_head is None else "cls",
+        kind="last" if encoder_head is None else getattr(config, "classifier_pooling", "cls"),
         classify=(*before, _last(labels, config.hidden_size if before else 0, bias=encoder_head is not None)),
         labels=labels,
         label_act=_label_act(config, labels),

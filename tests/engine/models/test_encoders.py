@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM
 from quire.config.options import ModelOptions
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.wire.protocol import PoolingParams
+from tests.support.engine import Engine, load
 from tests.support.hf_encoders import (
     ENCODERS,
     assert_close,
@@ -24,7 +25,6 @@ from tests.support.hf_encoders import (
     output,
     random_text,
 )
-from tests.support.engine import Engine, load
 
 
 @pytest.mark.parametrize("device", ["cpu", "torch"])

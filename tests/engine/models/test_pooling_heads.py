@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from quire.engine.wire.protocol import PoolingParams
-from tests.support.hf_encoders import ENCODERS, Array, assert_close, engine_of, make_encoder, output, pool, random_text
 from tests.support.engine import Engine
+from tests.support.hf_encoders import ENCODERS, Array, assert_close, engine_of, make_encoder, output, pool, random_text
 
 CLASSIFY = PoolingParams(task="classify")
 LOGITS = PoolingParams(task="classify", use_activation=False)

@@ -21,6 +21,7 @@ from quire.engine.models.archs.classic import (
 )
 from quire.engine.models.archs.gemma import gemma2, gemma3
 from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.spec import DecoderSpec, EncoderSpec
 
@@ -57,7 +58,18 @@ ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
     "deberta-v2": deberta_v2,
     "distilbert": distilbert,
     "electra": electra,
+    "gte": gte,
+    "modernbert": modernbert,
     "mpnet": mpnet,
+    "nomic_bert": nomic_bert,
     "roberta": roberta,
     "xlm-roberta": roberta,
 }
+
+
+def spec_of(config: Any) -> DecoderSpec | EncoderSpec:
+    """The spec of a config whose `model_type` is known."""
+    if (encoder := ENCODERS.get(config.model_type)) is not None:
+        return encoder(config)
+    spec = ARCHITECTURES[config.model_type](config)
+    return as_encoder(spec) if is_bidirectional(config) else spec

@@ -6,7 +6,6 @@ from typing import Any
 
 from quire.engine.models.archs.llama import biased_attention, check_layer_types, decoder, mlp
 from quire.engine.models.archs.rope import rope_of
-from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import DecoderSpec, Embeddings, Layer, QKNorm
 
 
@@ -21,8 +20,6 @@ def gemma3(config: Any) -> DecoderSpec:
 
 
 def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
-    if getattr(config, "use_bidirectional_attention", None):
-        raise UnsupportedModel("gemma with bidirectional attention is an encoder, not a decoder")
     check_layer_types(config)
     per_type = "full_attention" in config.rope_parameters
     attn_of = {

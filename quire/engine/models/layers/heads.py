@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
 from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, VocabularyHead
+from quire.engine.models.spec import LayerNorm as LayerNormSpec
 from quire.kernels.activation import ACTIVATIONS
 
 
@@ -29,6 +30,21 @@ class HeadLayer(nn.Module):
         """(rows, size_in) to (rows, size_out), float32."""
         bias = None if self.bias is None else self.bias.float()
         return ACTIVATIONS[self.act](F.linear(x.float(), self.weight.float(), bias))
+
+
+class HeadNorm(nn.Module):
+    """Layer norm in float32."""
+
+    def __init__(self, dim: int, spec: LayerNormSpec) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(dim), requires_grad=False) if spec.bias else None
+        self.eps = spec.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, dim) float32."""
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x, x.shape[-1:], self.weight.float(), bias, self.eps)
 
 
 class VocabularyLayer(nn.Module):
@@ -68,6 +84,5 @@ def run_steps(steps: nn.ModuleList, x: Tensor) -> Tensor:
 
 def _steps(steps: Sequence[HeadStep], hidden: int) -> nn.ModuleList:
     return nn.ModuleList(
-        HeadLayer(step, hidden) if isinstance(step, Dense) else LayerNorm(hidden, step.eps, bias=step.bias)
-        for step in steps
+        HeadLayer(step, hidden) if isinstance(step, Dense) else HeadNorm(hidden, step) for step in steps
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.engine.models.names.bert import bert_like
 from quire.engine.models.names.classic import classic_names
 from quire.engine.models.names.llama import LLAMA, LLAMA_POST_NORMS
+from quire.engine.models.names.modern import modern_names
 from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.spec import DecoderSpec, EncoderSpec, TransformerSpec
@@ -12,8 +13,11 @@ from quire.engine.models.spec import DecoderSpec, EncoderSpec, TransformerSpec
 
 def names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec | None) -> WeightNames:
     """How the checkpoints of an architecture name their tensors."""
-    if isinstance(spec, EncoderSpec):
-        return bert_like(0 if pooler is None else len(pooler.classify))
+    steps = 0 if pooler is None else len(pooler.classify)
+    if (modern := modern_names(model_type, steps)) is not None:
+        return modern
+    if isinstance(spec, EncoderSpec) and any(layer.sum_norm for layer in spec.layers):
+        return bert_like(steps)
     if isinstance(spec, DecoderSpec) and (classic := classic_names(model_type, spec)) is not None:
         return classic
     return LLAMA_POST_NORMS if any(layer.post_norm for layer in spec.layers) else LLAMA

@@ -10,19 +10,8 @@ from torch import Tensor
 
 LAYER = r"layers\.(?P<layer>\d+)\."
 KIND = r"\.(?P<kind>weight|bias)"
-_PARTS = {
-    "q": 0,
-    "k": 1,
-    "v": 2,
-    "query": 0,
-    "key": 1,
-    "value": 2,
-    "gate": 0,
-    "up": 1,
-    "w1": 0,
-    "w3": 1,
-    "w2": None,
-}
+_PARTS = {"q": 0, "k": 1, "v": 2, "query": 0, "key": 1, "value": 2} | {"gate": 0, "up": 1, "w1": 0, "w3": 1, "w2": None}
+_PARTS |= {"12": 0, "11": 1}  # Nomic's gate and up
 _OWN = re.compile(r"heads\..*")  # what Quire reads from other files than the checkpoint
 
 
