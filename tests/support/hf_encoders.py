@@ -56,7 +56,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "modernbert",
         {**_MODERN, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "cls"},
     ),
-    "nomic_bert": ("nomic_bert", {"pad_token_id": 0}),
+    "nomic_bert": ("nomic_bert", {"pad_token_id": 0, "num_hidden_layers": 2}),
     "gte": ("gte", {"pad_token_id": 0}),
     "gte-untyped": ("gte", {"pad_token_id": 0, "type_vocab_size": 0, "num_hidden_layers": 2}),
     "electra": ("electra", {"embedding_size": 32, "pad_token_id": 0}),
