@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from training.embedder.model import Group
 from training.embedder.pairs.pair import Pair
 from training.embedder.pairs.themes import make_pair
 from training.embedder.recipe import Recipe
@@ -20,23 +21,15 @@ LENGTHS = (8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 @dataclass(frozen=True)
-class Group:
-    """Texts of similar length, padded; ``places`` are their rows among all texts of the step."""
-
-    ids: Tensor
-    mask: Tensor
-    places: Tensor
-    start: int
-
-
-@dataclass(frozen=True)
 class Step:
     """The texts of a step in groups: the queries, then the texts, then the wrong texts.
 
+    ``places`` are the rows of all texts in the order of the groups.
     ``allowed`` is false where a text, or wrong text, of another query is not to be taken as a wrong answer.
     """
 
     groups: list[Group]
+    places: Tensor
     queries: int
     texts: int
     allowed: Tensor
@@ -67,7 +60,7 @@ class Steps:
         for at, row in enumerate(allowed):
             # A wrong text is surely wrong only for its own query, and where a query asks for other things.
             row += [at == owner or not _alike(pairs[at], pairs[owner]) for owner, _ in wrong]
-        return Step(self._groups(texts, rng), len(pairs), len(texts) - len(pairs), torch.tensor(allowed))
+        return Step(*self._groups(texts, rng), len(pairs), len(texts) - len(pairs), torch.tensor(allowed))
 
     def _pairs(self, rng: Random) -> list[Pair]:
         themes, weights = list(self.recipe.mix), list(self.recipe.mix.values())
@@ -77,23 +70,25 @@ class Steps:
             pairs += [make_pair(theme, rng) for _ in range(min(self.recipe.chunk, self.recipe.pairs - len(pairs)))]
         return pairs
 
-    def _groups(self, texts: list[str], rng: Random) -> list[Group]:
+    def _groups(self, texts: list[str], rng: Random) -> tuple[list[Group], Tensor]:
         encoded = [one.ids for one in self.tokenizer.encode_batch(texts)]
         by_length: dict[int, list[int]] = {}
         for at, ids in enumerate(encoded):
             by_length.setdefault(next(length for length in LENGTHS if len(ids) <= length), []).append(at)
-        return [self._group(length, places, encoded, rng) for length, places in sorted(by_length.items())]
+        lengths = sorted(by_length)
+        places = [at for length in lengths for at in by_length[length]]
+        groups = [self._group(length, [encoded[at] for at in by_length[length]], rng) for length in lengths]
+        return groups, torch.tensor(places)
 
-    def _group(self, length: int, places: list[int], encoded: list[list[int]], rng: Random) -> Group:
-        longest = max(len(encoded[at]) for at in places)
-        ids = torch.full((len(places), longest), self.padding, dtype=torch.long)
-        mask = torch.zeros((len(places), longest), dtype=torch.bool)
-        for row, at in enumerate(places):
-            ids[row, : len(encoded[at])] = torch.tensor(encoded[at])
-            mask[row, : len(encoded[at])] = True
+    def _group(self, length: int, rows: list[list[int]], rng: Random) -> Group:
+        longest = max(map(len, rows))
+        ids = torch.full((len(rows), longest), self.padding, dtype=torch.long)
+        mask = torch.zeros((len(rows), longest), dtype=torch.bool)
+        for at, row in enumerate(rows):
+            ids[at, : len(row)] = torch.tensor(row)
+            mask[at, : len(row)] = True
         shifted = rng.random() < self.recipe.shift_rate
-        start = rng.randrange(self.recipe.shape.positions - length + 1) if shifted else 0
-        return Group(ids, mask, torch.tensor(places), start)
+        return Group(ids, mask, rng.randrange(self.recipe.shape.positions - length + 1) if shifted else 0)
 
 
 def _alike(pair: Pair, owner: Pair) -> bool:

@@ -5,11 +5,23 @@ Parameter names are those of Hugging Face's ``BertModel``, so the state dict is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.embedder.recipe import Shape
+
+
+@dataclass(frozen=True)
+class Group:
+    """Texts of similar length: padded tokens, a mask that is false for padding, and the first position."""
+
+    ids: Tensor
+    mask: Tensor
+    start: int = 0
 
 
 class Embeddings(nn.Module):
@@ -22,10 +34,10 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(2, shape.width)
         self.LayerNorm = nn.LayerNorm(shape.width, shape.norm_eps)
 
-    def forward(self, ids: Tensor, start: int) -> Tensor:
-        """Return the embeddings of tokens whose first position is ``start``."""
-        positions = self.position_embeddings.weight[start : start + ids.shape[1]]
-        normed: Tensor = self.LayerNorm(self.word_embeddings(ids) + positions + self.token_type_embeddings.weight[0])
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the embeddings of tokens at positions."""
+        added = self.word_embeddings(ids) + self.position_embeddings(positions) + self.token_type_embeddings.weight[0]
+        normed: Tensor = self.LayerNorm(added)
         return normed
 
 
@@ -78,21 +90,25 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(shape)
         self.output = Added(shape.inner, shape.width, shape.norm_eps)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Apply attention and feed-forward; ``bias`` is added to the attention scores."""
-        batch, length, width = x.shape
+    def forward(self, x: Tensor, shapes: list[torch.Size], biases: list[Tensor | None]) -> Tensor:
+        """Apply attention and feed-forward to the tokens of groups of texts; ``biases`` are added to the scores."""
         own = self.attention.self
         weight = torch.cat([own.query.weight, own.key.weight, own.value.weight]).to(self.dtype)
         added = torch.cat([own.query.bias, own.key.bias, own.value.bias]).to(self.dtype)
-        heads = F.linear(x.to(self.dtype), weight, added).view(batch, length, 3 * self.heads, width // self.heads)
-        query, key, value = heads.transpose(1, 2).chunk(3, dim=1)
-        scores = ((query * (width // self.heads) ** -0.5) @ key.transpose(-1, -2)).float()
-        shares = torch.softmax(scores if bias is None else scores + bias, dim=-1).to(self.dtype)
-        attended = (shares @ value).transpose(1, 2).reshape(batch, length, width)
-        x = self.attention.output(attended, x)
-        inner = F.gelu(linear(self.intermediate.dense, x.to(self.dtype)))
-        result: Tensor = self.output(inner, x)
+        projected = F.linear(x.to(self.dtype), weight, added)
+        parts = projected.split([shape.numel() for shape in shapes])
+        attended = [self._attend(part, shape, bias) for part, shape, bias in zip(parts, shapes, biases, strict=True)]
+        x = self.attention.output(torch.cat(attended), x)
+        result: Tensor = self.output(F.gelu(linear(self.intermediate.dense, x.to(self.dtype))), x)
         return result
+
+    def _attend(self, projected: Tensor, shape: torch.Size, bias: Tensor | None) -> Tensor:
+        size = projected.shape[-1] // (3 * self.heads)
+        heads = projected.view(*shape, 3 * self.heads, size).transpose(1, 2)
+        query, key, value = heads.chunk(3, dim=1)
+        scores = ((query * size**-0.5) @ key.transpose(-1, -2)).float()
+        shares = torch.softmax(scores if bias is None else scores + bias, dim=-1).to(self.dtype)
+        return (shares @ value).transpose(1, 2).reshape(shape.numel(), self.heads * size)
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -127,11 +143,29 @@ class Embedder(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
 
-    def forward(self, ids: Tensor, mask: Tensor, start: int = 0) -> Tensor:
-        """Return the mean final state of each text; ``mask`` is false for padding."""
-        x = self.embeddings(ids, start)
-        bias = None if bool(mask.all()) else torch.where(mask, 0.0, -1e9)[:, None, None, :]
+    def forward(self, groups: Sequence[Group]) -> Tensor:
+        """Return the mean final state of each text, group by group.
+
+        Attention runs on each group, everything else on all tokens at once.
+        """
+        shapes = [group.ids.shape for group in groups]
+        ids = torch.cat([group.ids.flatten() for group in groups])
+        positions = torch.cat([_positions(group).flatten() for group in groups])
+        x = self.embeddings(ids, positions)
+        biases = [
+            None if bool(group.mask.all()) else torch.where(group.mask, 0.0, -1e9)[:, None, None, :] for group in groups
+        ]
         for layer in self.encoder.layer:
-            x = layer(x, bias)
-        weights = mask.float().unsqueeze(-1)
-        return (x * weights).sum(1) / weights.sum(1)
+            x = layer(x, shapes, biases)
+        parts = x.split([shape.numel() for shape in shapes])
+        return torch.cat([_mean(part.view(*shape, -1), group.mask)
+                          for part, shape, group in zip(parts, shapes, groups, strict=True)])  # fmt: skip
+
+
+def _positions(group: Group) -> Tensor:
+    return torch.arange(group.start, group.start + group.ids.shape[1]).expand(group.ids.shape)
+
+
+def _mean(states: Tensor, mask: Tensor) -> Tensor:
+    weights = mask.float().unsqueeze(-1)
+    return (states * weights).sum(1) / weights.sum(1)

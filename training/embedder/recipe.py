@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 SEED = 20_26
 # Shares of the themes among the pairs.
 MIX = {
-    "quire_answer": 0.12, "quire_question": 0.08, "small_talk": 0.02, "tool_request": 0.15, "tool_wording": 0.06,
-    "recall_question": 0.10, "recall_wording": 0.04, "record_question": 0.10, "record_wording": 0.04,
-    "record_short": 0.05, "arithmetic": 0.05, "typo": 0.05, "other_words": 0.03, "keywords": 0.06, "topics": 0.06,
-    "docs": 0.05,
+    "quire_answer": 0.10, "quire_question": 0.07, "small_talk": 0.02, "tool_request": 0.13, "tool_wording": 0.05,
+    "recall_question": 0.09, "recall_wording": 0.03, "record_question": 0.09, "record_wording": 0.04,
+    "record_short": 0.04, "arithmetic": 0.05, "typo": 0.04, "other_words": 0.03, "keywords": 0.06, "topics": 0.09,
+    "docs": 0.04, "word_class": 0.03,
 }  # fmt: skip
 
 
@@ -22,7 +22,7 @@ class Shape:
     width: int = 256
     layers: int = 4
     heads: int = 4
-    inner: int = 1024
+    inner: int = 768
     positions: int = 512
     norm_eps: float = 1e-12
 
@@ -45,8 +45,8 @@ class Recipe:
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
     steps: int = 1600
-    pairs: int = 160
-    chunk: int = 40
+    pairs: int = 256
+    chunk: int = 64
     length: int = 192
     shift_rate: float = 0.2
     temperature: float = 0.05

@@ -33,6 +33,7 @@ class Folder:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
         self.dimensions = dimensions
+        self.longest = min(MAX_TOKENS, self.tokenizer.model_max_length)
 
     def scores(self, queries: list[str], candidates: list[str]) -> Tensor:
         """Return the cosines."""
@@ -46,7 +47,11 @@ class Folder:
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
             inputs = self.tokenizer(
-                [texts[at] for at in places], padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+                [texts[at] for at in places],
+                padding=True,
+                truncation=True,
+                max_length=self.longest,
+                return_tensors="pt",
             )
             states = self.model(**inputs).last_hidden_state
             weights = inputs["attention_mask"].unsqueeze(-1).float()

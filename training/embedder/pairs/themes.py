@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from training.embedder.pairs.classes import word_class
 from training.embedder.pairs.docs import docs_pair
 from training.embedder.pairs.facts import recall_question, recall_wording
 from training.embedder.pairs.pair import Pair
@@ -19,7 +20,7 @@ THEMES: dict[str, Callable[[Random, str], Pair]] = {
     "tool_request": tool_request, "tool_wording": tool_wording, "recall_question": recall_question,
     "recall_wording": recall_wording, "record_question": record_question, "record_wording": record_wording,
     "record_short": record_short, "arithmetic": arithmetic, "typo": typo, "other_words": other_words,
-    "keywords": keywords, "topics": topic_pair, "docs": docs_pair,
+    "keywords": keywords, "topics": topic_pair, "docs": docs_pair, "word_class": word_class,
 }  # fmt: skip
 
 

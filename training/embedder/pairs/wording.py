@@ -23,7 +23,89 @@ VALUES = {split: Values(split) for split in ("train", "heldout")}
 KINDS = ("sentence", "sentence", "task", "query", "problem", "question", "scene")
 KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 STOP_WORDS = frozenset(
-    ["a", "about", "all", "am", "an", "and", "any", "are", "as", "at", "be", "been", "but", "by", "can", "could", "did", "do", "does", "for", "from", "had", "has", "have", "he", "her", "here", "him", "his", "how", "i", "if", "in", "is", "it", "its", "just", "me", "my", "no", "not", "of", "on", "or", "our", "out", "over", "she", "should", "so", "some", "than", "that", "the", "their", "them", "then", "there", "these", "they", "this", "to", "too", "under", "up", "us", "was", "we", "were", "what", "when", "where", "which", "who", "whose", "why", "will", "with", "would", "you", "your"]
+    [
+        "a",
+        "about",
+        "all",
+        "am",
+        "an",
+        "and",
+        "any",
+        "are",
+        "as",
+        "at",
+        "be",
+        "been",
+        "but",
+        "by",
+        "can",
+        "could",
+        "did",
+        "do",
+        "does",
+        "for",
+        "from",
+        "had",
+        "has",
+        "have",
+        "he",
+        "her",
+        "here",
+        "him",
+        "his",
+        "how",
+        "i",
+        "if",
+        "in",
+        "is",
+        "it",
+        "its",
+        "just",
+        "me",
+        "my",
+        "no",
+        "not",
+        "of",
+        "on",
+        "or",
+        "our",
+        "out",
+        "over",
+        "she",
+        "should",
+        "so",
+        "some",
+        "than",
+        "that",
+        "the",
+        "their",
+        "them",
+        "then",
+        "there",
+        "these",
+        "they",
+        "this",
+        "to",
+        "too",
+        "under",
+        "up",
+        "us",
+        "was",
+        "we",
+        "were",
+        "what",
+        "when",
+        "where",
+        "which",
+        "who",
+        "whose",
+        "why",
+        "will",
+        "with",
+        "would",
+        "you",
+        "your",
+    ]
 )
 TYPO_RATES = (0.1, 0.2, 0.35, 0.5)
 NUMBER_WORD_RATE = 0.15
@@ -71,9 +153,9 @@ def garble(text: str, rng: Random) -> str:
     rate = rng.choice(TYPO_RATES)
     words = text.split(" ")
     changed = [_misspell(word, rng) if len(word) > 3 and rng.random() < rate else word for word in words]
-    if changed == words:
-        at = max(range(len(words)), key=lambda at: len(words[at]))
-        changed[at] = _misspell(words[at], rng)
+    longest = max(range(len(words)), key=lambda at: len(words[at]))
+    while changed == words and len(words[longest]) > 1:
+        changed[longest] = _misspell(words[longest], rng)
     garbled = " ".join(changed)
     if len(words) > 2 and rng.random() < 0.1:
         garbled = garbled.replace(" ", "", 1)
