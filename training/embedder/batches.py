@@ -16,6 +16,7 @@ from training.embedder.model import Group
 from training.embedder.pairs.pair import Pair
 from training.embedder.pairs.themes import make_pair
 from training.embedder.recipe import Recipe
+from training.tokens import token_id
 
 LENGTHS = (8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -45,7 +46,7 @@ class Steps:
 
     def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self.tokenizer, self.recipe = tokenizer, recipe
-        self.padding = tokenizer.token_to_id("[PAD]")
+        self.padding = token_id(tokenizer, "[PAD]")
         tokenizer.enable_truncation(recipe.length)
 
     def make(self, number: int) -> Step:

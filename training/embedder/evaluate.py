@@ -49,7 +49,8 @@ def table(results: dict[str, dict[str, Any]], names: list[str]) -> str:
 
 def mean(results: dict[str, dict[str, Any]], name: str, top: int) -> float:
     """Return the mean recall over all kinds."""
-    return round(sum(result[name][f"recall@{top}"] for result in results.values()) / len(results), 1)
+    recalls: list[float] = [result[name][f"recall@{top}"] for result in results.values()]
+    return round(sum(recalls) / len(recalls), 1)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -104,7 +104,7 @@ class Trainer:
         value = loss.item()
         if not math.isfinite(value):
             raise FloatingPointError(f"loss {value} at step {self.step}")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         for optimizer in self.optimizers:
             optimizer.step()
