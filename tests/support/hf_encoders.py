@@ -94,7 +94,7 @@ def make_encoder(case: str, auto: Any = AutoModel, *, seed: int = 0, **changes: 
 
 def random_text(seed: int, length: int) -> list[int]:
     """Random token ids without special ones, which would have other positions."""
-    return np.random.default_rng(seed).integers(5, 256, length).tolist()
+    return [int(token) for token in np.random.default_rng(seed).integers(5, 256, length)]
 
 
 def output(model: Any, prompt: Sequence[int], segment_start: int | None = None) -> Any:

@@ -111,8 +111,8 @@ def test_decoders_embed_by_their_last_token(model_type: str, tmp_path: Path) -> 
     add_modules(tmp_path, ("Pooling", {"pooling_mode_lasttoken": True}), ("Normalize", {}))
     text = random_text(3, 60)
     last = output(model, text).last_hidden_state[0, -1]
-    for options in ({}, {"max_num_batched_tokens": 16}):
-        engine = Engine(tmp_path, block_size=8, **options)
+    for budget in (512, 16):
+        engine = Engine(tmp_path, block_size=8, max_num_batched_tokens=budget)
         assert engine.info.tasks == ("embed", "token_embed")
         for _ in range(2):
             assert_close(pool(engine, [text], EMBED)[0], last / last.norm())
