@@ -91,7 +91,7 @@ def _of_files(
         return _embedder(folder, config, modules)
     if "ColBERT" in name or getattr(config, "colbert_dim", None):
         return _late_interaction(config, _size(config), None)
-    is_base = name.endswith("Model") and _letters(name).startswith(_letters(config.model_type))
+    is_base = _letters(name) == f"{_letters(config.model_type)}model"
     if isinstance(spec, DecoderSpec) and not (is_base or _wants_embedding(options)):
         return None
     kind: PoolingKind = "last" if isinstance(spec, DecoderSpec) else "mean"
