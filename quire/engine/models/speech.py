@@ -142,18 +142,14 @@ def _count(generation: Mapping[str, Any], key: str) -> int | None:
 
 
 def _alignment_heads(generation: Mapping[str, Any], config: Any) -> tuple[tuple[int, int], ...]:
-    """Pairs of layer and head; without a list, as in openai's code, all heads of the upper half of the layers."""
-    layers, heads = config.decoder_layers, config.decoder_attention_heads
-    given = generation.get("alignment_heads")
-    if not given:
-        return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
-    pairs = [pair for pair in _listed(given) if isinstance(pair, list) and len(pair) == 2]
-    valid = [(layer, head) for layer, head in pairs if layer in range(layers) and head in range(heads)]
-    if len(valid) != len(given):
-        raise UnsupportedModel(
-            f"generation_config.json: alignment_heads must be pairs of a layer below {layers} and a head below {heads}"
-        )
-    return tuple(valid)
+    """Pairs of layer and head; without a list, as in openai's code, all heads of the upper half of the layers.
+
+    Distilled models list heads of their teacher's layers, which they do not have.
+    """
+    layers, heads = range(config.decoder_layers), range(config.decoder_attention_heads)
+    pairs = [pair for pair in _listed(generation.get("alignment_heads")) if isinstance(pair, list) and len(pair) == 2]
+    known = tuple((layer, head) for layer, head in pairs if layer in layers and head in heads)
+    return known or tuple((layer, head) for layer in layers[len(layers) // 2 :] for head in heads)
 
 
 def _median_width(config: Any) -> int:
