@@ -70,7 +70,7 @@ def invalid_tokens(tokens: TokenArray, vocab_size: int) -> str | None:
 
 def _invalid_length(tokens: int, max_len: int) -> str | None:
     if not tokens:
-        return "the prompt is empty"
+        return "the prompt is not a non-empty list of token ids"
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
 
 

@@ -46,9 +46,7 @@ class ItemEncoder:
         return slots.flatten()[: entry.length]
 
     def _write(self, encoded: Tensor, slots: Tensor) -> None:
-        for layer, cache in zip(self._model.layers, self._cache.layers, strict=True):
-            if layer.cross is None:
-                continue
-            k, v = layer.cross.keys_and_values(encoded)
+        for index, k, v in self._model.cross_keys_and_values(encoded):
+            cache = self._cache.layers[index]
             k, v = pad_heads(k, cache.shape.key_elements), pad_heads(v, cache.shape.value_elements)
             write_pages(cache.keys, cache.values, slots, k, v)

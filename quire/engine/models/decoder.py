@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from quire.engine.models.audio_encoder import AudioEncoder
 from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.spec import Attention, DecoderSpec, GroupedAttention, LatentAttention
+from quire.engine.models.stack import TransformerLayer
 from quire.engine.models.transformer import Transformer
 from quire.kernels.softcap import softcap
 
@@ -150,6 +151,13 @@ class Decoder(Transformer):
         self.lm_head = LMHead(spec, head)
         self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
         self.encoder = None if spec.encoder is None else AudioEncoder(spec.encoder)
+
+    def cross_keys_and_values(self, encoded: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Index, keys and values of each layer with cross-attention; see `CrossAttentionLayer.keys_and_values`."""
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, TransformerLayer)
+            if layer.cross is not None:
+                yield index, *layer.cross.keys_and_values(encoded)
 
 
 def _cache_shape(spec: Attention) -> CacheShape:
