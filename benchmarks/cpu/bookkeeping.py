@@ -32,7 +32,8 @@ from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
-from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.protocol import AddRequest, SamplingParams
 
 STEPS = 300

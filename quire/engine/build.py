@@ -40,7 +40,8 @@ from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
-from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.errors import FrontEndGone
 from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechInfo
 from quire.engine.wire.transport import CoreChannel

@@ -1,7 +1,7 @@
 """Aligner: how strongly the tokens of a transcription belong to the frames of its audio.
 
-The cross-attention of some heads follows the audio. Their weights are normalized over the tokens, smoothed over time and
-averaged, as whisper's word timestamps do (Radford et al. 2022).
+The cross-attention of some heads follows the audio. Their weights are normalized over the tokens, smoothed over time
+and averaged, as for whisper's word timestamps (Radford et al. 2022).
 """
 
 from __future__ import annotations

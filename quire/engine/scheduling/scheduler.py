@@ -7,17 +7,14 @@ case of their own. The design is vLLM V1's.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 from operator import attrgetter
 
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.cross import CrossGroup
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.scheduling.fair_queue import FairClock
+from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
     CrossItem,
@@ -28,6 +25,7 @@ from quire.engine.scheduling.plan import (
     StepResult,
 )
 from quire.engine.scheduling.request import Hasher, Request
+from quire.engine.scheduling.waiting import WaitingQueue
 from quire.engine.wire.protocol import (
     AddRequest,
     ErrorOutput,
@@ -41,30 +39,6 @@ from quire.engine.wire.protocol import (
 _ORDER = attrgetter("order")
 # A step of up to this many tokens takes about as long as one token: reading the weights dominates on a CPU.
 _MEMORY_BOUND_TOKENS = 24
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """Limits of a step. `max_tokens` is at least `max_seqs`, so that every running sequence can advance.
-
-    Attributes:
-        max_draft: longest draft of a sequence in tokens; 0 for no speculation.
-        rope_switch: see `LanguageModel.rope_switch`.
-        cross_stride: columns of an item's features for each encoded position; 0 if the model reads no items.
-        max_encoded: encoded positions of a step, of more than one item.
-    """
-
-    max_seqs: int
-    max_tokens: int
-    max_model_len: int
-    max_draft: int = 0
-    rope_switch: int | None = None
-    cross_stride: int = 0
-    max_encoded: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < self.max_seqs:
-            raise ValueError("max_tokens must be at least max_seqs")
 
 
 class Scheduler:
@@ -95,16 +69,13 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self._hasher = hasher
-        self._by_priority = by_priority
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
         self._cross = CrossGroup(pool, hasher, limits.cross_stride)
         self._running: list[Request] = []  # sorted by order
-        self._fair = FairClock() if fair else None
-        self._waiting: list[tuple[tuple[int, ...], Request]] = []  # heap; may hold requests that have left
+        self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
         self._removed: list[str] = []  # left the batch since the last plan
-        self._arrivals = itertools.count()
 
     @property
     def has_work(self) -> bool:
@@ -116,15 +87,12 @@ class Scheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request."""
-        arrival = next(self._arrivals)
-        start, finish = (
-            (0, 0) if self._fair is None else self._fair.add(message.flow or message.request_id, len(message.prompt))
-        )
+        order, start = self._waiting.place(message)
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
             task=message.task,
-            order=(message.priority if self._by_priority else 0, finish, arrival),
+            order=order,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
             root=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
@@ -135,7 +103,7 @@ class Scheduler:
             self._cross.attach(request, message.items[0])
         self._requests[request.id] = request
         self._open.add(request)
-        self._enqueue(request)
+        self._waiting.push(request)
 
     def extend(self, request_id: str, tokens: list[int], *, last: bool) -> str | None:
         """Append tokens to the prompt of an open request; unknown ids are ignored.
@@ -154,7 +122,7 @@ class Scheduler:
         if error is not None:
             self._leave(request)
         elif self._open.extend(request, tokens, last=last):
-            self._enqueue(request)
+            self._waiting.push(request)
         return error
 
     def abort(self, request_id: str) -> None:
@@ -221,7 +189,7 @@ class Scheduler:
         """Assert that queues, requests and the block pool are consistent."""
         crosses = [request.cross for request in self._requests.values() if request.cross is not None]
         self.pool.check([*(r.blocks for r in self._requests.values()), *(cross.blocks for cross in crosses)])
-        waiting = {request.id for _, request in self._waiting if self._requests.get(request.id) is request}
+        waiting = self._waiting.ids()
         running = {request.id for request in self._running}
         parked = self._open.parked
         assert waiting | running | parked == set(self._requests), "a request is neither waiting nor running"
@@ -287,7 +255,7 @@ class Scheduler:
 
     def _admit_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
         encoded = self.limits.max_encoded  # positions that this step may still encode
-        while budget > 0 and (request := self._next_waiting()):
+        while budget > 0 and (request := self._waiting.first()):
             if len(self._running) >= self.limits.max_seqs and not self._park_idle():
                 return
             if request.steps_in_flight:
@@ -298,7 +266,7 @@ class Scheduler:
             computed = len(matched) * self.pool.block_size
             left = len(request.tokens) - request.held_back - computed
             if left <= 0:
-                self._pop_waiting(request)
+                self._waiting.pop()
                 self._open.parked.add(request.id)
                 continue
             count = _within_prompt(request, computed, min(left, budget))
@@ -312,7 +280,7 @@ class Scheduler:
             while not self.pool.can_take([*matched, *cross], fresh):
                 if not self._park_idle():
                     return
-            self._pop_waiting(request)
+            self._waiting.pop()
             insort(self._running, request, key=_ORDER)
             self.pool.acquire(matched)
             request.blocks, request.computed, request.published = matched, computed, len(matched)
@@ -323,19 +291,6 @@ class Scheduler:
             plan.new.append(_new_sequence(request, entered))
             self._schedule(plan, scheduled, request, count, matched)
             budget -= count
-
-    def _enqueue(self, request: Request) -> None:
-        heapq.heappush(self._waiting, (request.order, request))
-
-    def _pop_waiting(self, request: Request) -> None:
-        """Take the first waiting request, which is `request`, out of the queue."""
-        heapq.heappop(self._waiting)
-        if self._fair is not None:
-            self._fair.advance(request.start)
-            if self._waiting:
-                self._fair.forget_idle()
-            else:
-                self._fair.rest()
 
     def _park_idle(self) -> bool:
         """Take the last sequence that waits for the rest of its prompt out of the batch; False if there is none.
@@ -401,14 +356,6 @@ class Scheduler:
                 plan.stats.prefix_queries += len(request.tokens)
                 plan.stats.prefix_hits += hit
 
-    def _next_waiting(self) -> Request | None:
-        while self._waiting:
-            request = self._waiting[0][1]
-            if self._requests.get(request.id) is request:
-                return request
-            heapq.heappop(self._waiting)
-        return None
-
     def _restart_outgrown(self, rope_switch: int) -> None:
         """Take sequences out of the batch that have become longer: their next token needs other keys of all tokens."""
         for request in self._running.copy():
@@ -422,20 +369,15 @@ class Scheduler:
         if is_idle:
             self._open.parked.add(request.id)
         else:
-            self._enqueue(request)
+            self._waiting.push(request)
 
     def _leave(self, request: Request) -> None:
         del self._requests[request.id]
         self._open.discard(request)
         if request.blocks:
             self._leave_batch(request)
-        elif len(self._waiting) > 2 * (len(self._requests) - len(self._running)):
-            self._compact_waiting()
-
-    def _compact_waiting(self) -> None:
-        """Remove requests that have left from the heap; done once they are half of it, so amortised O(1) each."""
-        self._waiting = [item for item in self._waiting if self._requests.get(item[1].id) is item[1]]
-        heapq.heapify(self._waiting)
+        else:
+            self._waiting.compact(len(self._requests) - len(self._running))
 
     def _leave_batch(self, request: Request) -> None:
         self._running.remove(request)

@@ -63,9 +63,7 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, kind: str, device: str
     """In chunks of at most 5 tokens, all together, and each alone."""
     model = make_whisper(**KINDS[kind])
     folder = save_whisper(model, tmp_path)
-    engine = Engine(
-        folder, model=ModelOptions(device=device), block_size=8, max_num_batched_tokens=5, max_num_seqs=5
-    )
+    engine = Engine(folder, model=ModelOptions(device=device), block_size=8, max_num_batched_tokens=5, max_num_seqs=5)
     cases = [(seed, prompt) for seed in range(3) for prompt in PROMPTS]
     for index, (seed, prompt) in enumerate(cases):
         engine.add(str(index), prompt, greedy(12, eos_token_ids=(END,)), items=(item(seed),))
@@ -95,8 +93,8 @@ def test_the_rules_of_generate(whisper: Any, whisper_folder: Path, task: str, ti
 
 def test_the_timestamp_rule_equals_transformers(whisper_folder: Path) -> None:
     """On random logits and outputs, not only on those that a greedy choice leads to."""
-    from transformers import GenerationConfig  # noqa: PLC0415 only needed here
-    from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor  # noqa: PLC0415
+    from transformers import GenerationConfig
+    from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
     config = GenerationConfig(eos_token_id=END)
     config.no_timestamps_token_id, config.max_initial_timestamp_index = NO_TIMESTAMPS, 8
