@@ -91,10 +91,13 @@ def _invalid_items(items: Sequence[MediaItem], speech: SpeechInfo | None) -> str
 
 
 def _invalid_open(message: AddRequest) -> str | None:
-    if message.open and not isinstance(message.task, SamplingParams):
+    task = message.task
+    if not message.open:
+        return None
+    if not isinstance(task, SamplingParams):
         return "only a request that generates may be open"
-    if message.open and (message.task.prompt_logprobs is not None or message.task.token_probs is not None):
-        return "an open request has no prompt_logprobs or token_probs"
+    if task.prompt_logprobs is not None or task.token_probs is not None or task.grammar:
+        return "an open request has no prompt_logprobs, token_probs or grammar"
     return None
 
 
