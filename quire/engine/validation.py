@@ -62,7 +62,7 @@ def invalid_reason(
 def invalid_tokens(tokens: TokenArray, vocab_size: int) -> str | None:
     """What is wrong with an array of token ids; None if nothing is."""
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        return "the prompt is not a list of token ids"
+        return "the prompt is not a non-empty list of token ids"
     if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
         return f"the prompt has token ids outside the vocabulary of {vocab_size}"
     return None
