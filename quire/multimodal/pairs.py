@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from quire.multimodal.chat_template import ChatTemplate
 from quire.multimodal.errors import PromptError
-from quire.multimodal.sentence_files import read_json
+from quire.multimodal.json_file import read_json
 from quire.multimodal.tokenizer import Tokenizer
 
 _ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]

@@ -81,6 +81,20 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         process.stdout.close()
 
 
+def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:
+    """What the `quire` command prints; its errors as well if another status than 0 is expected."""
+    out = subprocess.run(
+        [sys.executable, "-m", "quire", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert out.returncode == status, out.stdout + out.stderr
+    return out.stdout + (out.stderr if status else "")
+
+
 def no_children_of(pids: list[int]) -> None:
     """Check that processes end soon, without anybody's help."""
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
