@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before torch or transformers are imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -10,3 +11,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 for name in [name for name in os.environ if name.startswith("QUIRE_")]:
     del os.environ[name]
+
+# Where the tests run in the background, these are ignored, and processes that the tests start would ignore them too. A
+# handler is not inherited.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -95,10 +96,17 @@ def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:
     return out.stdout + (out.stderr if status else "")
 
 
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def no_children_of(pids: list[int]) -> None:
     """Check that processes end soon, without anybody's help."""
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
 
 
@@ -109,7 +117,7 @@ def tiny_model(folder: Path, case: str = "llama", **changes: Any) -> Path:
     return folder
 
 
-def eventually(condition: object, seconds: float = 20) -> None:
+def eventually(condition: object, seconds: float = 60) -> None:
     """Wait for what another process brings about."""
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]

@@ -141,7 +141,7 @@ async def listening(app: Any, port: int = 0, connections: Connections | None = N
 
 async def until(condition: Any) -> None:
     """Wait for a condition that another thread brings about."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
