@@ -30,7 +30,7 @@ from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.tokenizer import Tokenizer
 
 Samples = NDArray[np.float32]
-_SHORTEST = 4 * SAMPLE_RATE  # samples of a window that is not divided any more
+_SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
 @dataclass(slots=True)
