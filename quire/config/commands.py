@@ -13,6 +13,7 @@ from quire.config.command import Command
 from quire.config.foreign.translate import translated
 from quire.config.lists import Names
 from quire.config.options import (
+    AudioOptions,
     ChatOptions,
     ConnectionOptions,
     EngineOptions,
@@ -28,7 +29,9 @@ from quire.config.options import (
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class Serve(Command, EngineOptions, ChatOptions, ModelOptions, LimitOptions, ConnectionOptions, ServerOptions):
+class Serve(
+    Command, EngineOptions, ChatOptions, ModelOptions, AudioOptions, LimitOptions, ConnectionOptions, ServerOptions
+):
     """Settings of `quire serve`."""
 
     name = "serve"

@@ -163,6 +163,25 @@ class LimitOptions(Options):
     )
 
 
+class AudioOptions(Options):
+    """Audio that requests bring."""
+
+    max_audio_size: Annotated[Size, Field(ge=1 << 10)] = Field(
+        ByteSize(25 << 20), description="largest audio file, e.g. 25MiB; --max-body-size must be larger"
+    )
+    max_audio_seconds: Annotated[float, Field(gt=0, le=24 * 3600)] = Field(
+        3600.0, description="longest audio in seconds; an hour takes 220 MiB while it is transcribed"
+    )
+    max_audio_decoded_size: Annotated[Size, Field(ge=1 << 20)] = Field(
+        ByteSize(4 << 30),
+        description="largest size of all channels of a decoded audio file, at its own sample rate; it is never held at "
+        "once",
+    )
+    transcription_events: Literal["openai", "vllm"] = Field(
+        "openai", description="events of streamed transcriptions, unless a request says otherwise: OpenAI's or vLLM's"
+    )
+
+
 class ModelOptions(Options):
     """How models are loaded."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from quire.config.commands import Serve
 from quire.config.tool_servers import labelled
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
@@ -58,13 +59,18 @@ async def running_server(
     chat_template: str | None = None,
     handle: CoreHandle | None = None,
     joins: bool = False,
+    write: Callable[[Path], None] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
     """A server for one model per core; the first has all names, others are `fake-1` and so on.
 
-    `handle` says where a single core runs, if not in a thread; `joins`: the tokenizer is that of a cross-encoder.
+    `handle` says where a single core runs, if not in a thread; `joins`: the tokenizer is that of a cross-encoder;
+    `write` writes another tokenizer.
     """
-    write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
+    if write is None:
+        write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
+    else:
+        write(folder)
     options = Serve(**settings)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
@@ -84,7 +90,8 @@ async def running_server(
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)),
+                audio=None if info.speech is None else AudioReader(options),
+                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )
             client.observer = observer = ModelMetrics(metrics, model.names[0], index)
@@ -101,6 +108,7 @@ async def running_server(
             tokens_as_ids=options.return_tokens_as_token_ids,
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
+            transcription_events=options.transcription_events,
         )
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
         store = ResponseStore(database, options.response_ttl, options.response_store_size)
