@@ -90,7 +90,9 @@ class Listen(Command):
     api_key: str | None = Field(None, description="API key of the server")
     language: str | None = Field(None, description="code of the language that is spoken; default: the model finds out")
     prompt: str | None = Field(None, description="text that the model takes for what was said before")
-    rate: Literal[16000, 24000] = Field(16000, description="samples per second of standard input, or of the microphone")
+    rate: Literal["16000", "24000"] = Field(
+        "16000", description="samples per second of standard input, or of the microphone"
+    )
     paced: Flag = Field(False, description="send a file as fast as it was spoken, instead of as fast as possible")
     device: str | None = Field(None, description="name or number of the microphone; default: the system's")
 

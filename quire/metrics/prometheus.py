@@ -106,6 +106,7 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have generated a token")
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after it died")
+        self.audio_seconds = self._counter("audio_seconds", "Seconds of audio that were transcribed")
         self.success = self._counter("request_success", "Sequences that ended", "finished_reason")
         self.realtime_sessions = Gauge(
             _PREFIX + "websocket_connections_active", "Realtime sessions that are open", registry=self._engine
@@ -160,7 +161,7 @@ class ModelMetrics:
         }
         self._counters = {
             name: getattr(metrics, name).labels(*labels)
-            for name in (*_STEP_COUNTERS, "prompt_tokens", "generation_tokens", "restarts")
+            for name in (*_STEP_COUNTERS, "prompt_tokens", "generation_tokens", "audio_seconds", "restarts")
         }
         self._ends = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
         names = (
@@ -207,6 +208,10 @@ class ModelMetrics:
             self._observe_pooled(record)
         elif record.times.first_token:
             self._observe_generated(record)
+
+    def on_audio(self, seconds: float) -> None:
+        """Record audio that was transcribed."""
+        self._counters["audio_seconds"].inc(seconds)
 
     def on_restart(self) -> None:
         """Record that the engine was started again; nothing runs in it."""

@@ -155,8 +155,8 @@ class WorkerProcess:
             self._writer.write(HEADER.pack(len(content)))
             self._writer.write(content)
             await self._writer.drain()
-            content, *arrays = [await self._piece() for _ in range(await self._number())]
-            reply: Reply = pickle.loads(content, buffers=arrays)  # noqa: S301 from our own process
+            pieces = [await self._piece() for _ in range(await self._number())]
+            reply: Reply = pickle.loads(pieces[0], buffers=pieces[1:])  # noqa: S301 from our own process
         except (asyncio.IncompleteReadError, OSError) as error:
             raise await self._failure() from error
         return reply

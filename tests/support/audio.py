@@ -45,13 +45,13 @@ def _through_av(samples: Samples, container: str, codec: str, rate: int) -> byte
     layout = "mono" if samples.shape[1] == 1 else "stereo"
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=rate)
-        stream.layout = layout  # type: ignore[attr-defined]
+        assert isinstance(stream, av.AudioStream)
+        stream.layout = layout
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples.T), format="fltp", layout=layout)
         frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
-        resampler = av.AudioResampler(stream.format.name, layout, rate)  # type: ignore[attr-defined]
-        for part in resampler.resample(frame):
-            output.mux(stream.encode(part))  # type: ignore[attr-defined]
-        output.mux(stream.encode(None))  # type: ignore[attr-defined]
+        for part in av.AudioResampler(stream.format.name, layout, rate).resample(frame):
+            output.mux(stream.encode(part))
+        output.mux(stream.encode(None))
     return file.getvalue()
 
 

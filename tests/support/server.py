@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from quire.config.commands import Serve
 from quire.config.tool_servers import labelled
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
 from quire.realtime.sessions import Sessions
@@ -64,14 +65,18 @@ async def running_server(
     handle: CoreHandle | None = None,
     joins: bool = False,
     speech: Speech | None = None,
+    write: Callable[[Path], None] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
     """A server for one model per core; the first has all names, others are `fake-1` and so on.
 
     `handle` says where a single core runs, if not in a thread; `joins`: the tokenizer is that of a cross-encoder;
-    `speech` transcribes in realtime sessions, instead of the model's own transcriber.
+    `speech` transcribes in realtime sessions, instead of the model's own transcriber; `write` writes another tokenizer.
     """
-    write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
+    if write is None:
+        write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
+    else:
+        write(folder)
     options = Serve(**settings)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
@@ -91,7 +96,8 @@ async def running_server(
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)),
+                audio=None if info.speech is None else AudioReader(options),
+                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )
             client.observer = observer = ModelMetrics(metrics, model.names[0], index)

@@ -15,6 +15,7 @@ from quire.api.serving.defaults import GenerationDefaults
 from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import ModelInfo
+from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
 
 
@@ -28,6 +29,7 @@ class ServedModel:
         reasoning: the tags around its reasoning; None if it does not reason.
         tools: the format of its tool calls; None if it is not known.
         parser_tokens: special tokens that are kept in the text of answers because parsers look for them.
+        audio: decodes the audio of its requests; None if it takes none.
         grammars: None if the model cannot be constrained by grammars.
         priority_scheduling: the engine runs with the priority policy.
     """
@@ -41,6 +43,7 @@ class ServedModel:
     reasoning: ReasoningTags | None = None
     tools: ToolFormat | None = None
     parser_tokens: tuple[int, ...] = ()
+    audio: AudioReader | None = None
     grammars: GrammarChecker | None = None
     priority_scheduling: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
@@ -48,12 +51,14 @@ class ServedModel:
     async def close(self) -> None:
         """End what prepares requests. The engine has an owner of its own."""
         await self.renderer.close()
+        if self.audio is not None:
+            await self.audio.close()
         if self.grammars is not None:
             await self.grammars.close()
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What the model can do: "generate" or pooling tasks; "score" also if it compares embeddings."""
+        """What the model can do: "generate", "transcribe" or pooling tasks; "score" also if it compares embeddings."""
         tasks, pooling = self.info.tasks, self.info.pooling
         scores = pooling is not None and pooling.score_method is not None
         return (*tasks, "score") if scores and "score" not in tasks else tasks

@@ -49,6 +49,9 @@ class Observer(Protocol):
     def on_finish(self, record: RequestRecord) -> None:
         """A request finished."""
 
+    def on_audio(self, seconds: float) -> None:
+        """So many seconds of audio were transcribed."""
+
     def on_restart(self) -> None:
         """The engine died and has been started again."""
 
@@ -63,6 +66,9 @@ class NullObserver:
         """Ignore the event."""
 
     def on_finish(self, record: RequestRecord) -> None:
+        """Ignore the event."""
+
+    def on_audio(self, seconds: float) -> None:
         """Ignore the event."""
 
     def on_restart(self) -> None:

@@ -209,9 +209,8 @@ def _through_av(content: bytes, kind: AudioFormat) -> Source:
 
     end = 0.0
     try:
-        with av.open(
-            io.BytesIO(content), format=kind.demuxer, metadata_errors="ignore", io_open=_refuse_to_open
-        ) as container:
+        file = io.BytesIO(content)
+        with av.open(file, "r", format=kind.demuxer, metadata_errors="ignore", io_open=_refuse_to_open) as container:
             if not container.streams.audio:
                 raise AudioError(f"The {kind.name} file contains no audio.")
             stream = container.streams.audio[0]
@@ -222,7 +221,7 @@ def _through_av(content: bytes, kind: AudioFormat) -> Source:
                 end = max(end, (frame.time or 0.0) + frame.samples / frame.sample_rate)
             announced = (container.duration or 0) / av.time_base
     except av.FFmpegError as error:
-        raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.strerror)}") from error
+        raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.strerror or str(error))}") from error
     if kind.name not in _ESTIMATED:
         _check_length(end, announced, kind)
 
@@ -236,12 +235,13 @@ def _samples_of(frame: Any) -> Block:
     """The samples of one of FFmpeg's frames, as float32 in [-1, 1]."""
     samples = frame.to_ndarray()
     channels = len(frame.layout.channels)
-    block = samples.T if frame.format.is_planar else samples.reshape(-1, channels)
-    if block.dtype == np.uint8:
-        return (block.astype(np.float32) - 128) / 128
-    if np.issubdtype(block.dtype, np.integer):
-        return block.astype(np.float32) / float(1 << (8 * block.dtype.itemsize - 1))
-    return block.astype(np.float32)
+    given = samples.T if frame.format.is_planar else samples.reshape(-1, channels)
+    block: Block = given.astype(np.float32)
+    if given.dtype == np.uint8:
+        block = (block - np.float32(128)) / np.float32(128)
+    elif np.issubdtype(given.dtype, np.integer):
+        block = block / np.float32(1 << (8 * given.dtype.itemsize - 1))
+    return block
 
 
 def _check_length(given: float, announced: float, kind: AudioFormat) -> None:
