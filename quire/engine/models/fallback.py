@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.fallback_checks import DryRun, check_equal, dry_run_tokens, make_mask, window_of
-from quire.engine.models.inputs import Attend, ModelInputs
+from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
 from quire.engine.models.weights import check_finite
 from quire.kernels.paged_attention import AttentionParams
 
@@ -140,8 +140,15 @@ class FallbackModel:
         self.lm_head = FallbackHead(module)
         self.caches: Sequence[CacheShape] = self._dry_run()
 
-    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
-        """See `LanguageModel`."""
+    def run(
+        self,
+        inputs: ModelInputs,
+        attend: Attend,
+        *,
+        last_token_only: bool = False,
+        cross: CrossAttend | None = None,
+    ) -> Tensor:
+        """See `LanguageModel`; there is no cross-attention."""
         self._binding.begin(attend)
         rows = inputs.logits_indices if last_token_only else None
         select = rows is not None and self._selects_rows

@@ -27,6 +27,7 @@ from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, EncoderSpec, MoE, TransformerSpec
+from quire.engine.models.speech import SpeechSpec
 from quire.engine.models.transformer import Transformer
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.kernels.activation import ACTIVATIONS
@@ -57,6 +58,7 @@ class LoadedModel:
 
     Attributes:
         pooler: how it pools; None if it generates.
+        speech: what it expects; None if it does not transcribe.
     """
 
     model: LanguageModel | Encoder
@@ -67,6 +69,7 @@ class LoadedModel:
     context_len: int
     weight_bytes: int
     pooler: PoolerSpec | None = None
+    speech: SpeechSpec | None = None
 
 
 def load_model(
@@ -124,7 +127,8 @@ def _load_transformer(
     else:
         context_len = _context_len(options, longest)
     _check_acts(spec)
-    _check_layers(len(spec.layers), checkpoint)
+    encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
+    _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
     if isinstance(spec, DecoderSpec):
         spec = _with_head(spec, checkpoint, config.pooler)
     pooler = config.pooler or PoolerSpec(tasks=())
@@ -146,7 +150,15 @@ def _load_transformer(
         tensors = checkpoint.tensors(dtype, progress)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     return LoadedModel(
-        model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model), config.pooler
+        model.eval(),
+        config.model_type,
+        "quire",
+        dtype,
+        spec.vocab,
+        context_len,
+        _bytes(model),
+        config.pooler,
+        config.speech,
     )
 
 
@@ -190,7 +202,9 @@ def _extra_weights(folder: Path, pooler: PoolerSpec) -> Iterator[tuple[str, Tens
 
 
 def _check_acts(spec: TransformerSpec) -> None:
-    ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in spec.layers]
+    encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
+    layers = spec.layers if encoder is None else (*spec.layers, *encoder.layers)
+    ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in layers]
     for act in (part.act for part in ffns if not isinstance(part, ClampedSwigluExperts)):
         if act not in ACTIVATIONS:
             raise UnsupportedModel(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")

@@ -24,6 +24,7 @@ from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitec
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
 from quire.engine.models.spec import DecoderSpec, EncoderSpec, Fp8Scales
+from quire.engine.models.speech import SpeechSpec, read_speech
 from quire.engine.wire.launch import end_with_parent
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
@@ -40,6 +41,7 @@ class ModelConfig:
         pooler: how the model pools; None if it generates.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
         fp8: how the checkpoint's FP8 weights are scaled, if it has any.
+        speech: what a model that transcribes expects; None for others.
     """
 
     model_type: str
@@ -47,6 +49,7 @@ class ModelConfig:
     extra_layers: int
     fp8: Fp8Scales | None = None
     pooler: PoolerSpec | None = None
+    speech: SpeechSpec | None = None
 
 
 def read_model_config(
@@ -85,7 +88,14 @@ def read_model_config(
             raise UnsupportedModel(f"{config.model_type} is an encoder, which cannot generate")
         if pooler is None:
             _check_generates(config, pooling)
-        return ModelConfig(config.model_type, spec, extra, scales, pooler)
+        transcribes = isinstance(spec, DecoderSpec) and spec.encoder is not None
+        if transcribes and pooler is not None:
+            raise UnsupportedModel(f"{config.model_type} transcribes here; it does not pool")
+        return ModelConfig(
+            config.model_type, spec, extra, scales, pooler, read_speech(folder, config) if transcribes else None
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
     return ModelConfig(config.model_type, None, extra, scales)
 

@@ -82,7 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def has_allowed_token(self, vocab_size: int) -> bool:
         """Whether at least one token is allowed at every position, judging by the parameters alone."""
-        forbidden = {word[0] for word in self.bad_words if len(word) == 1}
+        forbidden = {word[0] for word in self.bad_words if len(word) == 1} | {*self.begin_suppress_tokens}
         if self.min_tokens > 0:
             forbidden.update(self.eos_token_ids, self.stop_token_ids)
         if self.allowed_tokens is not None:

@@ -42,6 +42,7 @@ class WeightNames:
         ignored: a pattern of tensors that are not needed if the model has no parameter for them.
         gamma_beta: old checkpoints call weight and bias of norms gamma and beta.
         convert: by the parameter's name after the layer, takes a tensor into our order.
+        zero_keys: a pattern of biases of queries, keys and values whose part for keys no checkpoint has: it is 0.
     """
 
     rules: Sequence[tuple[str, str]]
@@ -49,6 +50,7 @@ class WeightNames:
     ignored: str = r"(?!)"
     gamma_beta: bool = False
     convert: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    zero_keys: str = r"(?!)"
     _compiled: list[tuple[re.Pattern[str], str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
