@@ -23,6 +23,7 @@ from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.serving.models import ServerState
+from quire.api.speech import routes as speech
 from quire.app import page
 from quire.app.hosts import host_check
 from quire.app.load_header import load_header
@@ -51,7 +52,7 @@ def create_app(
     app.state.heap = state.heap
     app.state.max_json_values = state.limits.max_json_values
     errors.install_error_handlers(app)
-    for module in (completions, chat, anthropic, generate, pooling, models, health, invocations):
+    for module in (completions, chat, anthropic, generate, pooling, speech, models, health, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
     app.include_router(realtime.router(sessions))

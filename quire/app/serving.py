@@ -92,6 +92,7 @@ async def _serve_models(
         tokens_as_ids=settings.return_tokens_as_token_ids,
         stall_timeout=settings.stall_timeout,
         sse_keepalive=settings.sse_keepalive,
+        transcription_events=settings.transcription_events,
     )
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names

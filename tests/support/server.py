@@ -114,6 +114,7 @@ async def running_server(
             tokens_as_ids=options.return_tokens_as_token_ids,
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
+            transcription_events=options.transcription_events,
         )
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
         store = ResponseStore(database, options.response_ttl, options.response_store_size)

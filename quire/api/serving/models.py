@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
@@ -79,6 +80,7 @@ class ServerState:
         include_usage: streams of completions and chats always end with their token counts.
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
+        transcription_events: of streamed transcriptions, unless a request says otherwise.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         degraded: each gives a reason why a part of the server does not work, or None.
@@ -93,6 +95,7 @@ class ServerState:
     tokens_as_ids: bool = False
     stall_timeout: float = 120.0
     sse_keepalive: float = 15.0
+    transcription_events: Literal["openai", "vllm"] = "openai"
     in_flight: int = 0
     draining: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
@@ -53,9 +53,8 @@ class AudioReader:
         self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued)
         self._room = _Room(held)
 
-    @asynccontextmanager
-    async def decoded(self, file: BinaryIO | bytes, *, tenant: str = "") -> AsyncGenerator[DecodedAudio, None]:
-        """The audio of a file, which takes part in the bound on decoded audio until the context ends.
+    async def decode(self, file: BinaryIO | bytes, *, tenant: str = "") -> DecodedAudio:
+        """The audio of a file. While much audio is held (see `hold`), it waits before it is decoded.
 
         Args:
             file: its bytes, or where they are read from once a process is free to decode them.
@@ -67,11 +66,23 @@ class AudioReader:
             WorkerError: processes cannot be started.
         """
         await self._room.wait()
-        audio = await self._decode(file, tenant)
+        try:
+            audio: DecodedAudio = await self._processes.run(_Content(file), tenant=tenant)
+        except JobTimedOut as error:
+            if error.stalled:
+                raise QueueFull("the server is too busy to decode the file") from error
+            raise AudioError(f"Decoding the file took more than {_SECONDS:g} s.") from error
+        except JobKilled as error:
+            raise AudioError(f"The file cannot be decoded: {error}.") from error
+        return audio
+
+    @contextmanager
+    def hold(self, audio: DecodedAudio) -> Iterator[None]:
+        """Count audio as held by this process, until the context ends."""
         size = audio.samples.nbytes
         self._room.take(size)
         try:
-            yield audio
+            yield
         finally:
             self._room.give_back(size)
 
@@ -93,17 +104,6 @@ class AudioReader:
         """End the threads and processes."""
         self._threads.close()
         await self._processes.close()
-
-    async def _decode(self, file: BinaryIO | bytes, tenant: str) -> DecodedAudio:
-        try:
-            audio: DecodedAudio = await self._processes.run(_Content(file), tenant=tenant)
-        except JobTimedOut as error:
-            if error.stalled:
-                raise QueueFull("the server is too busy to decode the file") from error
-            raise AudioError(f"Decoding the file took more than {_SECONDS:g} s.") from error
-        except JobKilled as error:
-            raise AudioError(f"The file cannot be decoded: {error}.") from error
-        return audio
 
 
 class _Content:

@@ -62,12 +62,16 @@ class Transcriber:
         Raises:
             InvalidRequest: it does not know the language, does not translate, or does not align words.
         """
-        language, name = options.language, self._served.names[0]
-        if language is not None and language not in self._languages:
-            listed = ", ".join(sorted(self._languages))
-            raise InvalidRequest(
-                f"Unsupported language: {shortened(language)!r}. The model `{name}` knows: {listed}.", "language"
-            )
+        name = self._served.names[0]
+        given = () if options.language is None else (options.language,)
+        for field, codes in (("language", given), ("languages", options.languages)):
+            for code in codes:
+                if code not in self._languages:
+                    raise InvalidRequest(
+                        f"Unsupported language: {shortened(code)!r}. The model `{name}` knows: "
+                        f"{', '.join(sorted(self._languages))}.",
+                        field,
+                    )
         if options.task == "translate" and self._info.translate_token is None:
             raise InvalidRequest(f"The model `{name}` does not translate.", "model")
         if options.words and not self._info.aligns_words:
@@ -103,7 +107,7 @@ class Transcriber:
         if windows and decoder.language is None:
             first = audio[windows[0].start : windows[0].end]
             found = await decoder.detect(await decoder.item(first))
-            decoder.language = max(found, key=found.__getitem__)
+            decoder.language = max(options.languages or found, key=found.__getitem__)
         joiner, collected = Joiner(decoder.language), _Collected()
         async with aclosing(RunningWindows(served.client, decoder, audio, windows)) as running:
             for number in range(len(windows)):

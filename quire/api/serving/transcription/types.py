@@ -23,6 +23,7 @@ class TranscriptionOptions:
 
     Attributes:
         language: ISO code; None: it is detected, if the model knows several.
+        languages: ISO codes of those that are considered then; empty: all of them.
         prompt: earlier text, in whose style and vocabulary the transcription goes on. Its last tokens are used.
         hotwords: words that are likely to occur; put before the prompt.
         temperature: 0: the likeliest text, and higher temperatures where that fails.
@@ -37,6 +38,7 @@ class TranscriptionOptions:
 
     task: SpeechTask = "transcribe"
     language: str | None = None
+    languages: tuple[str, ...] = ()
     prompt: str = ""
     hotwords: str = ""
     temperature: float = 0.0
