@@ -110,7 +110,8 @@ async def _bytes_of(audio: str) -> bytes:
 
 def _rounded(samples: NDArray[np.float32]) -> Samples:
     limits = np.iinfo(np.int16)
-    return np.clip(np.rint(samples * _FULL_SCALE), limits.min, limits.max).astype(np.int16)
+    rounded: Samples = np.clip(np.rint(samples * _FULL_SCALE), limits.min, limits.max).astype(np.int16)
+    return rounded
 
 
 def _mu_law() -> Samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,12 @@ from numpy.typing import NDArray
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import Finished, TextDelta, TranscriptionOptions
+from quire.realtime.audio import RATE
 from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
 from quire.realtime.speech import Speech, SpeechOf, Transcript
+
+_TOKENS_PER_SECOND, _MORE_TOKENS = 12, 16  # in a draft; fast speech has half as many
 
 
 class TranscriberSpeech:
@@ -31,8 +35,11 @@ class TranscriberSpeech:
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
     ) -> AsyncGenerator[str | Transcript, None]:
         """Transcribe an utterance; see `Speech.transcribe`."""
+        options = _options(settings, draft=draft)
+        if draft:  # a model that repeats itself shall not hold up those who wait for their text
+            options = replace(options, max_tokens=int(len(audio) / RATE * _TOKENS_PER_SECOND) + _MORE_TOKENS)
         with self._model.client.slots(1):
-            async with aclosing(self._transcriber.transcribe(audio, _options(settings, draft=draft))) as events:
+            async with aclosing(self._transcriber.transcribe(audio, options)) as events:
                 async for event in events:
                     match event:
                         case TextDelta(text=text):

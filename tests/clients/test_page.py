@@ -7,11 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support.audio import wav
-from tests.support.realtime import dialogue, speech_server
+from tests.support.realtime import as_floats, dialogue, speech_server
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 pytestmark = [
@@ -25,7 +24,7 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize("key", ["", "secret"])
 async def test_the_page_shows_what_the_microphone_hears(tmp_path: Path, key: str) -> None:
     audio = tmp_path / "speech.wav"
-    audio.write_bytes(wav(dialogue(2.2, 3.1)[:, None] / np.float32(32768)))
+    audio.write_bytes(wav(as_floats(dialogue(2.2, 3.1))))
     async with speech_server(tmp_path, api_key=(key,) if key else ()) as server:
         process = await asyncio.create_subprocess_exec(
             *("node", "page.mjs", server.url, str(os.environ.get("SCREENSHOTS", tmp_path)), str(audio), key),

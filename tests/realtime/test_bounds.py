@@ -226,7 +226,7 @@ async def test_a_client_that_does_not_read_is_not_read(tmp_path: Path) -> None:
     """Its events wait in its own system, and after the write timeout it is disconnected."""
     async with speech_server(tmp_path, write_timeout=1.0) as server, client_of(server) as client:
         await client.expect("session.created")
-        client.connection.transport.pause_reading()  # type: ignore[attr-defined]
+        client.connection.transport.pause_reading()
         bad = json.dumps({"type": "x" * 5000})
 
         async def send_for_ever() -> None:

@@ -167,7 +167,8 @@ def mu_law(samples: np.ndarray) -> bytes:
     magnitude = np.minimum(np.abs(samples.astype(np.int32)), 32635) + 132
     exponent = np.floor(np.log2(magnitude)).astype(np.int32) - 7
     mantissa = magnitude >> (exponent + 3) & 15
-    return (~((samples < 0) * 128 | exponent << 4 | mantissa) & 255).astype(np.uint8).tobytes()
+    codes = ~((samples < 0) * 128 | exponent << 4 | mantissa) & 255
+    return bytes(codes.astype(np.uint8))
 
 
 def a_law(samples: np.ndarray) -> bytes:
@@ -175,7 +176,8 @@ def a_law(samples: np.ndarray) -> bytes:
     magnitude = np.minimum(np.abs(samples.astype(np.int32)), 32767)
     exponent = np.maximum(np.floor(np.log2(np.maximum(magnitude, 1))).astype(np.int32) - 7, 0)
     mantissa = magnitude >> np.where(exponent == 0, 4, exponent + 3) & 15
-    return (((samples >= 0) * 128 | exponent << 4 | mantissa) ^ 0x55).astype(np.uint8).tobytes()
+    codes = ((samples >= 0) * 128 | exponent << 4 | mantissa) ^ 0x55
+    return bytes(codes.astype(np.uint8))
 
 
 async def test_settings_reach_the_model(tmp_path: Path) -> None:
@@ -288,7 +290,7 @@ async def test_the_official_client(tmp_path: Path) -> None:
         kinds: list[str] = []
         async for event in connection:
             kinds.append(event.type)
-            if event.type == COMPLETED:
+            if event.type == "conversation.item.input_audio_transcription.completed":
                 texts.append(event.transcript)
                 assert event.usage.type == "tokens"
                 if len(texts) == 2:

@@ -161,6 +161,11 @@ def dialogue(*seconds: float, pause: float = 1.0) -> NDArray[np.int16]:
     return np.concatenate(parts)
 
 
+def as_floats(samples: NDArray[np.int16]) -> NDArray[np.float32]:
+    """One channel of a file, of shape (samples, 1)."""
+    return samples[:, None].astype(np.float32) / np.float32(32768)
+
+
 def base64_of(samples: NDArray[Any] | bytes) -> str:
     """The `audio` of an event."""
     return base64.b64encode(samples if isinstance(samples, bytes) else samples.tobytes()).decode()

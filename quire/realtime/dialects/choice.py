@@ -32,8 +32,8 @@ class Choice:
         self._certain = True
         before = self.dialect
         shown = _shown_by(event)
-        if shown is not None and shown is not type(before):
-            self.dialect = OpenAIBeta(of_transcription=False) if shown is OpenAIBeta else shown()
+        if shown is not None and type(shown) is not type(before):
+            self.dialect = shown
         return self.dialect is not before
 
 
@@ -44,17 +44,17 @@ def guess(headers: Headers, query: QueryParams, subprotocols: list[str]) -> Dial
     return OpenAI() if "model" in query or "intent" in query else Vllm()
 
 
-def _shown_by(event: ClientEvent) -> type[OpenAI] | type[OpenAIBeta] | type[Vllm] | None:
+def _shown_by(event: ClientEvent) -> Dialect | None:
     """The dialect that an event shows; None if it is the same in several."""
     match event:
         case TranscriptionSessionUpdate():
-            return OpenAIBeta
+            return OpenAIBeta(of_transcription=True)
         case SessionUpdate(session=msgspec.UnsetType(), model=model):
-            return None if model is UNSET else Vllm
+            return None if model is UNSET else Vllm()
         case SessionUpdate(session=msgspec.Raw() as session):
-            return OpenAIBeta if _is_flat(session) else OpenAI
+            return OpenAIBeta(of_transcription=False) if _is_flat(session) else OpenAI()
         case Commit(final=final) if final is not UNSET:
-            return Vllm
+            return Vllm()
         case _:
             return None
 

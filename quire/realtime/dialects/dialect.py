@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from quire.realtime.client_events import ClientEvent
 from quire.realtime.errors import EventError
@@ -60,8 +60,8 @@ class Dialect(Protocol):
         defaults: settings of a new session.
     """
 
-    commits_end_utterances: bool
-    defaults: SessionSettings
+    commits_end_utterances: ClassVar[bool]
+    defaults: ClassVar[SessionSettings]
 
     def updated_settings(self, event: ClientEvent, settings: SessionSettings) -> SessionSettings:
         """The settings after an update.

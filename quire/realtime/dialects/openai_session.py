@@ -209,7 +209,7 @@ def _with_noise(given: Noise | UnsetType | None, settings: SessionSettings, path
         return settings
     if given is not None and given.strength is not None:
         raise EventError(f"{path}.strength is not supported; leave it out.", "unsupported_value", f"{path}.strength")
-    return replace(settings, noise_reduction=given and given.type)
+    return replace(settings, noise_reduction=None if given is None else given.type)
 
 
 def _with_detection(given: Detection, settings: SessionSettings, path: str) -> SessionSettings:

@@ -14,7 +14,7 @@ from quire.app.listen.screen import Screen
 from quire.app.listen.sources import from_microphone
 from quire.app.openai_client import ServerError
 from tests.support.audio import wav
-from tests.support.realtime import FakeSpeech, dialogue, silence, speech, speech_server
+from tests.support.realtime import FakeSpeech, as_floats, dialogue, silence, speech, speech_server
 from tests.support.server import Server
 
 
@@ -32,7 +32,7 @@ async def listen(server: Server, *arguments: str, audio: bytes = b"") -> tuple[i
 
 async def test_a_file_is_printed_utterance_by_utterance(tmp_path: Path) -> None:
     file = tmp_path / "speech.wav"
-    file.write_bytes(wav(np.concatenate([dialogue(2.0, 1.2), speech(1.5)])[:, None] / np.float32(32768)))
+    file.write_bytes(wav(as_floats(np.concatenate([dialogue(2.0, 1.2), speech(1.5)]))))
     model = FakeSpeech()
     async with speech_server(tmp_path, model, api_key=("k",)) as server:
         status, output, errors = await listen(server, str(file), "--api-key", "k", "--prompt", "Hello")
@@ -44,7 +44,7 @@ async def test_a_file_is_printed_utterance_by_utterance(tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_header", [False, True])
 async def test_standard_input_is_printed(tmp_path: Path, with_header: bool) -> None:
     samples = dialogue(1.0)
-    audio = wav(samples[:, None] / np.float32(32768)) if with_header else samples.tobytes()
+    audio = wav(as_floats(samples)) if with_header else samples.tobytes()
     async with speech_server(tmp_path) as server:
         status, output, _ = await listen(server, "-", "--language", "de", audio=audio)
         assert (status, output) == (0, "de1 de2\n")
