@@ -51,6 +51,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, "{}"),
     "watermarking": (False, None),
 }
+_MIN_TEMPERATURE = 1e-3  # lower ones overflow the logits
 _WITH_TIMES = ("srt", "vtt", "verbose_json")
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}, "text/vtt": {"schema": {"type": "string"}}}
 
@@ -145,7 +146,7 @@ def _options(body: SpeechBody, state: ServerState, task: SpeechTask) -> Transcri
         languages=tuple(own.languages),
         prompt=body.prompt,
         hotwords=" ".join(text for text in (body.hotwords or "", *own.keywords) if text),
-        temperature=body.temperature,
+        temperature=max(body.temperature, _MIN_TEMPERATURE) if body.temperature else 0.0,
         timestamps=body.response_format in _WITH_TIMES,
         words="word" in own.timestamp_granularities,
         logprobs=bool(own.include),

@@ -124,6 +124,19 @@ async def test_bodies_that_are_no_form_are_refused(tmp_path: Path, content_type:
         assert reason in response.json()["error"]["message"]
 
 
+async def test_huge_heads_of_parts_are_refused_or_have_no_effect(tmp_path: Path) -> None:
+    async with speech_server(tmp_path) as server:
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        for head in (b'; name="' + b"n" * (1 << 20) + b'"', b'; name="file"; filename="' + b"n" * (1 << 20) + b'"'):
+            body = b"--x\r\nContent-Disposition: form-data" + head + b"\r\n\r\nv\r\n--x--\r\n"
+            response = await server.http.post(PATH, content=body, headers=kind)
+            assert response.status_code == 400
+            assert len(response.content) < 8192
+        many = b"--x\r\n" + b"X-Header: value\r\n" * 50_000 + b"\r\nv\r\n--x--\r\n"
+        assert (await server.http.post(PATH, content=many, headers=kind)).status_code == 400
+        assert (await post(server.http, GOOD, **{"n" * 5000: "v"})).status_code == 200
+
+
 async def test_two_files_are_refused(tmp_path: Path) -> None:
     async with speech_server(tmp_path) as server:
         files = [("file", ("a.wav", GOOD)), ("file", ("b.wav", GOOD))]

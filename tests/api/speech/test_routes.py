@@ -29,6 +29,7 @@ from tests.support.speech import (
 
 PATH = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"
+LOGPROBS: dict[str, Any] = {"include[]": ["logprobs"]}
 A, B = 300.0, 600.0
 AUDIO = wav(spoken((A, 1.0), (B, 1.0))[:, None])
 LONG = encode(spoken(*((hertz, 4.0) for hertz in (A, B) * 8))[:, None], "flac")
@@ -89,7 +90,7 @@ async def test_text_cannot_break_subtitles(tmp_path: Path) -> None:
 
 async def test_verbose_json_has_segments_and_words(tmp_path: Path) -> None:
     async with speech_server(tmp_path, SpeechCore(probs=speaks("de", no_speech=0.25))) as server:
-        fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+        fields: dict[str, Any] = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
         body = (await send(server, **fields)).json()
         assert (body["task"], body["language"], body["duration"]) == ("transcribe", "de", 3.2)
         assert body["text"] == "alpha bravo"
@@ -169,13 +170,14 @@ async def test_fields_reach_the_engine(tmp_path: Path) -> None:
 async def test_the_language_is_chosen_among_those_that_may_be_spoken(tmp_path: Path) -> None:
     core = SpeechCore(probs=lambda message: [0.7, 0.1, 0.2] if len(message.prompt) == 1 else [0.0])
     async with speech_server(tmp_path, core) as server:
-        body = (await send(server, **{"languages[]": ["de", "ja"]})).json()
+        fields: dict[str, Any] = {"languages[]": ["de", "ja"]}
+        body = (await send(server, **fields)).json()
         assert body["languages"] == [{"code": "ja"}]
 
 
 async def test_log_probabilities(tmp_path: Path) -> None:
     async with speech_server(tmp_path) as server:
-        body = (await send(server, **{"include[]": ["logprobs"]})).json()
+        body = (await send(server, **LOGPROBS)).json()
         entries = body["logprobs"]
         assert bytes(value for entry in entries for value in entry["bytes"]) == b" alpha bravo"
         assert entries[0] == {"token": " ", "logprob": -0.5, "bytes": [32]}
@@ -286,7 +288,7 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 async def test_streams_have_openais_events(tmp_path: Path) -> None:
     async with speech_server(tmp_path) as server:
-        response = await send(server, file=LONG, stream="true", **{"include[]": ["logprobs"]})
+        response = await send(server, file=LONG, stream="true", **LOGPROBS)
         events = events_of(response)
         assert {event["type"] for event in events[:-1]} == {"transcript.text.delta"}
         last = events[-1]
@@ -301,7 +303,7 @@ async def test_streams_have_openais_events(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["field", "option"])
 async def test_streams_have_vllms_chunks_if_asked_for(tmp_path: Path, how: str) -> None:
-    settings = {"transcription_events": "vllm"} if how == "option" else {}
+    settings: dict[str, Any] = {"transcription_events": "vllm"} if how == "option" else {}
     fields = {"stream_format": "vllm"} if how == "field" else {}
     async with speech_server(tmp_path, **settings) as server:
         response = await send(server, stream="true", stream_include_usage="true", **fields)

@@ -105,8 +105,7 @@ class Transcriber:
         )
         decoder.earlier = await self._audio.run(partial(self._tokens.earlier_text, options), tenant=tenant)
         if windows and decoder.language is None:
-            first = audio[windows[0].start : windows[0].end]
-            found = await decoder.detect(await decoder.item(first))
+            found = await decoder.detect(audio, windows[0])
             decoder.language = max(options.languages or found, key=found.__getitem__)
         joiner, collected = Joiner(decoder.language), _Collected()
         async with aclosing(RunningWindows(served.client, decoder, audio, windows)) as running:
@@ -148,7 +147,7 @@ class Transcriber:
             TranscriptionOptions(),
             current_tenant(),
         )
-        return await decoder.detect(await decoder.item(audio[: round(self._info.chunk_seconds * SAMPLE_RATE)]))
+        return await decoder.detect(audio, Window(0, min(len(audio), round(self._info.chunk_seconds * SAMPLE_RATE))))
 
     @property
     def _languages(self) -> Sequence[str]:

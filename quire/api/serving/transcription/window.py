@@ -30,7 +30,7 @@ from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.tokenizer import Tokenizer
 
 Samples = NDArray[np.float32]
-_SHORTEST = 4 * SAMPLE_RATE  # samples of a window that is not divided any more
+_SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
 @dataclass(slots=True)
@@ -96,27 +96,26 @@ class WindowDecoder:
         self._tenant = tenant
         self._clock = asyncio.get_running_loop().time
         self._deadline = None if options.timeout is None else self._clock() + options.timeout
+        self._kept: tuple[Window, MediaItem] | None = None
         self.language = options.language
         self.earlier: Sequence[int] = ()
 
-    async def item(self, samples: Samples) -> MediaItem:
-        """The features of a window.
-
-        Raises:
-            QueueFull: too many jobs wait.
-        """
+    async def _item(self, samples: Samples) -> MediaItem:
         info = self._tokens.info
         return await self._reader.run(
             partial(_item, samples, info.num_mel_bins, info.chunk_seconds), tenant=self._tenant
         )
 
-    async def detect(self, item: MediaItem) -> dict[str, float]:
-        """The probability of each language, by ISO code.
+    async def detect(self, audio: Samples, window: Window) -> dict[str, float]:
+        """The probability of each language in a window, by ISO code. Its features are kept until it is decoded.
 
         Raises:
             EngineError: the engine failed.
+            QueueFull: too many jobs wait.
         """
         info = self._tokens.info
+        item = await self._item(audio[window.start : window.end])
+        self._kept = (window, item)
         codes = list(info.languages)
         params = SamplingParams(
             max_tokens=1,
@@ -142,7 +141,8 @@ class WindowDecoder:
             QueueFull: too many jobs wait.
         """
         samples = audio[window.start : window.end]
-        item = await self.item(samples)
+        kept, self._kept = self._kept, None
+        item = kept[1] if kept is not None and kept[0] == window else await self._item(samples)
         prompt = self._tokens.prompt(self._options, self.language, self.earlier)
         attempt = await self._best_attempt(item, prompt, feed)
         quality = attempt.quality

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +12,7 @@ from quire.api.serving.transcription.segments import Span
 from quire.api.serving.transcription.tokens import SpeechTokens
 
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages that do not put spaces between words
-_BEFORE = "\"'“¿([{-"  # belongs to the word behind it
-_AFTER = "\"'.。,，!！?？:：”)]}、"  # belongs to the word before it
+_OPENING = "\"'“‘「『（《【¿([{"  # punctuation that belongs to the word behind it
 _DIAGONAL, _UP, _LEFT = 0, 1, 2
 
 
@@ -24,12 +22,14 @@ class WordTokens:
 
     Attributes:
         first, last: indices of its tokens; `last` is not included.
+        spoken: `last` without the punctuation at its end, which takes a pause.
         start, end: in seconds from the start of the window, once they are known.
     """
 
     text: str
     first: int
     last: int
+    spoken: int
     start: float = 0.0
     end: float = 0.0
 
@@ -48,7 +48,7 @@ def timed_words(
     starts = starts_of_tokens(alignment) * tokens.info.time_precision
     words = [word for word in words_of(text_tokens, tokens, language) if word.text.strip()]
     for word in words:
-        word.start, word.end = float(starts[word.first]), float(starts[word.last])
+        word.start, word.end = float(starts[word.first]), float(starts[word.spoken])
     return words
 
 
@@ -117,18 +117,28 @@ def _path(trace: NDArray[np.int8], row: int, column: int) -> tuple[NDArray[np.in
 
 
 def words_of(text_tokens: Sequence[int], tokens: SpeechTokens, language: str | None) -> list[WordTokens]:
-    """The words in the text tokens of a window. All tokens are in exactly one word."""
-    characters = _characters(text_tokens, tokens)
-    if language in _WITHOUT_SPACES:
-        return _with_punctuation(characters)
+    """The words in the text tokens of a window. All tokens are in exactly one word.
+
+    A word begins with a space; in languages without spaces each character is one, with the punctuation at its sides.
+    """
     words: list[WordTokens] = []
-    for piece in characters:
-        if not words or piece.text.startswith(" ") or piece.text.strip() in string.punctuation:
+    spaced = language not in _WITHOUT_SPACES
+    opened = False  # the last word is only opening punctuation
+    for piece in _characters(text_tokens, tokens):
+        mark = piece.text.strip()
+        silent = all(not char.isalnum() for char in mark)
+        begins = (
+            piece.text[:1].isspace() if spaced else not opened and (not silent or (mark != "" and mark in _OPENING))
+        )
+        if begins or not words:
             words.append(piece)
         else:
             words[-1].text += piece.text
             words[-1].last = piece.last
-    return _with_punctuation(words)
+            if not silent:
+                words[-1].spoken = piece.last
+        opened = silent and mark != "" and mark in _OPENING and words[-1].text.strip() == mark
+    return words
 
 
 def _characters(text_tokens: Sequence[int], tokens: SpeechTokens) -> list[WordTokens]:
@@ -141,28 +151,9 @@ def _characters(text_tokens: Sequence[int], tokens: SpeechTokens) -> list[WordTo
             text = content.decode()
         except UnicodeDecodeError:
             continue
-        groups.append(WordTokens(text, first, index + 1))
+        groups.append(WordTokens(text, first, index + 1, index + 1))
         content, first = b"", index + 1
     if first < len(text_tokens):
-        groups.append(WordTokens(content.decode(errors="replace"), first, len(text_tokens)))
+        count = len(text_tokens)
+        groups.append(WordTokens(content.decode(errors="replace"), first, count, count))
     return groups
-
-
-def _with_punctuation(words: list[WordTokens]) -> list[WordTokens]:
-    """Words joined with the punctuation before and behind them."""
-    joined: list[WordTokens] = []
-    opening: WordTokens | None = None
-    for word in words:
-        mark = word.text.strip()
-        if opening is not None:
-            word = WordTokens(opening.text + word.text, opening.first, word.last)
-            opening = None
-        if mark and mark in _BEFORE and (word.text.startswith(" ") or not joined):
-            opening = word
-        elif mark and mark in _AFTER and joined and not word.text.startswith(" "):
-            joined[-1] = WordTokens(joined[-1].text + word.text, joined[-1].first, word.last)
-        else:
-            joined.append(word)
-    if opening is not None:
-        joined.append(opening)
-    return joined
