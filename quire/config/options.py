@@ -182,6 +182,32 @@ class AudioOptions(Options):
     )
 
 
+class RealtimeOptions(Options):
+    """Sessions of /v1/realtime."""
+
+    max_realtime_sessions: PositiveInt = Field(
+        64, description="maximum number of realtime sessions; further ones get status 503 with Retry-After"
+    )
+    max_realtime_event_size: Size = Field(
+        ByteSize(21 << 20),
+        description="maximum size of an event of a realtime client; the default holds 15 MiB of audio in base64",
+    )
+    max_realtime_audio: Seconds = Field(
+        600.0, description="seconds of audio that a realtime client may send without committing it"
+    )
+    realtime_idle_timeout: SecondsOrNever = Field(
+        120.0, description="seconds without an event after which a realtime session ends; 0: never"
+    )
+    realtime_session_timeout: SecondsOrNever = Field(
+        14400.0, description="seconds after which a realtime session ends; 0: never"
+    )
+    realtime_interim_interval: SecondsOrNever = Field(
+        0.5,
+        description="seconds of new audio after which an utterance that is being spoken is transcribed again, at the "
+        "earliest; 0: it is transcribed once, when it has ended",
+    )
+
+
 class ModelOptions(Options):
     """How models are loaded."""
 

@@ -112,6 +112,18 @@ class Metrics:
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after it died")
         self.audio_seconds = self._counter("audio_seconds", "Seconds of audio that were transcribed")
         self.success = self._counter("request_success", "Sequences that ended", "finished_reason")
+        self.realtime_sessions = Gauge(
+            _PREFIX + "websocket_connections_active", "Realtime sessions that are open", registry=self._engine
+        )
+        self.realtime_opened = Counter(
+            _PREFIX + "websocket_connections", "Realtime sessions that were opened", registry=self._engine
+        )
+        self.realtime_seconds = Histogram(
+            _PREFIX + "websocket_connection_duration_seconds",
+            "Duration of a realtime session",
+            buckets=buckets.SESSION,
+            registry=self._engine,
+        )
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Prompt and generated tokens of an engine step", buckets.STEP_TOKENS
         )
