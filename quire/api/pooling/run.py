@@ -6,6 +6,7 @@ it has; what more it may use for a while is up to the client's batches.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -27,6 +28,7 @@ from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.batches import Names, PairsJob, PoolingPrompt, TextsJob
 
+_SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already
 _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
 
 
@@ -173,8 +175,10 @@ async def _prompts(model: ServedModel, part: Part) -> AsyncGenerator[Sequence[Po
         async with aclosing(model.renderer.batch(part.source, tenant=current_tenant())) as slices:
             async for prompts in slices:
                 yield prompts
-    else:
-        yield part.source
+        return
+    for start in range(0, len(part.source), _SLICE):
+        yield part.source[start : start + _SLICE]
+        await asyncio.sleep(0)
 
 
 def _request(head: Head, params: PoolingParams, prompt: PoolingPrompt) -> PoolRequest:
