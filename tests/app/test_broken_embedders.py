@@ -60,6 +60,23 @@ def test_a_broken_embedder_is_refused_in_words(files: dict[str, str], whole: Pat
     assert 10 < len(str(refused.value)) < 2000
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("matryoshka_dimensions", value) for value in (5, True, "x", [0], [1.5], {"a": 1})),
+        *(("type_vocab_size", value) for value in (-1, 10**30, 1.5)),
+        *(("num_labels", value) for value in (10**9, -1, "x")),  # transformers makes a name for each label
+    ],
+)
+def test_a_broken_config_of_an_embedder_is_refused(name: str, value: Any, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    with pytest.raises(DOCUMENTED, match=name):
+        load_everything(folder)
+
+
 def test_a_dense_module_is_loaded_if_its_files_are_whole(whole: Path, tmp_path: Path) -> None:
     """So that the cases above are refused for what is broken."""
     import safetensors.torch
