@@ -23,7 +23,7 @@ def _texts(count: int, text: str = "a short text") -> list[str]:
 
 def _many() -> list[Hostile]:
     lists = [token_ids(480)] * _MOST
-    parts = {"content": [{"type": "text", "text": "x"}] * 7}
+    parts = {"content": [{"type": "text", "text": "x"}]}
     return [
         Hostile("embeddings: one text, ordinary", EMBEDDINGS, lambda: {"input": "a short text"}, control=True),
         Hostile("embeddings: 2,048 texts", EMBEDDINGS, lambda: {"input": _texts(_MOST)}),
@@ -32,7 +32,7 @@ def _many() -> list[Hostile]:
         Hostile(
             "embeddings: a million tokens, the last invalid", EMBEDDINGS, lambda: {"input": [*lists[1:], [99_999]]}
         ),
-        Hostile("embeddings: 16,384 objects of 7 parts", COHERE, lambda: {"inputs": [parts] * 16_384}),
+        Hostile("embeddings: 16,384 objects with a part", COHERE, lambda: {"inputs": [parts] * 16_384}),
         Hostile("embeddings: 200,000 types", COHERE, lambda: {"texts": ["x"], "embedding_types": ["float"] * 200_000}),
         Hostile("embeddings: 2,048 texts, all types", COHERE, lambda: _all_types(_MOST)),
         Hostile("predictions: 100,000 pairs", PREDICT, lambda: {"inputs": [["a", "b"]] * 100_000}),
@@ -48,16 +48,16 @@ def _long() -> list[Hostile]:
     long = "a" * MEGABYTE
     return [
         Hostile("embeddings: a million letters", EMBEDDINGS, lambda: {"input": long}),
-        Hostile("embeddings: 5 texts of a million letters, cut", TEI, lambda: {"inputs": [long] * 5, "truncate": True}),
+        Hostile("embeddings: 2 texts of a million letters, cut", TEI, lambda: {"inputs": [long] * 2, "truncate": True}),
         Hostile(
-            "embeddings: 8 MB of words, cut to a token",
+            "embeddings: 2 MB of words, cut to a token",
             EMBEDDINGS,
-            lambda: {"input": _texts(8, "word " * 195_000), "truncate_prompt_tokens": 1},
+            lambda: {"input": _texts(2, "word " * 195_000), "truncate_prompt_tokens": 1},
         ),
         Hostile(
             "embeddings: an instruction for 2,048 texts",
             EMBEDDINGS,
-            lambda: {"input": _texts(_MOST), "instruction": _PARAGRAPH * 1400},
+            lambda: {"input": _texts(_MOST), "instruction": _PARAGRAPH * 180},
         ),
         Hostile("embeddings: 40 MB", EMBEDDINGS, lambda: {"input": [_PARAGRAPH * 1000] * 900}),
     ]
@@ -68,7 +68,7 @@ def _large_results() -> list[Hostile]:
         return {
             "model": "quire-nano-embed",
             "task": "token_embed",
-            "input": [token_ids(2000)] * 4,
+            "input": [token_ids(500)] * 16,
             "embed_dtype": dtype,
             "encoding_format": form,
         }
@@ -79,24 +79,24 @@ def _large_results() -> list[Hostile]:
         Hostile(
             "pooling: vectors of 60,000 tokens",
             POOLING,
-            lambda: {**of_tokens("int8", "bytes"), "input": [token_ids(2000)] * 30},
+            lambda: {**of_tokens("int8", "bytes"), "input": [token_ids(500)] * 120},
         ),
     ]
 
 
 def _scores() -> list[Hostile]:
-    document = _PARAGRAPH * 40
+    document = _PARAGRAPH * 35
 
     def rerank(documents: Any, query: str = "fox", **fields: Any) -> Json:
         return {"query": query, "documents": documents, **fields}
 
     return [
         Hostile("rerank: 2,048 documents", RERANK, lambda: rerank(_texts(_MOST))),
-        Hostile("rerank: 100 documents of 400 words", RERANK, lambda: rerank(_texts(100, document))),
+        Hostile("rerank: 100 documents of 300 words", RERANK, lambda: rerank(_texts(100, document))),
         Hostile(
-            "rerank: 2,048 documents of 6,000 letters, cut",
+            "rerank: 500 documents of 6,000 letters, cut",
             RERANK,
-            lambda: rerank(_texts(_MOST, document * 3), max_tokens_per_doc=4),
+            lambda: rerank(_texts(500, document * 4), max_tokens_per_doc=4),
         ),
         Hostile("rerank: a query of a million letters", RERANK, lambda: rerank(_texts(_MOST), query="a" * MEGABYTE)),
         Hostile("score: 2,048 pairs", SCORE, lambda: {"text_1": _texts(_MOST), "text_2": _texts(_MOST)}),

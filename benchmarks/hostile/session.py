@@ -238,7 +238,7 @@ def _warm_up(server: Server) -> None:
         (RENDER_CHAT, chat()),
         (TOKENIZE, {"prompt": "word " * 100_000}),
         (EMBEDDINGS, {"input": [f"text {number} " + "word " * 200 for number in range(64)]}),
-        (EMBEDDINGS, {"input": "word " * 6000, "truncate_prompt_tokens": -1}),
+        (EMBEDDINGS, {"input": "word " * 60_000, "truncate_prompt_tokens": -1}),
         (RERANK, {"query": "text", "documents": ["a", "b"]}),
     ]
     # Pages of the KV cache take memory when they are first written, which would look like memory that is not returned.
