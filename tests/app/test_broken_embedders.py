@@ -15,6 +15,9 @@ from tests.support.encoders import tiny_embedder
 MODULES, POOLING, DENSE = "modules.json", "1_Pooling/config.json", "9_Dense/config.json"
 LIST = json.loads('[{"path": "", "type": "models.Transformer"}, {"path": "1_Pooling", "type": "models.Pooling"}]')
 WITH_DENSE = json.dumps([*LIST, {"path": "9_Dense", "type": "models.Dense"}])
+TYPES: list[Any] = [5, None, "", "models.Unheard", []]
+MODES: list[Any] = [5, True, [], [5], [[]], {"a": 1}, 1e308, "what"]
+SIZES: list[Any] = [5.5, -1, 0, None, "8", [8], 10**30, 1e308, True]
 MEAN, TANH = {"pooling_mode_mean_tokens": True}, {"in_features": 64, "out_features": 8}
 
 
@@ -25,15 +28,15 @@ def listed(**changes: Any) -> str:
 
 CASES: list[dict[str, str]] = [
     *({MODULES: text} for text in ("", "{", "5", "null", '{"a": 1}', "[5]", "[{}]", "[" * 100_000)),
-    *({MODULES: listed(type=value)} for value in (5, None, "", "models.Unheard", [])),
+    *({MODULES: listed(type=value)} for value in TYPES),
     *({MODULES: listed(path=value)} for value in ("..", "/etc", 5, "nowhere")),
     *({POOLING: text} for text in ("", "5", "[]", "{}", "\x00")),
-    *({POOLING: json.dumps({"pooling_mode": value})} for value in (5, True, [], [5], [[]], {"a": 1}, 1e308, "what")),
+    *({POOLING: json.dumps({"pooling_mode": value})} for value in MODES),
     {POOLING: json.dumps({**MEAN, "pooling_mode_cls_token": True})},
     *(
         {MODULES: WITH_DENSE, DENSE: json.dumps({**TANH, name: value})}
         for name in ("in_features", "out_features")
-        for value in (5.5, -1, 0, None, "8", [8], 10**30, 1e308, True)
+        for value in SIZES
     ),
     {MODULES: WITH_DENSE, DENSE: json.dumps({**TANH, "activation_function": ["x"]})},
     {MODULES: WITH_DENSE, DENSE: json.dumps(TANH)},  # without weights
