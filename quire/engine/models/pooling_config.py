@@ -134,8 +134,8 @@ def _with_matryoshka(pooler: PoolerSpec, config: Any) -> PoolerSpec:
     dimensions = getattr(config, "matryoshka_dimensions", None) or ()
     if not dimensions and not getattr(config, "is_matryoshka", False):
         return pooler
-    if not all(type(one) is int and one > 0 for one in dimensions):
-        raise UnsupportedModel("the model's config.json: matryoshka_dimensions must be positive integers")
+    if not isinstance(dimensions, list | tuple) or not all(type(one) is int and one > 0 for one in dimensions):
+        raise UnsupportedModel("the model's config.json: matryoshka_dimensions must be a list of positive integers")
     return replace(pooler, matryoshka=True, dimensions=tuple(dimensions))
 
 
