@@ -2,8 +2,9 @@
 
 512 texts of 8 to 400 words by all-MiniLM-L6-v2, all in one request; the others get them in one call, at the best of
 several batch sizes and data types. Then the latency of single short queries: on an idle server, and while a batch runs.
-The peers need packages that the tests do not (sentence-transformers, onnxruntime, onnx); those that are not installed
-are left out.
+The peers need packages that the tests do not (sentence-transformers, onnxruntime, onnx, infinity-emb); those that are
+not installed are left out. They may be in environments of their own: run this with the interpreter that has the first
+three, and name those of the servers by --quire and --infinity.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
+Rows = dict[str, dict[str, float]]
 _PORT = 8377
 _MAX_TOKENS = 256
 
@@ -52,10 +54,9 @@ def make_texts(folder: Path, count: int) -> list[str]:
 
 
 @contextmanager
-def quire(folder: Path, *options: str) -> Iterator[httpx.Client]:
-    """A running server."""
-    command = [sys.executable, "-m", "quire", "serve", str(folder), "--port", str(_PORT), "--no-access-log", *options]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+def server(*command: str) -> Iterator[httpx.Client]:
+    """A running server on _PORT."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{_PORT}", timeout=600) as client:
                 _wait(client)
@@ -75,10 +76,14 @@ def _wait(client: httpx.Client) -> None:
     sys.exit("the server did not start")
 
 
-def embed(client: httpx.Client, texts: list[str]) -> Vectors:
+def quire(python: str, folder: Path, *options: str) -> AbstractContextManager[httpx.Client]:
+    """A running server of Quire. `python`: the interpreter that has it."""
+    return server(python, "-m", "quire", "serve", str(folder), "--port", str(_PORT), "--no-access-log", *options)
+
+
+def embed(client: httpx.Client, texts: list[str], path: str = "/v1/embeddings", **fields: Any) -> Vectors:
     """Embeddings of all texts in one request."""
-    body = {"input": texts, "encoding_format": "base64", "truncate_prompt_tokens": -1}
-    response = client.post("/v1/embeddings", json=body)
+    response = client.post(path, json={"input": texts, "encoding_format": "base64", **fields})
     response.raise_for_status()
     rows = [base64.b64decode(item["embedding"]) for item in response.json()["data"]]
     return np.stack([np.frombuffer(row, np.float32) for row in rows])
@@ -111,7 +116,7 @@ def latencies(client: httpx.Client, texts: list[str]) -> dict[str, float]:
     def batches() -> None:
         with httpx.Client(base_url=client.base_url, timeout=600) as other:
             while not stop.is_set():
-                embed(other, texts)
+                embed(other, texts, truncate_prompt_tokens=-1)
 
     thread = threading.Thread(target=batches)
     thread.start()
@@ -181,10 +186,54 @@ def _run(session: Any, tokenizer: Any, texts: list[str], batch: int) -> Vectors:
     return np.stack([out[index] for index in range(len(texts))])
 
 
+def infinity(folder: Path, python: str, texts: list[str], repeats: int) -> Iterator[tuple[str, float, Vectors]]:
+    """infinity-emb's server, all texts in one request. `python`: the interpreter that has it."""
+    for batch in (16, 32, 64):
+        options = ("--model-id", str(folder), "--engine", "torch", "--device", "cpu", "--batch-size", str(batch))
+        command = (str(Path(python).parent / "infinity_emb"), "v2", *options, "--port", str(_PORT))
+        with server(*command) as client:
+            model = client.get("/models").json()["data"][0]["id"]
+            run = lambda c=client, name=model: embed(c, texts, "/embeddings", model=name)  # noqa: E731
+            run()
+            yield f"infinity-emb float32 batch {batch}", *timed(run, repeats)
+
+
 def worst_cosine(vectors: Vectors, reference: Vectors) -> float:
     """The smallest cosine similarity of corresponding rows."""
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
     return float(((vectors * reference).sum(1) / lengths).min())
+
+
+def run_quire(
+    python: str, folder: Path, texts: list[str], repeats: int, rows: Rows, vectors: dict[str, Vectors]
+) -> None:
+    """Measure our server in each of its formats."""
+    for name, options in (
+        ("quire bfloat16", ()),
+        ("quire int8", ("--quantization", "int8")),
+        ("quire float32", ("--dtype", "float32")),
+    ):
+        with quire(python, folder, *options) as client:
+            embed(client, texts[:32], truncate_prompt_tokens=-1)
+            run = lambda c=client: embed(c, texts, truncate_prompt_tokens=-1)  # noqa: E731
+            seconds, vectors[name] = timed(run, repeats)
+            rows[name] = {"seconds": seconds, **latencies(client, texts)}
+        print(name, rows[name], flush=True)
+
+
+def run_peers(
+    args: argparse.Namespace, folder: Path, texts: list[str], rows: Rows, vectors: dict[str, Vectors]
+) -> None:
+    """Measure those of the others that are installed."""
+    peers = {"sentence_transformers": sentence_transformers, "onnxruntime": onnx}
+    found = [run for package, run in peers.items() if importlib.util.find_spec(package) is not None]
+    results = [run(folder, texts, args.repeats) for run in found]
+    if args.infinity is not None:
+        results.append(infinity(folder, args.infinity, texts, args.repeats))
+    for result in results:
+        for name, seconds, values in result:
+            rows[name], vectors[name] = {"seconds": seconds}, values
+            print(name, f"{seconds:.2f} s", flush=True)
 
 
 def main() -> None:
@@ -192,36 +241,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--quire", default=sys.executable, help="the Python interpreter that has Quire")
+    parser.add_argument("--infinity", help="the Python interpreter that has infinity-emb")
     parser.add_argument("--json", type=Path, help="output file")
     args = parser.parse_args()
-    os.environ.update(HF_HUB_OFFLINE="1", OMP_WAIT_POLICY="PASSIVE")
+    os.environ.update(HF_HUB_OFFLINE="1")
     folder = model_folder()
     texts = make_texts(folder, args.texts)
-    rows: dict[str, dict[str, float]] = {}
+    rows: Rows = {}
     vectors: dict[str, Vectors] = {}
-    for name, options in (
-        ("quire bfloat16", ()),
-        ("quire int8", ("--quantization", "int8")),
-        ("quire float32", ("--dtype", "float32")),
-    ):
-        with quire(folder, *options) as client:
-            embed(client, texts[:32])
-            seconds, vectors[name] = timed(lambda c=client: embed(c, texts), args.repeats)  # type: ignore[misc]
-            rows[name] = {"seconds": seconds, **latencies(client, texts)}
-        print(name, rows[name], flush=True)
-    for package, peer in (("sentence_transformers", sentence_transformers), ("onnxruntime", onnx)):
-        if importlib.util.find_spec(package) is None:
-            print(f"{package} is not installed")
-            continue
-        for name, seconds, result in peer(folder, texts, args.repeats):
-            rows[name], vectors[name] = {"seconds": seconds}, result
-            print(name, f"{seconds:.2f} s", flush=True)
+    run_quire(args.quire, folder, texts, args.repeats, rows, vectors)
+    run_peers(args, folder, texts, rows, vectors)
     reference = vectors.get("sentence-transformers float32 batch 32", vectors["quire float32"])
     for name, row in rows.items():
         row["worst_cosine"] = worst_cosine(vectors[name], reference)
-    for peer_name in ("sentence-transformers", "onnxruntime"):
+    for peer_name in ("sentence-transformers", "onnxruntime", "infinity-emb"):
         best = min((row["seconds"] for name, row in rows.items() if name.startswith(peer_name)), default=None)
-        for own in ("quire bfloat16", "quire int8"):
+        for own in ("quire bfloat16", "quire int8", "quire float32"):
             if best is not None:
                 rows[own][f"times_{peer_name}"] = best / rows[own]["seconds"]
     report = {"date": date.today().isoformat(), "texts": len(texts), "rows": rows}

@@ -94,6 +94,17 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     )
 
 
+def static_folder(folder: Path) -> Path | None:
+    """Where the table and the tokenizer of a model of static embeddings are; None for other models."""
+    try:
+        entries = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        first = entries[0]
+        inner = Path(first["path"]) if str(first["type"]).endswith("StaticEmbedding") else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None  # no such file, or a broken one: the engine says so
+    return None if inner is None or inner.is_absolute() or ".." in inner.parts else folder / inner
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file.
 
