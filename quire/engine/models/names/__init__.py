@@ -10,7 +10,6 @@ from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.spec import DecoderSpec, EncoderSpec, TransformerSpec
 
-
 _STATIC = WeightNames(((r"embed\.weight", "embed.weight"),))
 
 
