@@ -110,7 +110,7 @@ class JinaBert:
 
 
 def _slopes(heads: int) -> list[float]:
-    """Of Press et al. 2022: a geometric series; where there is none of this length, every second one of a longer one."""
+    """Of Press et al. 2022: a geometric series, filled up with every second element of one that is twice as long."""
     if heads & (heads - 1) == 0:
         return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
     below = 2 ** int(math.log2(heads))
