@@ -1,7 +1,8 @@
 """Embeddings by Quire's server, beside sentence-transformers and onnxruntime: ``python -m benchmarks.embeddings``.
 
 512 texts of 8 to 400 words by all-MiniLM-L6-v2, all in one request; the others get them in one call, at the best of
-several batch sizes and data types. Then the latency of single short queries: on an idle server, and while a batch runs.
+several batch sizes and data types. They take turns. Then the latency of single short queries: on an idle server, and
+while a batch runs.
 The peers need packages that the tests do not (sentence-transformers, onnxruntime, onnx, infinity-emb); those that are
 not installed are left out. They may be in environments of their own: run this with the interpreter that has the first
 three, and name those of the servers by --quire and --infinity.
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
-Rows = dict[str, dict[str, float]]
+Rows = dict[str, dict[str, Any]]
+Run = Callable[[list[str]], Vectors]
 _PORT = 8377
 _MAX_TOKENS = 256
+_BATCHES = (16, 32, 64)
+_FORMATS: dict[str, tuple[str, ...]] = {
+    "quire bfloat16": (),
+    "quire int8": ("--quantization", "int8"),
+    "quire float32": ("--dtype", "float32"),
+}
 
 
 def model_folder() -> Path:
@@ -54,11 +62,11 @@ def make_texts(folder: Path, count: int) -> list[str]:
 
 
 @contextmanager
-def server(*command: str) -> Iterator[httpx.Client]:
-    """A running server on _PORT."""
+def server(port: str, *command: str) -> Iterator[httpx.Client]:
+    """A running server."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{_PORT}", timeout=600) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
                 _wait(client)
                 yield client
         finally:
@@ -66,7 +74,7 @@ def server(*command: str) -> Iterator[httpx.Client]:
 
 
 def _wait(client: httpx.Client) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         try:
             if client.get("/health").status_code == 200:
                 return
@@ -76,9 +84,10 @@ def _wait(client: httpx.Client) -> None:
     sys.exit("the server did not start")
 
 
-def quire(python: str, folder: Path, *options: str) -> AbstractContextManager[httpx.Client]:
+def quire(python: str, port: int, folder: Path, *options: str) -> AbstractContextManager[httpx.Client]:
     """A running server of Quire. `python`: the interpreter that has it."""
-    return server(python, "-m", "quire", "serve", str(folder), "--port", str(_PORT), "--no-access-log", *options)
+    command = (python, "-m", "quire", "serve", str(folder), "--port", str(port), "--no-access-log")
+    return server(str(port), *command, *options)
 
 
 def embed(client: httpx.Client, texts: list[str], path: str = "/v1/embeddings", **fields: Any) -> Vectors:
@@ -89,14 +98,11 @@ def embed(client: httpx.Client, texts: list[str], path: str = "/v1/embeddings", 
     return np.stack([np.frombuffer(row, np.float32) for row in rows])
 
 
-def timed(run: Callable[[], Vectors], repeats: int) -> tuple[float, Vectors]:
-    """The shortest time of several runs in seconds, and the result of the last one."""
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        result = run()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds), result
+def seconds_of(run: Run, texts: list[str]) -> tuple[float, Vectors]:
+    """The seconds that a run takes, and its result."""
+    started = time.perf_counter()
+    result = run(texts)
+    return time.perf_counter() - started, result
 
 
 def latencies(client: httpx.Client, texts: list[str]) -> dict[str, float]:
@@ -132,20 +138,22 @@ def latencies(client: httpx.Client, texts: list[str]) -> dict[str, float]:
     }
 
 
-def sentence_transformers(folder: Path, texts: list[str], repeats: int) -> Iterator[tuple[str, float, Vectors]]:
+def sentence_transformers(folder: Path) -> dict[str, Run]:
     """Its `encode` by data type and batch size."""
     import torch  # noqa: PLC0415 the peers' packages may be missing
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415
 
+    runs: dict[str, Run] = {}
     for dtype in ("float32", "bfloat16"):
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
-        model.encode(texts[:32], batch_size=32)
-        for batch in (16, 32, 64):
-            run = lambda size=batch, one=model: np.asarray(one.encode(texts, batch_size=size), np.float32)  # noqa: E731
-            yield f"sentence-transformers {dtype} batch {batch}", *timed(run, repeats)
+        for batch in _BATCHES:
+            runs[f"sentence-transformers {dtype} batch {batch}"] = lambda texts, size=batch, one=model: np.asarray(  # type: ignore[misc]
+                one.encode(texts, batch_size=size), np.float32
+            )
+    return runs
 
 
-def onnx(folder: Path, texts: list[str], repeats: int) -> Iterator[tuple[str, float, Vectors]]:
+def onnx(folder: Path) -> dict[str, Run]:
     """onnxruntime with length-sorted batches: what fastembed runs."""
     import onnxruntime  # noqa: PLC0415 the peers' packages may be missing
     import torch  # noqa: PLC0415
@@ -166,9 +174,10 @@ def onnx(folder: Path, texts: list[str], repeats: int) -> Iterator[tuple[str, fl
             model, example, path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
         )
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        for batch in (16, 32, 64):
-            run = lambda size=batch: _run(session, tokenizer, texts, size)  # noqa: E731
-            yield f"onnxruntime float32 batch {batch}", *timed(run, repeats)
+    return {
+        f"onnxruntime float32 batch {batch}": lambda texts, size=batch: _run(session, tokenizer, texts, size)  # type: ignore[misc]
+        for batch in _BATCHES
+    }
 
 
 def _run(session: Any, tokenizer: Any, texts: list[str], batch: int) -> Vectors:
@@ -186,16 +195,19 @@ def _run(session: Any, tokenizer: Any, texts: list[str], batch: int) -> Vectors:
     return np.stack([out[index] for index in range(len(texts))])
 
 
-def infinity(folder: Path, python: str, texts: list[str], repeats: int) -> Iterator[tuple[str, float, Vectors]]:
+def infinity(stack: ExitStack, folder: Path, python: str) -> dict[str, Run]:
     """infinity-emb's server, all texts in one request. `python`: the interpreter that has it."""
-    for batch in (16, 32, 64):
+    runs: dict[str, Run] = {}
+    for number, batch in enumerate(_BATCHES):
+        port = str(_PORT + 10 + number)
         options = ("--model-id", str(folder), "--engine", "torch", "--device", "cpu", "--batch-size", str(batch))
-        command = (str(Path(python).parent / "infinity_emb"), "v2", *options, "--port", str(_PORT))
-        with server(*command) as client:
-            model = client.get("/models").json()["data"][0]["id"]
-            run = lambda c=client, name=model: embed(c, texts, "/embeddings", model=name)  # noqa: E731
-            run()
-            yield f"infinity-emb float32 batch {batch}", *timed(run, repeats)
+        command = (str(Path(python).parent / "infinity_emb"), "v2", *options, "--no-bettertransformer", "--port", port)
+        client = stack.enter_context(server(port, *command))
+        model = client.get("/models").json()["data"][0]["id"]
+        runs[f"infinity-emb float32 batch {batch}"] = lambda texts, c=client, m=model: embed(  # type: ignore[misc]
+            c, texts, "/embeddings", model=m
+        )
+    return runs
 
 
 def worst_cosine(vectors: Vectors, reference: Vectors) -> float:
@@ -204,43 +216,72 @@ def worst_cosine(vectors: Vectors, reference: Vectors) -> float:
     return float(((vectors * reference).sum(1) / lengths).min())
 
 
-def run_quire(
-    python: str, folder: Path, texts: list[str], repeats: int, rows: Rows, vectors: dict[str, Vectors]
-) -> None:
-    """Measure our server in each of its formats."""
-    for name, options in (
-        ("quire bfloat16", ()),
-        ("quire int8", ("--quantization", "int8")),
-        ("quire float32", ("--dtype", "float32")),
-    ):
-        with quire(python, folder, *options) as client:
-            embed(client, texts[:32], truncate_prompt_tokens=-1)
-            run = lambda c=client: embed(c, texts, truncate_prompt_tokens=-1)  # noqa: E731
-            seconds, vectors[name] = timed(run, repeats)
-            rows[name] = {"seconds": seconds, **latencies(client, texts)}
-        print(name, rows[name], flush=True)
+def best_of(runs: dict[str, Run], texts: list[str], count: int) -> dict[str, Run]:
+    """The runs that are fastest for some of the texts, after one to warm up."""
+    seconds = {}
+    for name, run in runs.items():
+        run(texts[:16])
+        seconds[name], _ = seconds_of(run, texts[: len(texts) // 4])
+        print(f"{name}: {seconds[name]:.2f} s for a quarter", flush=True)
+    return {name: runs[name] for name in sorted(runs, key=lambda name: seconds[name])[:count]}
 
 
-def run_peers(
-    args: argparse.Namespace, folder: Path, texts: list[str], rows: Rows, vectors: dict[str, Vectors]
-) -> None:
-    """Measure those of the others that are installed."""
-    peers = {"sentence_transformers": sentence_transformers, "onnxruntime": onnx}
-    found = [run for package, run in peers.items() if importlib.util.find_spec(package) is not None]
-    results = [run(folder, texts, args.repeats) for run in found]
+def peers(stack: ExitStack, args: argparse.Namespace, folder: Path, texts: list[str]) -> dict[str, Run]:
+    """The best two of each kind that is installed."""
+    kinds: list[dict[str, Run]] = []
+    for package, make in (("sentence_transformers", sentence_transformers), ("onnxruntime", onnx)):
+        if importlib.util.find_spec(package) is not None:
+            kinds.append(make(folder))
     if args.infinity is not None:
-        results.append(infinity(folder, args.infinity, texts, args.repeats))
-    for result in results:
-        for name, seconds, values in result:
-            rows[name], vectors[name] = {"seconds": seconds}, values
-            print(name, f"{seconds:.2f} s", flush=True)
+        kinds.append(infinity(stack, folder, args.infinity))
+    return {name: run for runs in kinds for name, run in best_of(runs, texts, 2).items()}
+
+
+def measure(args: argparse.Namespace, folder: Path, texts: list[str]) -> Rows:
+    """All take turns in each round, so that a machine that becomes slower does so for all of them."""
+    seconds: dict[str, list[float]] = {}
+    vectors: dict[str, Vectors] = {}
+    with ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(quire(args.quire, _PORT + number, folder, *options))
+            for number, (name, options) in enumerate(_FORMATS.items())
+        }
+        runs: dict[str, Run] = {
+            name: lambda texts, c=client: embed(c, texts, truncate_prompt_tokens=-1)  # type: ignore[misc]
+            for name, client in clients.items()
+        }
+        for run in runs.values():
+            run(texts[:64])
+        runs |= peers(stack, args, folder, texts)
+        for _ in range(args.rounds):
+            for name, run in runs.items():
+                taken, vectors[name] = seconds_of(run, texts)
+                seconds.setdefault(name, []).append(taken)
+                print(name, f"{taken:.2f} s", flush=True)
+        rows: Rows = {name: {"seconds": values} for name, values in seconds.items()}
+        for name, client in clients.items():
+            rows[name] |= latencies(client, texts)
+            print(name, rows[name], flush=True)
+    for name, row in rows.items():
+        row["worst_cosine"] = worst_cosine(vectors[name], vectors["quire float32"])
+    return rows
+
+
+def add_ratios(rows: Rows) -> None:
+    """How many times as fast as each peer's best we are: the median of the rounds."""
+    for kind in ("sentence-transformers", "onnxruntime", "infinity-emb"):
+        of_kind = [row["seconds"] for name, row in rows.items() if name.startswith(kind)]
+        best = [min(values) for values in zip(*of_kind, strict=True)]
+        for own in _FORMATS if best else ():
+            ratios = [other / ours for other, ours in zip(best, rows[own]["seconds"], strict=True)]
+            rows[own][f"times_{kind}"] = statistics.median(ratios)
 
 
 def main() -> None:
     """Run everything, and print and store the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quire", default=sys.executable, help="the Python interpreter that has Quire")
     parser.add_argument("--infinity", help="the Python interpreter that has infinity-emb")
     parser.add_argument("--json", type=Path, help="output file")
@@ -248,18 +289,8 @@ def main() -> None:
     os.environ.update(HF_HUB_OFFLINE="1")
     folder = model_folder()
     texts = make_texts(folder, args.texts)
-    rows: Rows = {}
-    vectors: dict[str, Vectors] = {}
-    run_quire(args.quire, folder, texts, args.repeats, rows, vectors)
-    run_peers(args, folder, texts, rows, vectors)
-    reference = vectors.get("sentence-transformers float32 batch 32", vectors["quire float32"])
-    for name, row in rows.items():
-        row["worst_cosine"] = worst_cosine(vectors[name], reference)
-    for peer_name in ("sentence-transformers", "onnxruntime", "infinity-emb"):
-        best = min((row["seconds"] for name, row in rows.items() if name.startswith(peer_name)), default=None)
-        for own in ("quire bfloat16", "quire int8", "quire float32"):
-            if best is not None:
-                rows[own][f"times_{peer_name}"] = best / rows[own]["seconds"]
+    rows = measure(args, folder, texts)
+    add_ratios(rows)
     report = {"date": date.today().isoformat(), "texts": len(texts), "rows": rows}
     print(json.dumps(report, indent=1))
     if args.json is not None:

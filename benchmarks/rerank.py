@@ -44,7 +44,7 @@ def measure(args: argparse.Namespace, lengths: tuple[int, int], *options: str) -
     """Some requests to a server with these options; the first of them is not counted."""
     chosen = ("--convert", "classify", "--hf-overrides", json.dumps({"classifier_from_token": args.tokens}))
     rng = random.Random(sum(lengths))
-    with quire(sys.executable, args.model, *chosen, *options) as client:
+    with quire(sys.executable, 8377, args.model, *chosen, *options) as client:
         rerank(client, words(rng, 4), [words(rng, 4)])
         requests = []
         for _ in range(args.repeats):

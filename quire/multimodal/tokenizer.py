@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from quire.multimodal.errors import ModelFileError
-from quire.multimodal.sentence_files import static_folder
+from quire.multimodal.sentence_files import colbert_markers, static_folder
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LFS_POINTER = b"version https://git-lfs"
@@ -62,6 +62,9 @@ class Tokenizer:
                 own = tokenizers.Tokenizer.from_file(str(file))
                 if static is not None:
                     own.post_processor = None  # special tokens would take part in the mean
+                for token in colbert_markers(folder).values():
+                    if own.token_to_id(token) is not None:  # a word of the vocabulary, which texts would not become
+                        own.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
                 return cls(own, config, in_file=True)
         except Exception as error:
             raise TokenizerMissing(f"the tokenizer in {folder} cannot be read: {error}") from error
