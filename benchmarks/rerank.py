@@ -13,21 +13,19 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.embeddings import quire
+from benchmarks.embeddings import make_texts, model_folder, quire
 
 Answer = tuple[float, dict[int, float], int]  # seconds, scores by document, tokens
+Row = dict[str, Any]
 _TOLERANCE = 0.02  # of scores in bfloat16
-
-
-def words(rng: random.Random, count: int) -> str:
-    """Random words of lower-case letters."""
-    return " ".join("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 7))) for _ in range(count))
 
 
 def rerank(client: httpx.Client, query: str, documents: list[str]) -> Answer:
@@ -40,37 +38,25 @@ def rerank(client: httpx.Client, query: str, documents: list[str]) -> Answer:
     return seconds, {one["index"]: one["relevance_score"] for one in body["results"]}, body["usage"]["total_tokens"]
 
 
-def measure(args: argparse.Namespace, lengths: tuple[int, int], *options: str) -> list[Answer]:
-    """Some requests to a server with these options; the first of them is not counted."""
-    chosen = ("--convert", "classify", "--hf-overrides", json.dumps({"classifier_from_token": args.tokens}))
-    rng = random.Random(sum(lengths))
-    with quire(sys.executable, 8377, args.model, *chosen, *options) as client:
-        rerank(client, words(rng, 4), [words(rng, 4)])
-        requests = []
-        for _ in range(args.repeats):
-            query = words(rng, lengths[0])
-            requests.append(rerank(client, query, [words(rng, lengths[1]) for _ in range(args.documents)]))
-        return requests
-
-
-def row(args: argparse.Namespace, lengths: tuple[int, int]) -> dict[str, Any]:
-    """Both servers on the same requests. Their scores must agree."""
-    cached, plain = measure(args, lengths), measure(args, lengths, "--no-prefix-caching")
-    differences = [
-        abs(score - other[1][index])
-        for one, other in zip(cached, plain, strict=True)
-        for index, score in one[1].items()
-    ]
-    if max(differences) > _TOLERANCE:
-        sys.exit(f"scores differ by {max(differences)}")
-    seconds = {name: [one[0] for one in found] for name, found in (("cached", cached), ("plain", plain))}
+def row(args: argparse.Namespace, clients: dict[str, httpx.Client], words: Callable[[int], str], lengths: str) -> Row:
+    """Both servers get the same requests in turns. Their scores must agree."""
+    query_words, _, document_words = lengths.partition(":")
+    answers: dict[str, list[Answer]] = {name: [] for name in clients}
+    for _ in range(args.repeats):
+        query, documents = words(int(query_words)), [words(int(document_words)) for _ in range(args.documents)]
+        for name, client in clients.items():
+            answers[name].append(rerank(client, query, documents))
+    pairs = list(zip(answers["cached"], answers["plain"], strict=True))
+    difference = max(abs(one[1][index] - other[1][index]) for one, other in pairs for index in one[1])
+    if difference > _TOLERANCE:
+        sys.exit(f"scores differ by {difference}")
     return {
-        "query_words": lengths[0],
-        "document_words": lengths[1],
-        "tokens_per_pair": cached[0][2] / args.documents,
-        **{f"seconds_{name}": [round(value, 3) for value in values] for name, values in seconds.items()},
-        "ratio": round(statistics.median(seconds["plain"]) / statistics.median(seconds["cached"]), 2),
-        "largest_difference_of_scores": max(differences),
+        "query_words": int(query_words),
+        "document_words": int(document_words),
+        "tokens_per_pair": pairs[0][0][2] / args.documents,
+        **{f"seconds_{name}": [round(one[0], 3) for one in found] for name, found in answers.items()},
+        "ratio": round(statistics.median(other[0] / one[0] for one, other in pairs), 2),
+        "largest_difference_of_scores": difference,
     }
 
 
@@ -80,15 +66,26 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--documents", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--lengths", nargs="+", default=["12:32", "12:64", "48:64"], help="words of query:document")
+    parser.add_argument("--lengths", nargs="+", default=["8:16", "8:32", "32:32"], help="words of query:document")
     parser.add_argument("--tokens", nargs=2, default=["no", "yes"], help="tokens whose logits are compared")
+    parser.add_argument("--kv-cache-memory", default="2GiB")
     parser.add_argument("--json", type=Path, help="output file")
     args = parser.parse_args()
-    rows = []
-    for entry in args.lengths:
-        query, _, document = entry.partition(":")
-        rows.append(row(args, (int(query), int(document))))
-        print(rows[-1], flush=True)
+    rng, vocabulary = random.Random(3), make_texts(model_folder(), 200)
+    chosen = [word for text in vocabulary for word in text.split()]
+    overrides = json.dumps({"classifier_from_token": args.tokens})
+    common = ("--convert", "classify", "--hf-overrides", overrides, "--kv-cache-memory", args.kv_cache_memory)
+    with ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(quire(sys.executable, port, args.model, *common, "--prefix-caching", caching))
+            for name, port, caching in (("cached", 8377, "true"), ("plain", 8378, "false"))
+        }
+        for client in clients.values():
+            rerank(client, "warm", ["up"] * 4)
+        rows = []
+        for lengths in args.lengths:
+            rows.append(row(args, clients, lambda count: " ".join(rng.choices(chosen, k=count)), lengths))
+            print(rows[-1], flush=True)
     report = {"date": date.today().isoformat(), "model": args.model.name, "documents": args.documents, "rows": rows}
     if args.json is not None:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
