@@ -166,12 +166,23 @@ def onnx(folder: Path) -> dict[str, Run]:
     names = ["input_ids", "attention_mask", "token_type_ids"]
     with tempfile.TemporaryDirectory() as scratch:
         path = str(Path(scratch) / "model.onnx")
-        model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+        model = AutoModel.from_pretrained(folder, local_files_only=True, attn_implementation="eager").eval()
         example = tuple(torch.ones(2, 8, dtype=torch.long) for _ in names)
         axes = {name: {0: "batch", 1: "tokens"} for name in (*names, "hidden")}
-        model.config._attn_implementation = "eager"
+
+        class ByName(torch.nn.Module):
+            """The exporter passes positions."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+                hidden: torch.Tensor = self.model(ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+                return hidden
+
         torch.onnx.export(
-            model, example, path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
+            ByName(), example, path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
         )
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return {
