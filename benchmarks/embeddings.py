@@ -238,17 +238,17 @@ def best_of(runs: dict[str, Run], texts: list[str], count: int) -> dict[str, Run
 
 
 def peers(stack: ExitStack, args: argparse.Namespace, folder: Path, texts: list[str]) -> dict[str, Run]:
-    """The best two of each kind that is installed."""
+    """The best of each kind that is installed, by a quarter of the texts."""
     kinds: list[dict[str, Run]] = []
     for package, make in (("sentence_transformers", sentence_transformers), ("onnxruntime", onnx)):
         if importlib.util.find_spec(package) is not None:
             kinds.append(make(folder))
     if args.infinity is not None:
         kinds.append(infinity(stack, folder, args.infinity))
-    return {name: run for runs in kinds for name, run in best_of(runs, texts, 2).items()}
+    return {name: run for runs in kinds for name, run in best_of(runs, texts, args.candidates).items()}
 
 
-def measure(args: argparse.Namespace, folder: Path, texts: list[str]) -> Rows:
+def measure(args: argparse.Namespace, folder: Path, texts: list[str]) -> None:
     """All take turns in each round, so that a machine that becomes slower does so for all of them."""
     seconds: dict[str, list[float]] = {}
     vectors: dict[str, Vectors] = {}
@@ -269,13 +269,28 @@ def measure(args: argparse.Namespace, folder: Path, texts: list[str]) -> Rows:
                 taken, vectors[name] = seconds_of(run, texts)
                 seconds.setdefault(name, []).append(taken)
                 print(name, f"{taken:.2f} s", flush=True)
-        rows: Rows = {name: {"seconds": values} for name, values in seconds.items()}
+            rows = report(args, seconds, vectors)
         for name, client in clients.items():
             rows[name] |= latencies(client, texts)
             print(name, rows[name], flush=True)
+            store(args, rows)
+
+
+def report(args: argparse.Namespace, seconds: dict[str, list[float]], vectors: dict[str, Vectors]) -> Rows:
+    """The results so far, which are stored."""
+    rows: Rows = {name: {"seconds": values} for name, values in seconds.items()}
     for name, row in rows.items():
         row["worst_cosine"] = worst_cosine(vectors[name], vectors["quire float32"])
+    add_ratios(rows)
+    store(args, rows)
     return rows
+
+
+def store(args: argparse.Namespace, rows: Rows) -> None:
+    """Write the output file."""
+    content = {"date": date.today().isoformat(), "texts": args.texts, "rows": rows}
+    if args.json is not None:
+        args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def add_ratios(rows: Rows) -> None:
@@ -293,6 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--candidates", type=int, default=2, help="batch sizes and dtypes of each peer in the rounds")
     parser.add_argument("--quire", default=sys.executable, help="the Python interpreter that has Quire")
     parser.add_argument("--infinity", help="the Python interpreter that has infinity-emb")
     parser.add_argument("--json", type=Path, help="output file")
@@ -300,12 +316,7 @@ def main() -> None:
     os.environ.update(HF_HUB_OFFLINE="1")
     folder = model_folder()
     texts = make_texts(folder, args.texts)
-    rows = measure(args, folder, texts)
-    add_ratios(rows)
-    report = {"date": date.today().isoformat(), "texts": len(texts), "rows": rows}
-    print(json.dumps(report, indent=1))
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    measure(args, folder, texts)
 
 
 if __name__ == "__main__":
