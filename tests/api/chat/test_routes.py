@@ -233,8 +233,8 @@ async def test_reasoning_is_split_off(tmp_path: Path) -> None:
 
 async def test_an_answer_that_is_only_reasoning_has_no_content(tmp_path: Path) -> None:
     async with running_server(tmp_path, FakeCore(answer=says("<think>well, 1+1"))) as server:
-        (choice,) = (await ask(server, max_tokens=12))["choices"]
-        assert (choice["message"]["content"], choice["message"]["reasoning"]) == (None, "well, 1+1"[:5])
+        (choice,) = (await ask(server))["choices"]
+        assert (choice["message"]["content"], choice["message"]["reasoning"]) == (None, "well, 1+1")
 
 
 async def test_reasoning_goes_on_where_a_final_message_left_off(tmp_path: Path) -> None:
