@@ -106,12 +106,12 @@ def _noise(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             return model(token_ids).logits[0].float()
 
-    exact, changes = logits(), []
     kinds = (torch.nn.Embedding, torch.nn.Linear)
+    exact = logits()
     hooks = [part.register_forward_hook(rounded) for part in model.modules() if isinstance(part, kinds)]
     torch.manual_seed(0)
-    for _ in range(8):
-        changes.append((logits().log_softmax(-1) - exact.log_softmax(-1)).abs().amax(-1) / exact.abs().amax(-1))
+    runs = torch.stack([logits() for _ in range(8)])
     for hook in hooks:
         hook.remove()
-    return torch.stack(changes).amax(0)
+    changes = (runs.log_softmax(-1) - exact.log_softmax(-1)).abs().amax(-1)
+    return changes.amax(0) / exact.abs().amax(-1)
