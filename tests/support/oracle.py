@@ -104,7 +104,8 @@ def _noise(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
 
     def logits() -> torch.Tensor:
         with torch.inference_mode():
-            return model(token_ids).logits[0].float()
+            found: torch.Tensor = model(token_ids).logits[0].float()
+        return found
 
     kinds = (torch.nn.Embedding, torch.nn.Linear)
     exact = logits()
