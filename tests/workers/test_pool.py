@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -55,6 +56,26 @@ async def test_results_and_exceptions_of_jobs() -> None:
         with pytest.raises(Exception, match="local"):
             await pool.run(("local function", None))
         assert await pool.run(("echo", "second")) == "a second"
+
+
+async def test_large_arrays_arrive_whole_and_do_not_hold_the_event_loop() -> None:
+    async with running_pool() as pool:
+        small = await pool.run(("array", 10))
+        assert small.tolist() == list(range(10))
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        large = await pool.run(("array", 40 << 20 >> 2))
+        counting.cancel()
+        assert np.array_equal(large, np.arange(40 << 20 >> 2, dtype=np.float32))
+        assert turns > 30  # it is read a megabyte at a time
+        large += 1  # it is writable, as any array
 
 
 @pytest.mark.parametrize(
