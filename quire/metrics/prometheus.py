@@ -21,6 +21,8 @@ _LABELS = ("model_name", "engine")
 _STEP_COUNTERS = {
     "prefix_queries": "prefix_queries",
     "prefix_hits": "prefix_hits",
+    "item_queries": "item_queries",
+    "item_hits": "item_hits",
     "preemptions": "preemptions",
     "drafts": "drafts",
     "drafted": "drafted_tokens",
@@ -99,6 +101,8 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_cache_blocks_used", "KV blocks in use")
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.item_queries = self._counter("mm_cache_queries", "Pieces of audio of sequences that entered the batch")
+        self.item_hits = self._counter("mm_cache_hits", "Pieces of audio that were encoded before")
         self.preemptions = self._counter("num_preemptions", "Sequences that were preempted because KV blocks ran out")
         self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.multimodal.json_file import read_json
 
 # Names of prompts for the two sides of a search, in the order in which they are looked for.
 _SIDES: Mapping[str, tuple[str, ...]] = {
@@ -92,20 +92,3 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
             read_json(path).get("include_prompt") is not False for path in sorted(folder.glob("*_Pooling/config.json"))
         ),
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
-
-    Raises:
-        ModelFileError: it cannot be read, or contains something else.
-    """
-    try:
-        if not path.exists():
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{path} must contain a JSON object")
-    return content

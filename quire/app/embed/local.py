@@ -40,7 +40,6 @@ class LocalEmbedder:
         self._prefix = prefix_of(model, settings.prompt_name, None, None)
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder`."""
         head = Head(id=new_id(), model=self._model)
         part = text_part(self._model, texts, self._params, self._fit, "input", prefix=self._prefix)
         try:
