@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -77,8 +78,9 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     """
     config = read_json(folder / "config_sentence_transformers.json")
     prompts = config.get("prompts") or {}
-    # PyLate's names, for models that compare the tokens of texts
-    prefixes = {"query": config.get("query_prefix"), "document": config.get("document_prefix")}
+    # PyLate's names, for models that compare the tokens of texts; or the tokens of ColBERT's own training
+    prefixes = {**colbert_markers(folder)}
+    prefixes |= {side: config[f"{side}_prefix"] for side in _SIDES if config.get(f"{side}_prefix") is not None}
     if not isinstance(prompts, dict):
         raise ModelFileError(f"{folder / 'config_sentence_transformers.json'}: `prompts` must be an object")
     prompts = {name: text for name, text in {**prefixes, **prompts}.items() if isinstance(text, str)}
@@ -92,3 +94,25 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
             read_json(path).get("include_prompt") is not False for path in sorted(folder.glob("*_Pooling/config.json"))
         ),
     )
+
+
+def colbert_markers(folder: Path) -> dict[str, str]:
+    """The token before queries and the one before documents, as the file of ColBERT's training names them.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+    """
+    trained = read_json(folder / "artifact.metadata")
+    markers = {"query": trained.get("query_token_id"), "document": trained.get("doc_token_id")}
+    return {side: token for side, token in markers.items() if isinstance(token, str) and token}
+
+
+def static_folder(folder: Path) -> Path | None:
+    """Where the table and the tokenizer of a model of static embeddings are; None for other models."""
+    try:
+        entries = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        first = entries[0]
+        inner = Path(first["path"]) if str(first["type"]).endswith("StaticEmbedding") else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None  # no such file, or a broken one: the engine says so
+    return None if inner is None or inner.is_absolute() or ".." in inner.parts else folder / inner

@@ -130,10 +130,11 @@ class RequestBody(_BoundedModel):
     model: str | None = Field(None, description="name of a served model; default: the first one")
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(_BoundedModel):
     """What a stream contains besides its text."""
 
     model_config = ConfigDict(extra="allow")
+    max_undeclared = 16
 
     include_usage: bool = Field(False, description="end with a chunk that has the token counts")
     continuous_usage_stats: bool = Field(False, description="have the token counts in every chunk; with include_usage")

@@ -173,7 +173,9 @@ class FallbackModel:
         try:
             expected = self._module(input_ids=tokens[None], use_cache=False).logits[0]
         except Exception as error:  # of the model's own code
-            hint = ", perhaps as the config has no pad_token_id" if getattr(config, "pad_token_id", 0) is None else ""
+            # RoBERTa and its like compare tokens with it.
+            padless = isinstance(error, TypeError) and getattr(config, "pad_token_id", 0) is None
+            hint = ", perhaps as the config has no pad_token_id" if padless else ""
             raise UnsupportedModel(
                 f"transformers itself cannot run it{hint}: {type(error).__name__}: {error}"
             ) from error

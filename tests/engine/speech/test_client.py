@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
