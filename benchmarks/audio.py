@@ -99,7 +99,7 @@ def main() -> None:
     hour = encode(np.tile(minute, 60)[:, None], "mp3")
     taken, held = asyncio.run(longest_wait_while_decoding(hour))
     print(
-        f"an hour of mp3 ({len(hour) >> 20} MiB) through a process: {taken:.0f} ms, event loop held {held:.0f} ms at most"
+        f"an hour of mp3 ({len(hour) >> 20} MiB) in a process: {taken:.0f} ms, event loop held {held:.0f} ms at most"
     )
 
 

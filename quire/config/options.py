@@ -142,7 +142,8 @@ class LimitOptions(Options):
     max_body_size: Size = Field(ByteSize(32 << 20), description="largest request body, e.g. 32MiB")
     max_json_values: Annotated[int, Field(ge=1024)] = Field(
         1 << 20,
-        description="maximum number of values in a request body; arrays, objects and keys may be an eighth as many",
+        description="maximum number of values in a request body; strings may be a quarter as many, arrays, objects and "
+        "keys an eighth",
     )
     max_queued_requests: NonNegativeInt = Field(
         512, description="maximum number of waiting sequences; further requests get status 503 with Retry-After"

@@ -62,7 +62,7 @@ def invalid_reason(
 def invalid_tokens(tokens: TokenArray, vocab_size: int) -> str | None:
     """What is wrong with an array of token ids; None if nothing is."""
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        return "the prompt is not a list of token ids"
+        return "the prompt is not a non-empty list of token ids"
     if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
         return f"the prompt has token ids outside the vocabulary of {vocab_size}"
     return None
@@ -91,10 +91,13 @@ def _invalid_items(items: Sequence[MediaItem], speech: SpeechInfo | None) -> str
 
 
 def _invalid_open(message: AddRequest) -> str | None:
-    if message.open and not isinstance(message.task, SamplingParams):
+    task = message.task
+    if not message.open:
+        return None
+    if not isinstance(task, SamplingParams):
         return "only a request that generates may be open"
-    if message.open and (message.task.prompt_logprobs is not None or message.task.token_probs is not None):
-        return "an open request has no prompt_logprobs or token_probs"
+    if task.prompt_logprobs is not None or task.token_probs is not None or task.grammar:
+        return "an open request has no prompt_logprobs, token_probs or grammar"
     return None
 
 

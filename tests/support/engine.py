@@ -165,8 +165,8 @@ class Engine:
                 self.preemptions += message.stats.preemptions
                 self.drafted += message.stats.drafted_tokens
                 self.accepted += message.stats.accepted_tokens
-                self.items_encoded += message.stats.items_encoded
-                self.items_cached += message.stats.items_cached
+                self.items_encoded += message.stats.item_queries - message.stats.item_hits
+                self.items_cached += message.stats.item_hits
                 for output in message.outputs:
                     self._take(self.results[output.request_id], output)
         self.channel.sent.clear()

@@ -13,11 +13,13 @@ from quire.api.answers.tools.registry import ToolFormat
 from quire.api.http.errors import InvalidRequest, NotFound, shortened
 from quire.api.http.heap import Heap
 from quire.api.serving.defaults import GenerationDefaults
+from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import ModelInfo
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
+from quire.workers.threads import FairThreads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class ServedModel:
         audio: decodes the audio of its requests; None if it takes none.
         grammars: None if the model cannot be constrained by grammars.
         priority_scheduling: the engine runs with the priority policy.
+        scorer: compares embeddings of many tokens beside the event loop. What waits for it holds a slot of the engine.
     """
 
     names: tuple[str, ...]
@@ -47,10 +50,12 @@ class ServedModel:
     audio: AudioReader | None = None
     grammars: GrammarChecker | None = None
     priority_scheduling: bool = False
+    scorer: FairThreads = field(default_factory=lambda: FairThreads("score", size=1, max_queued=1 << 20))
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
         """End what prepares requests. The engine has an owner of its own."""
+        self.scorer.close()
         await self.renderer.close()
         if self.audio is not None:
             await self.audio.close()
@@ -84,6 +89,7 @@ class ServerState:
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         degraded: each gives a reason why a part of the server does not work, or None.
+        results: what clients have not read of pooled results.
     """
 
     models: Sequence[ServedModel]
@@ -100,6 +106,7 @@ class ServerState:
     draining: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
     heap: Heap = field(default_factory=Heap)
+    results: ResultMemory = field(default_factory=ResultMemory)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name; the first model if the name is None or empty.

@@ -25,9 +25,9 @@ from quire.kernels.paged_attention import AttentionParams
 
 @dataclass(slots=True)
 class _Weights:
-    """The weights of one sequence so far: by layer, (heads, tokens, frames) of each chunk."""
+    """The weights of one sequence so far: (heads, tokens, frames) of each chunk, by layer and first position."""
 
-    chunks: dict[int, list[Tensor]] = field(default_factory=dict)
+    chunks: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
 
 class Aligner:
@@ -77,8 +77,8 @@ class Aligner:
         task = row.task
         assert isinstance(task, PoolingParams)
         chunks = self._rows[span.row].chunks
-        weights = torch.cat([torch.cat(chunks[layer], 1) for layer in sorted(chunks)])
-        weights = weights[:, task.skip_tokens :, : task.frames]
+        weights = torch.cat([torch.cat([part for _, part in sorted(chunks[layer].items())], 1) for layer in chunks])
+        weights = weights[:, task.skip_tokens :]
         deviation, mean = torch.std_mean(weights, dim=1, keepdim=True, correction=0)
         # Where all tokens have the same weight, as a single token has, no frame is more its own than another.
         weights = torch.where(deviation > 0, (weights - mean) / deviation, 0.0)
@@ -92,7 +92,11 @@ class Aligner:
         blocks = torch.from_numpy(table.cross_blocks[span.row, : -(-length // table.block_size)])
         keys = read_rows(cache.keys, blocks, length, q.dtype)[heads].float()
         scores = pad_heads(q, cache.shape.key_elements).float().transpose(0, 1) @ keys.transpose(1, 2)
-        self._rows[span.row].chunks.setdefault(layer, []).append((scores * params.scale).softmax(-1))
+        task = table[span.row].task
+        assert isinstance(task, PoolingParams)
+        weights = (scores * params.scale).softmax(-1)[..., : task.frames].contiguous()
+        # By position: a step that fails is computed once more.
+        self._rows[span.row].chunks.setdefault(layer, {})[span.start] = weights
 
 
 def _median_filter(x: Tensor, width: int) -> Tensor:

@@ -28,13 +28,13 @@ from quire.engine.models.spec import (
     TransformerSpec,
 )
 
-# Reading a config makes lists with an entry per layer or expert, so that huge numbers would fill the memory.
+# Reading a config makes lists with an entry per layer, expert or label, so that huge numbers would fill the memory.
 _MAX_COUNT = 10_000
 _MAX_SIZE = (1 << 31) - 1
 _COUNTS = (
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_nextn_predict_layers", "num_mtp_layers"),
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
-    *("num_key_value_heads", "encoder_layers", "decoder_layers"),
+    *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),

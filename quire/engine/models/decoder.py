@@ -130,13 +130,11 @@ class LMHead(nn.Module):
         self._linear = (linear,)  # in a tuple: it is registered with the decoder, under the checkpoint's name
 
     def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
-        """See `LogitsHead`."""
         hidden = hidden if rows is None else hidden[rows]
         projected: Tensor = self._linear[0](hidden, out_dtype=torch.float32, out=out)
         return projected
 
     def adjust(self, projected: Tensor) -> Tensor:
-        """See `LogitsHead`."""
         logits = projected if self._scale == 1.0 else projected * self._scale
         return logits if self._softcap is None else softcap(logits, self._softcap)
 

@@ -57,7 +57,6 @@ class _Binding:
         return sliding_window if mask is None else window_of(mask, sliding_window)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-        """See `Attend`."""
         assert self._attend is not None
         self.layers.append(layer)
         return self._attend(len(self.layers) - 1, q, k, v, params)
@@ -104,7 +103,6 @@ class FallbackHead:
         module.get_output_embeddings().register_forward_pre_hook(self._record)
 
     def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
-        """See `LogitsHead`."""
         assert hidden is self.hidden, "these are not the hidden states of the last run"
         logits = (self.logits if rows is None else self.logits[rows]).float()
         return logits if out is None else out.copy_(logits)
@@ -175,7 +173,9 @@ class FallbackModel:
         try:
             expected = self._module(input_ids=tokens[None], use_cache=False).logits[0]
         except Exception as error:  # of the model's own code
-            hint = ", perhaps as the config has no pad_token_id" if getattr(config, "pad_token_id", 0) is None else ""
+            # RoBERTa and its like compare tokens with it.
+            padless = isinstance(error, TypeError) and getattr(config, "pad_token_id", 0) is None
+            hint = ", perhaps as the config has no pad_token_id" if padless else ""
             raise UnsupportedModel(
                 f"transformers itself cannot run it{hint}: {type(error).__name__}: {error}"
             ) from error

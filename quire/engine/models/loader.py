@@ -28,6 +28,7 @@ from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, EncoderSpec, MoE, TransformerSpec
 from quire.engine.models.speech import SpeechSpec
+from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.transformer import Transformer
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.kernels.activation import ACTIVATIONS
@@ -83,8 +84,8 @@ def load_model(
     quantize = options.quantization != "none"
     if quantize and not target.quantizable_dtypes:
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
-    with Checkpoint(folder, config.fp8) as checkpoint:
-        dtype = _dtype(options, checkpoint, target)
+    with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
+        dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
@@ -148,6 +149,8 @@ def _load_transformer(
     )
     with bar(checkpoint.total_bytes) as progress:
         tensors = checkpoint.tensors(dtype, progress)
+        if config.static is not None:
+            tensors = plain_table(tensors)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     return LoadedModel(
         model.eval(),
@@ -232,7 +235,10 @@ def _bytes(model: Transformer) -> int:
     return panels + sum(parameter.nbytes for parameter in model.parameters())
 
 
-def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget) -> torch.dtype:
+def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *, exact: bool) -> torch.dtype:
+    """The dtype to compute in. `exact`: float32 unless the options say otherwise, since nothing is multiplied."""
+    if exact and options.dtype == "auto":
+        return torch.float32
     widened = options.dtype == "float16" and target.torch_device.type == "cpu"
     if options.dtype != "auto" and not widened:
         dtype: torch.dtype = getattr(torch, options.dtype)

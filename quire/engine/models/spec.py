@@ -227,6 +227,7 @@ class Layer:
     Attributes:
         pre_attn_norm: False: the attention alone has no norm before it.
         sum_norm: x becomes norm(x + attn(x)), and the same with ffn (BERT).
+        inner_sum_norm: with sum_norm, attn(x) is inner_norm(x + attn(x)) (Jina's code embedder).
         parallel: attention and feed-forward read the layer's input, not one the other's result.
         cross: a third branch between the two, with a norm before it; in layers of neither `sum_norm` nor `parallel`.
     """
@@ -237,6 +238,7 @@ class Layer:
     pre_attn_norm: bool = True
     post_norm: bool = False
     sum_norm: bool = False
+    inner_sum_norm: bool = False
     parallel: Parallel | None = None
     residual_scale: float = 1.0
     cross: CrossAttention | None = None

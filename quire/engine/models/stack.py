@@ -46,6 +46,7 @@ class TransformerLayer(nn.Module):
         self.attn_norm = norm(spec.pre_norm and spec.pre_attn_norm)
         self.ffn_norm = norm(spec.pre_norm and spec.parallel is not Parallel.ONE_NORM)
         self.attn_post_norm, self.ffn_post_norm = norm(spec.post_norm), norm(spec.post_norm)
+        self.attn_inner_norm = make_norm(model.hidden, model.norm) if spec.inner_sum_norm else None
         self.attn_sum_norm = make_norm(model.hidden, model.norm) if spec.sum_norm else None
         self.ffn_sum_norm = make_norm(model.hidden, model.norm) if spec.sum_norm else None
         self.cross = None if spec.cross is None else CrossAttentionLayer(index, spec.cross, model.hidden, source)
@@ -63,6 +64,8 @@ class TransformerLayer(nn.Module):
             read = normed if self.parallel is Parallel.ONE_NORM else self.ffn_norm(x)
             return add_scaled(x, add_scaled(attended, self.ffn(read)))
         if self.attn_sum_norm is not None and self.ffn_sum_norm is not None:
+            if self.attn_inner_norm is not None:
+                attended = self.attn_inner_norm(attended, x)
             x = self.attn_sum_norm(attended, x)
             summed: Tensor = self.ffn_sum_norm(self.ffn(x), x)
             return summed

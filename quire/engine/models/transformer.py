@@ -65,7 +65,6 @@ class Transformer(LayerStack):
         return self.heads
 
     def set_context(self, context_len: int) -> None:
-        """See `LanguageModel`."""
         ropes = {layer.attn.rope for layer in self.spec.layers if layer.attn.rope is not None}
         self.context_len = context_len
         self.rope_switch = rope_switch(ropes, context_len)

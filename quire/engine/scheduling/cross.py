@@ -42,15 +42,15 @@ class CrossGroup:
 
     def enter(self, cross: CrossCache, cached: list[int], stats: StepStats) -> CrossItem:
         """Take the blocks of an item, which this step fills unless they are cached."""
+        stats.item_queries += 1
         if cached:
             self._pool.acquire(cached)
             cross.blocks = cached
-            stats.items_cached += 1
+            stats.item_hits += 1
             return CrossItem(tuple(cached), cross.length, None)
         cross.blocks = self._pool.allocate(self._pool.blocks_for(cross.length))
         for block, key in zip(cross.blocks, cross.hashes, strict=False):  # without a prefix cache there are no hashes
             self._pool.publish(block, key)
-        stats.items_encoded += 1
         return CrossItem(tuple(cross.blocks), cross.length, cross.item)
 
     def leave(self, cross: CrossCache | None) -> None:

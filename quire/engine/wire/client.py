@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from tokenizers import Tokenizer
 
-from quire.engine.wire.batch import BatchItem, PooledBatch
+from quire.engine.wire.batch import BatchItem, Keep, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
@@ -27,7 +27,6 @@ from quire.engine.wire.protocol import (
     ModelInfo,
     Ping,
     Pong,
-    PooledArray,
     Ready,
     RequestOutput,
     Shutdown,
@@ -197,9 +196,7 @@ class EngineClient:
             return await stream.result()
 
     @contextmanager
-    def pooling(
-        self, *, timeout: float | None = None, keep: Callable[[int, PooledArray], PooledArray] | None = None
-    ) -> Iterator[PooledBatch]:
+    def pooling(self, *, timeout: float | None = None, keep: Keep | None = None) -> Iterator[PooledBatch]:
         """A batch of pooling requests, which are aborted at the end if they still run.
 
         The caller has reserved one place with `slots`. The batch takes further ones while half of all are free.

@@ -266,8 +266,8 @@ class StepStats(msgspec.Struct, array_like=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     step_seconds: float = 0.0
-    items_encoded: int = 0
-    items_cached: int = 0  # items of new sequences that were still encoded from an earlier request
+    item_queries: int = 0  # items of sequences that entered the batch
+    item_hits: int = 0  # those of them that were encoded before
 
 
 class StepOutput(msgspec.Struct, tag="step"):

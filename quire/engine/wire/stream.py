@@ -23,7 +23,7 @@ from quire.engine.wire.protocol import (
     TokenLogprobs,
     TokensOutput,
 )
-from quire.engine.wire.records import RequestRecord, RequestTimes
+from quire.engine.wire.records import AnswerGroup, RequestRecord, RequestTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,10 @@ class GenerateRequest:
         priority: lower runs first, under the priority policy.
         cache_salt: only requests with equal salts share prefix blocks.
         timeout: seconds after which the request fails with `DeadlineExceeded`.
-        answers: sequences of the request with this prompt, for metrics; 0 in all of them but the first.
         items: see `AddRequest`.
         open: see `AddRequest`; the rest is sent with `EngineClient.extend`.
         request_id: of this request in the engine; None for a new one. Required if it is open.
+        group: the sequences of the request with this prompt, for metrics; shared by them.
     """
 
     prompt: TokenArray
@@ -47,10 +47,10 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str | None = None
     timeout: float | None = None
-    answers: int = 1
     items: tuple[MediaItem, ...] = ()
     open: bool = False
     request_id: str | None = None
+    group: AnswerGroup = field(default_factory=AnswerGroup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +195,8 @@ class SequenceStream:
 
     def record(self) -> RequestRecord:
         """See `OutputStream`."""
+        group = self.request.group
+        last = group.end(self.output_tokens)
         return RequestRecord(
             task="generate",
             times=self.times,
@@ -204,7 +206,8 @@ class SequenceStream:
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
             max_tokens=self.request.params.max_tokens,
-            answers=self.request.answers,
+            answers=group.size if last else 0,
+            longest_answer=group.longest if last and group.size else 0,
         )
 
     def _wake(self) -> None:

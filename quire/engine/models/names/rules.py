@@ -15,6 +15,11 @@ _PARTS |= {"12": 0, "11": 1}  # Nomic's gate and up
 _OWN = re.compile(r"heads\..*")  # what Quire reads from other files than the checkpoint
 
 
+def swap_halves(weight: Tensor) -> Tensor:
+    """All gates before all ups, from a tensor that has the ups first."""
+    return weight.roll(len(weight) // 2, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
     """Where a checkpoint's tensor goes.
