@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -64,6 +65,9 @@ def make_texts(folder: Path, count: int) -> list[str]:
 @contextmanager
 def server(port: str, *command: str) -> Iterator[httpx.Client]:
     """A running server."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", int(port))) == 0:
+            sys.exit(f"port {port} is in use, perhaps by the server of a run that was killed")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
