@@ -156,6 +156,9 @@ class Captions:
                 audio = utterance.audio()
                 try:
                     transcript = await self._transcript(utterance, audio, draft=True)
+                except EngineOverloaded:
+                    due = len(audio) + int(2 * interval * RATE)
+                    continue
                 except (ApiError, EngineError, PromptError, WorkerError) as error:  # the last pass reports it
                     logger.debug("a pass over an utterance failed: %s", error)
                     return

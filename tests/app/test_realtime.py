@@ -14,10 +14,8 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from websockets.exceptions import ConnectionClosed
 
 from tests.support.process import ServerProcess, serving
-from tests.support.realtime import dialogue
+from tests.support.realtime import at_24k, dialogue
 from tests.support.speech_model import tiny_speech_model
-
-INPUT = {"format": {"type": "audio/pcm", "rate": 16000}, "transcription": {"language": "en"}}
 
 
 @pytest.fixture
@@ -31,8 +29,18 @@ async def test_whisper_transcribes_a_dialogue_and_the_server_says_good_bye(serve
         AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
         client.realtime.connect(model="hear") as connection,
     ):
-        await connection.session.update(session={"type": "transcription", "audio": {"input": INPUT}})  # type: ignore[typeddict-item]
-        audio = dialogue(2.0, 1.5).tobytes()
+        await connection.session.update(
+            session={
+                "type": "transcription",
+                "audio": {
+                    "input": {
+                        "format": {"type": "audio/pcm", "rate": 24000},
+                        "transcription": {"language": "en"},
+                    }
+                },
+            }
+        )
+        audio = at_24k(dialogue(2.0, 1.5)).tobytes()
         for start in range(0, len(audio), 32000):
             await connection.input_audio_buffer.append(audio=base64.b64encode(audio[start : start + 32000]).decode())
         items: list[str] = []

@@ -52,6 +52,8 @@ INPUTS: list[tuple[dict[str, Any], str | None]] = [
         "session.audio.input.turn_detection.idle_timeout_ms",
     ),
     ({"turn_detection": {"threshold": 0.5}}, "session.audio.input.turn_detection"),
+    ({"turn_detecton": None}, "session.audio.input"),
+    ({"transcription": {"lang": "de"}}, "session.audio.input.transcription"),
     ({"transcription": None}, "session.audio.input.transcription"),
     ({"transcription": {"language": "xx"}}, "language"),
     ({"transcription": {"languages": ["de", "en"]}}, "session.audio.input.transcription.languages"),

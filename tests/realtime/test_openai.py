@@ -23,6 +23,7 @@ from tests.support.realtime import (
     speech_server,
     words,
 )
+from tests.support.server import until
 
 DELTA = "conversation.item.input_audio_transcription.delta"
 COMPLETED = "conversation.item.input_audio_transcription.completed"
@@ -196,6 +197,24 @@ async def test_settings_reach_the_model(tmp_path: Path) -> None:
         assert (settings.language, settings.prompt, settings.model) == ("de", "Names:\nAda, Alan", "alias")
 
 
+async def test_settings_of_speech_to_speech_sessions_have_no_effect(tmp_path: Path) -> None:
+    """Also, a client may send a session back as it has got it."""
+    async with speech_server(tmp_path) as server, client_of(server) as client:
+        created = (await client.expect("session.created"))["session"]
+        await client.send("session.update", session=created)
+        assert (await client.expect("session.updated"))["session"] == created
+        spoken = {"type": "realtime", "instructions": "Be kind.", "tools": [], "audio": {"output": {"voice": "alloy"}}}
+        await client.send("session.update", session=spoken)
+        assert (await client.expect("session.updated"))["session"] == created
+    async with (
+        speech_server(tmp_path) as server,
+        client_of(server, "?intent=transcription", additional_headers={"OpenAI-Beta": "realtime=v1"}) as client,
+    ):
+        created = (await client.expect("transcription_session.created"))["session"]
+        await client.send("transcription_session.update", session=created)
+        assert (await client.expect("transcription_session.updated"))["session"] == created
+
+
 async def test_what_is_below_the_noise_floor_is_not_speech(tmp_path: Path) -> None:
     quiet = (dialogue(1.5) / 100).astype(np.int16)
     async with speech_server(tmp_path) as server:
@@ -234,6 +253,17 @@ async def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:
         await client.send("input_audio_buffer.commit")
         await client.until(FAILED)
         assert len(model.heard) == 5
+
+
+async def test_a_full_queue_only_delays_the_text_of_what_is_being_said(tmp_path: Path) -> None:
+    model = FakeSpeech(failure=EngineOverloaded("full", 0))
+    async with speech_server(tmp_path, model) as server, session_of(server) as client:
+        await client.append(np.concatenate([silence(0.5), speech(1.0)]))
+        await until(lambda: model.heard)
+        model.failure = None
+        await client.append(speech(2.0))
+        assert (await client.until(DELTA))[-1]["delta"].startswith("w1")
+        assert "input_audio_buffer.speech_stopped" not in [e["type"] for e in await client.until(DELTA)]
 
 
 async def test_the_beta_has_flat_settings_and_older_names(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import soxr
 from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -164,6 +165,12 @@ def dialogue(*seconds: float, pause: float = 1.0) -> NDArray[np.int16]:
 def as_floats(samples: NDArray[np.int16]) -> NDArray[np.float32]:
     """One channel of a file, of shape (samples, 1)."""
     return samples[:, None].astype(np.float32) / np.float32(32768)
+
+
+def at_24k(samples: NDArray[np.int16]) -> NDArray[np.int16]:
+    """The same at OpenAI's rate."""
+    resampled: NDArray[np.float32] = soxr.resample(samples.astype(np.float32), RATE, 24000)
+    return np.round(resampled).astype(np.int16)
 
 
 def base64_of(samples: NDArray[Any] | bytes) -> str:

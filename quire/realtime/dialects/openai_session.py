@@ -15,11 +15,12 @@ from quire.realtime.settings import Delay, NoiseReduction, SessionSettings, Turn
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
 _Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+_Ignored = msgspec.Raw | UnsetType
 _Word = Annotated[str, msgspec.Meta(max_length=100)]
 _BETA_FORMATS = {"pcm16": PCM_24K, "g711_ulaw": PCMU, "g711_alaw": PCMA}
 
 
-class ServerVad(msgspec.Struct, frozen=True, tag_field="type", tag="server_vad"):
+class ServerVad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="server_vad"):
     """Voice activity detection. `noise_floor` is Quire's own: dB of full scale below which there is no speech."""
 
     threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -27,6 +28,8 @@ class ServerVad(msgspec.Struct, frozen=True, tag_field="type", tag="server_vad")
     silence_duration_ms: Annotated[int, msgspec.Meta(ge=50, le=10_000)] | None = None
     noise_floor: Annotated[float, msgspec.Meta(ge=-100, le=0)] | None = None
     idle_timeout_ms: int | None = None
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
 
 
 class SemanticVad(msgspec.Struct, frozen=True, tag_field="type", tag="semantic_vad"):
@@ -36,21 +39,21 @@ class SemanticVad(msgspec.Struct, frozen=True, tag_field="type", tag="semantic_v
 Detection = ServerVad | SemanticVad | None | UnsetType
 
 
-class Pcm(msgspec.Struct, frozen=True, tag_field="type", tag="audio/pcm"):
+class Pcm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio/pcm"):
     """16-bit PCM."""
 
     rate: Literal[16000, 24000] = 24000
 
 
-class MuLaw(msgspec.Struct, frozen=True, tag_field="type", tag="audio/pcmu"):
+class MuLaw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio/pcmu"):
     """G.711 µ-law at 8 kHz."""
 
 
-class ALaw(msgspec.Struct, frozen=True, tag_field="type", tag="audio/pcma"):
+class ALaw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="audio/pcma"):
     """G.711 A-law at 8 kHz."""
 
 
-class Transcription(msgspec.Struct, frozen=True):
+class Transcription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which model transcribes, and what it should know."""
 
     model: str | None = None
@@ -61,14 +64,14 @@ class Transcription(msgspec.Struct, frozen=True):
     delay: Delay | None = None
 
 
-class Noise(msgspec.Struct, frozen=True):
+class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which microphone it is."""
 
     type: NoiseReduction
     strength: float | None = None
 
 
-class Input(msgspec.Struct, frozen=True):
+class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`audio.input` of a session."""
 
     format: Pcm | MuLaw | ALaw | UnsetType = UNSET
@@ -77,23 +80,37 @@ class Input(msgspec.Struct, frozen=True):
     turn_detection: Detection = UNSET
 
 
-class Audio(msgspec.Struct, frozen=True):
+class Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`audio` of a session."""
 
     input: Input = Input()
+    output: _Ignored = UNSET
 
 
-class Session(msgspec.Struct, frozen=True):
-    """A session in GA. Fields of speech-to-speech sessions are ignored."""
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A session in GA. What speech-to-speech sessions and the session objects of events have beside it is ignored."""
 
     type: Literal["transcription", "realtime"] = "transcription"
     audio: Audio = Audio()
     model: str | None = None
     include: list[str] | None = None
+    id: _Ignored = UNSET
+    object: _Ignored = UNSET
+    expires_at: _Ignored = UNSET
+    instructions: _Ignored = UNSET
+    max_output_tokens: _Ignored = UNSET
+    output_modalities: _Ignored = UNSET
+    parallel_tool_calls: _Ignored = UNSET
+    prompt: _Ignored = UNSET
+    reasoning: _Ignored = UNSET
+    tool_choice: _Ignored = UNSET
+    tools: _Ignored = UNSET
+    tracing: _Ignored = UNSET
+    truncation: _Ignored = UNSET
 
 
-class BetaSession(msgspec.Struct, frozen=True):
-    """A session in the beta, whose fields are flat."""
+class BetaSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A session in the beta, whose fields are flat. As in GA, what has no meaning for transcription is ignored."""
 
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | UnsetType = UNSET
     input_audio_transcription: Transcription | UnsetType | None = UNSET
@@ -101,6 +118,20 @@ class BetaSession(msgspec.Struct, frozen=True):
     turn_detection: Detection = UNSET
     model: str | None = None
     include: list[str] | None = None
+    id: _Ignored = UNSET
+    object: _Ignored = UNSET
+    expires_at: _Ignored = UNSET
+    client_secret: _Ignored = UNSET
+    instructions: _Ignored = UNSET
+    max_response_output_tokens: _Ignored = UNSET
+    modalities: _Ignored = UNSET
+    output_audio_format: _Ignored = UNSET
+    speed: _Ignored = UNSET
+    temperature: _Ignored = UNSET
+    tool_choice: _Ignored = UNSET
+    tools: _Ignored = UNSET
+    tracing: _Ignored = UNSET
+    voice: _Ignored = UNSET
 
 
 def apply(session: Session, settings: SessionSettings) -> SessionSettings:
