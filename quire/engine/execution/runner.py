@@ -150,13 +150,16 @@ class ModelRunner:
     def _wants_hidden(self, spans: Sequence[Span]) -> bool:
         """Whether more than the logits of the spans' last tokens is wanted."""
         table = self._table
-        if self._pooler.rows or table.rows_with_prompt_logprobs or table.rows_with_token_probs:
+        aligns = self._aligner is not None and bool(self._aligner.rows)
+        if aligns or self._pooler.rows or table.rows_with_prompt_logprobs or table.rows_with_token_probs:
             return any(
-                span.draft or span.row in self._pooler.rows or self._reports_prompt(span) or self._wants_probs(span)
+                span.draft
+                or span.row in self._pooler.rows
+                or self._reports_prompt(span)
+                or self._wants_probs(span)
+                or self._aligns(span)
                 for span in spans
             )
-        if self._aligner is not None and self._aligner.rows:
-            return any(span.draft or self._aligns(span) for span in spans)
         return any(span.draft for span in spans)
 
     def _sample(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:

@@ -173,6 +173,21 @@ def test_alignment_equals_transformers(whisper: Any, whisper_folder: Path, frame
     assert engine.items_cached > 0
 
 
+def test_alignment_beside_a_sequence_that_has_reported_its_probabilities(whisper_folder: Path) -> None:
+    prompt = [START, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS]
+    engine = Engine(whisper_folder)
+    engine.add("text", prompt, greedy(12, token_probs=TokenProbs(0, (NO_SPEECH,))), items=(item(1),))
+    engine.step()
+    engine.step()
+    tokens = [*prompt, *range(20, 34), END]
+    engine.add("times", tokens, PoolingParams(task="align", skip_tokens=len(prompt)), items=(item(2),))
+    for _ in range(30):
+        if engine.busy:
+            engine.step()
+    assert engine.results["times"].pooled is not None
+    assert not engine.busy
+
+
 def test_facts_for_the_front_end(whisper: Any, whisper_folder: Path, tmp_path: Path) -> None:
     info = Engine(whisper_folder).info
     assert info.tasks == ("transcribe",)
