@@ -79,14 +79,19 @@ def _invalid_items(items: Sequence[MediaItem], speech: SpeechInfo | None) -> str
         return "the model reads no audio or other items, only tokens" if items else None
     if len(items) != 1:
         return f"the model reads exactly one item of audio, not {len(items)}"
-    item, shape = items[0], (speech.num_mel_bins, speech.num_frames)
+    item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
+    stride = most // speech.num_positions
     if (item.start, item.length) != (0, 0):
         return "the model reads audio by cross-attention: no tokens of the prompt stand for it"
     if not item.hash:
         return "the item has no hash"
-    if item.features.dtype != np.float32 or item.features.shape != shape:
-        found = "x".join(map(str, item.features.shape))
-        return f"the features are {item.features.dtype} {found}, not float32 {shape[0]}x{shape[1]}"
+    found = item.features.shape
+    fits = len(found) == 2 and found[0] == rows and found[1] in range(stride, most + 1, stride)
+    if item.features.dtype != np.float32 or not fits:
+        return (
+            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
+            f"or fewer columns in a multiple of {stride}"
+        )
     return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"
 
 
@@ -107,8 +112,9 @@ def _invalid_pooling(
     tasks: tuple[str, ...] = ("embed", "token_embed") if pooler is None else pooler.tasks
     if speech is not None:
         tasks = ("align",)
-        if params.frames is not None and not 1 <= params.frames <= speech.num_positions:
-            return f"frames must be from 1 to {speech.num_positions}, not {params.frames}"
+        longest = message.items[0].features.shape[1] * speech.num_positions // speech.num_frames
+        if params.frames is not None and not 1 <= params.frames <= longest:
+            return f"frames must be from 1 to {longest}, not {params.frames}"
     if params.task not in tasks:
         return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks)}"
     if params.dimensions is not None and params.dimensions < 1:

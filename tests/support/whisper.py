@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -91,23 +92,34 @@ def save_whisper(model: Any, folder: Path, *, without: Sequence[str] = ()) -> Pa
     return folder
 
 
-def features(seed: int) -> NDArray[np.float32]:
+def features(seed: int, positions: int = POSITIONS) -> NDArray[np.float32]:
     """Random features of one item."""
     generator = np.random.default_rng(seed)
-    return generator.normal(0, 1, (MELS, 2 * POSITIONS)).astype(np.float32)
+    return generator.normal(0, 1, (MELS, 2 * positions)).astype(np.float32)
 
 
-def item(seed: int) -> MediaItem:
-    """The item of `features(seed)`."""
-    array = features(seed)
+def item(seed: int, positions: int = POSITIONS) -> MediaItem:
+    """The item of `features(seed, positions)`."""
+    array = features(seed, positions)
     return MediaItem(hash=hashlib.sha256(array.tobytes()).digest(), features=array)
 
 
-def expected_tokens(model: Any, seed: int, prompt: Sequence[int], max_tokens: int) -> list[int]:
+def shortened(model: Any, positions: int) -> Any:
+    """The model with an encoder of fewer positions, which is all that transformers' takes."""
+    short = copy.deepcopy(model)
+    short.config.max_source_positions = positions
+    encoder = short.model.encoder
+    encoder.embed_positions = torch.nn.Embedding.from_pretrained(encoder.embed_positions.weight[:positions])
+    return short
+
+
+def expected_tokens(
+    model: Any, seed: int, prompt: Sequence[int], max_tokens: int, positions: int = POSITIONS
+) -> list[int]:
     """Greedy tokens after a prompt, until the end token: one forward call of transformers for each."""
     tokens = list(prompt)
     with torch.inference_mode():
-        encoded = model.model.encoder(torch.from_numpy(features(seed))[None])
+        encoded = model.model.encoder(torch.from_numpy(features(seed, positions))[None])
         while len(tokens) < len(prompt) + max_tokens and (len(tokens) == len(prompt) or tokens[-1] != END):
             logits = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([tokens])).logits
             tokens.append(int(logits[0, -1].argmax()))

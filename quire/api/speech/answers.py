@@ -56,7 +56,7 @@ def answer(body: SpeechBody, task: SpeechTask, result: Finished, logprobs: Seque
         case "srt":
             return _plain(srt(result.segments))
         case "vtt":
-            return _plain(vtt(result.segments), "text/vtt")
+            return _plain(vtt(result.segments))
         case "verbose_json":
             return _json(_verbose(body, task, result))
     listed = logprob_list(logprobs) if isinstance(body, TranscriptionRequest) and body.include else None
@@ -112,5 +112,5 @@ def _json(body: Transcription | VerboseTranscription) -> Response:
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-def _plain(text: str, media_type: str = "text/plain") -> Response:
-    return Response(text.encode(errors="replace"), media_type=f"{media_type}; charset=utf-8")
+def _plain(text: str) -> Response:
+    return Response(text.encode(errors="replace"), media_type="text/plain; charset=utf-8")

@@ -53,7 +53,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 _MIN_TEMPERATURE = 1e-3  # lower ones overflow the logits
 _WITH_TIMES = ("srt", "vtt", "verbose_json")
-_PLAIN = {"text/plain": {"schema": {"type": "string"}}, "text/vtt": {"schema": {"type": "string"}}}
+_PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
 
 def router(state: ServerState) -> APIRouter:

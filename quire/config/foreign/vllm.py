@@ -6,7 +6,7 @@ from quire.config.foreign.table import ForeignFlag, needless, needless_switch, r
 
 _ONE_MACHINE = "Quire runs a model on the CPUs of one machine"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
-_TEXT_ONLY = "Quire serves text; there is no image, audio or video input"
+_TEXT_ONLY = "prompts are text; there is no image, audio or video input in them"
 _GPU = "it concerns GPUs"
 _PROXY = "put a reverse proxy in front of Quire"
 _BUILT_IN = "the engine is built in"

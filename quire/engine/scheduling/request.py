@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.engine.scheduling.drafter import Drafter
+from quire.engine.scheduling.plan import CrossItem, NewSequence
 from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, Task, TokenLogprobs
 
 BlockHash = bytes
@@ -156,6 +157,11 @@ class Request:
             content = array("i", self.tokens[index * block_size : (index + 1) * block_size])
             self.hashes.append(hasher(parent + content.tobytes()))
         return self.hashes
+
+    def enter(self, cross: CrossItem | None) -> NewSequence:
+        """The request as it enters the batch."""
+        wanted = self.params.prompt_logprobs if self.wants_prompt_logprobs else None
+        return NewSequence(self.id, tuple(self.tokens), self.prompt_len, self.task, wanted, self.extended, cross)
 
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""

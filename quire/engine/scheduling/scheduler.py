@@ -17,13 +17,12 @@ from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
-    CrossItem,
-    NewSequence,
     Sampled,
     ScheduledSequence,
     StepPlan,
     StepResult,
 )
+from quire.engine.scheduling.prefix_cache import PrefixCache
 from quire.engine.scheduling.request import Hasher, Request
 from quire.engine.scheduling.waiting import WaitingQueue
 from quire.engine.wire.protocol import (
@@ -71,6 +70,7 @@ class Scheduler:
         self._hasher = hasher
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
+        self._prefixes = PrefixCache(pool, hasher)
         self._cross = CrossGroup(pool, hasher, limits.cross_stride)
         self._running: list[Request] = []  # sorted by order
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
@@ -262,7 +262,7 @@ class Scheduler:
                 return  # preempted; a step in flight still appends to its tokens
             if self.limits.rope_switch is not None:
                 request.choose_rope(self.limits.rope_switch, self._hasher)
-            matched = self._cached_prefix(request)
+            matched = self._prefixes.match(request)
             computed = len(matched) * self.pool.block_size
             left = len(request.tokens) - request.held_back - computed
             if left <= 0:
@@ -288,7 +288,7 @@ class Scheduler:
             request.mark_scheduled()
             self._count_prefix(plan, request, computed)
             entered = None if request.cross is None else self._cross.enter(request.cross, cross, plan.stats)
-            plan.new.append(_new_sequence(request, entered))
+            plan.new.append(request.enter(entered))
             self._schedule(plan, scheduled, request, count, matched)
             budget -= count
 
@@ -324,30 +324,8 @@ class Scheduler:
         if samples:
             request.expected += 1
             request.verifies_draft = bool(draft)
-        self._publish(request, min(end, len(request.tokens)))
+        self._prefixes.publish(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
-
-    def _publish(self, request: Request, end: int) -> None:
-        """Register the blocks that this step fills in the prefix cache.
-
-        Already now, before the step runs: it writes the keys and values of all its tokens before any of its queries
-        reads them, so a sequence that enters in the same step may share the blocks.
-        """
-        if self._hasher is None:
-            return
-        size = self.pool.block_size
-        hashes = request.block_hashes(size, self._hasher)
-        for index in range(request.published, end // size):
-            self.pool.publish(request.blocks[index], hashes[index])
-        request.published = max(request.published, end // size)
-
-    def _cached_prefix(self, request: Request) -> list[int]:
-        """Cached blocks of the longest known prefix; at least one token is left to compute."""
-        longest = request.max_cached_tokens
-        if self._hasher is None or longest <= 0:
-            return []
-        hashes = request.block_hashes(self.pool.block_size, self._hasher)
-        return self.pool.match(hashes[: longest // self.pool.block_size])
 
     def _count_prefix(self, plan: StepPlan, request: Request, hit: int) -> None:
         if request.cached_tokens is None:
@@ -429,15 +407,3 @@ class Scheduler:
 def _within_prompt(request: Request, computed: int, count: int) -> int:
     """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
     return min(count, request.prompt_len - computed) if computed < request.prompt_len else count
-
-
-def _new_sequence(request: Request, cross: CrossItem | None) -> NewSequence:
-    return NewSequence(
-        request.id,
-        tuple(request.tokens),
-        request.prompt_len,
-        request.task,
-        request.params.prompt_logprobs if request.wants_prompt_logprobs else None,
-        request.extended,
-        cross,
-    )

@@ -306,7 +306,8 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: how prompts and features are made; the engine reads one item per request.
         sample_rate: of the audio that features are made from, in Hz.
-        num_mel_bins, num_frames: shape of an item's features.
+        num_mel_bins, num_frames: shape of an item's features. The engine takes fewer frames as well, an even number of
+            them, but most models have been trained with padded audio only.
         chunk_seconds: audio in one item.
         num_positions: the encoder's positions of one item, `time_precision` seconds each.
         max_output_tokens: tokens of prompt and output together.

@@ -163,7 +163,7 @@ def _check_header(rate: int, channels: int, kind: AudioFormat) -> None:
 def _through_soundfile(content: bytes, kind: AudioFormat) -> Source:
     given = 0
     try:
-        with soundfile.SoundFile(_Bytes(content)) as file:
+        with _Sequential(_Bytes(content)) as file:
             rate, announced = file.samplerate, file.frames
             _check_header(rate, file.channels, kind)
             while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
@@ -175,6 +175,13 @@ def _through_soundfile(content: bytes, kind: AudioFormat) -> Source:
         announced = _frames_of_wav(content, announced)
     if kind.name not in _ESTIMATED:
         _check_length(given / rate, announced / rate, kind)
+
+
+class _Sequential(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no types
+    """A file that is read from its start to its end: soundfile would seek behind each block to where it is anyway."""
+
+    def seekable(self) -> bool:
+        return False
 
 
 class _Bytes(io.BytesIO):

@@ -22,7 +22,7 @@ from quire.workers.pool import WorkerPool
 from quire.workers.threads import FairThreads
 
 Result = TypeVar("Result")
-_SECONDS = 30.0  # of processor time to decode a file; an hour of MP3 takes 5 to 15
+_SECONDS = 90.0  # of processor time to decode a file; an hour of Opus takes 25
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the result
 _HELD = 1 << 30  # bytes of decoded audio in this process from which on further files wait
 

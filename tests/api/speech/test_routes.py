@@ -74,7 +74,7 @@ async def test_text_and_subtitles_are_plain(tmp_path: Path) -> None:
         assert blocks[1].split("\n")[::2] == ["2", "bravo"]
         response = await send(server, response_format="vtt")
         assert response.text.startswith("WEBVTT\n\n00:00:00.400 --> 00:00:01.400\nalpha\n\n")
-        assert response.headers["content-type"] == "text/vtt; charset=utf-8"
+        assert response.headers["content-type"] == "text/plain; charset=utf-8"
 
 
 async def test_text_cannot_break_subtitles(tmp_path: Path) -> None:

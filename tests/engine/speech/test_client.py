@@ -65,8 +65,8 @@ async def test_items_and_probabilities(whisper_folder: Path) -> None:
     for seed, deltas in zip((1, 2, 1), answers, strict=True):
         expected = engine.generate(prompt.tolist(), params, items=(item(seed),))
         assert tokens_of(deltas) == expected.tokens
-        probs = [delta.token_probs for delta in deltas if delta.token_probs is not None]
-        np.testing.assert_allclose(probs, [expected.outputs[0].token_probs], atol=1e-5)
+        probs = np.array([delta.token_probs for delta in deltas if delta.token_probs is not None])
+        np.testing.assert_allclose(probs, np.array([expected.outputs[0].token_probs]), atol=1e-5)
 
 
 async def test_a_prompt_in_pieces(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.protocol import MediaItem, SamplingParams
 from tests.engine.speech.test_whisper import RULE
 from tests.support.engine import Engine, greedy
 from tests.support.whisper import END, ENGLISH, POSITIONS, PREVIOUS, START, TRANSCRIBE, item
@@ -29,6 +29,14 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "max_num_seqs": 3,
     },
 }
+
+
+LENGTHS = (POSITIONS, 9, POSITIONS, 22)  # positions of the items
+
+
+def heard(number: int) -> MediaItem:
+    """Items of different lengths."""
+    return item(number, LENGTHS[number % len(LENGTHS)])
 
 
 def workload(seed: int) -> list[tuple[int, list[int], SamplingParams]]:
@@ -59,9 +67,9 @@ def together(engine: Engine, seed: int) -> list[list[int]]:
         for entry in [entry for entry in pending if entry[0] <= step]:
             pending.remove(entry)
             number, prompt, params = requests[entry[1]]
-            engine.add(f"r{entry[1]}", prompt, params, items=(item(number),))
+            engine.add(f"r{entry[1]}", prompt, params, items=(heard(number),))
         if step % 4 == 1:
-            engine.add(f"aborted-{step}", [START], greedy(30), items=(item(rng.randint(0, 9)),))
+            engine.add(f"aborted-{step}", [START], greedy(30), items=(heard(rng.randint(0, 9)),))
         if step % 4 == 3:
             engine.abort(f"aborted-{step - 2}")
         if engine.busy:
@@ -77,7 +85,7 @@ def alone(whisper_folder: Path) -> dict[int, list[list[int]]]:
     """The tokens of each request of two workloads alone in the engine, without prefix caching."""
     engine = Engine(whisper_folder, prefix_caching=False)
     return {
-        seed: [engine.generate(prompt, params, items=(item(n),)).tokens for n, prompt, params in workload(seed)]
+        seed: [engine.generate(prompt, params, items=(heard(n),)).tokens for n, prompt, params in workload(seed)]
         for seed in (1, 2)
     }
 

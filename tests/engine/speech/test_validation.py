@@ -34,7 +34,10 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
     [
         ((), "exactly one item of audio, not 0"),
         ((item(0), item(1)), "exactly one item of audio, not 2"),
-        ((changed(features=item(0).features[:, :-2]),), f"float32 {MELS}x78, not float32 {MELS}x80"),
+        ((changed(features=item(0).features[:, :-1]),), f"float32 {MELS}x79, not float32 {MELS}x80"),
+        ((changed(features=item(0).features[:, :0]),), f"float32 {MELS}x0, not"),
+        ((changed(features=np.zeros((MELS, 82), np.float32)),), f"float32 {MELS}x82, not"),
+        ((changed(features=item(0).features[1:]),), f"float32 {MELS - 1}x80, not"),
         ((changed(features=item(0).features.astype(np.float64)),), "float64"),
         ((changed(features=item(0).features[0]),), "features are float32 80"),
         ((changed(features=NAN),), "NaN"),

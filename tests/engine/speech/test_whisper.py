@@ -30,6 +30,7 @@ from tests.support.whisper import (
     item,
     make_whisper,
     save_whisper,
+    shortened,
 )
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -75,6 +76,21 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, kind: str, device: str
     assert [
         alone.generate(prompt, greedy(12, eos_token_ids=(END,)), items=(item(seed),)).tokens for seed, prompt in cases
     ] == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch"])
+def test_shorter_items(whisper: Any, whisper_folder: Path, device: str) -> None:
+    """Items of different lengths in one batch, each as in a model whose encoder has as many positions."""
+    engine = Engine(whisper_folder, model=ModelOptions(device=device), block_size=8, max_num_batched_tokens=64)
+    prompt = [START, ENGLISH, TRANSCRIBE]
+    for length in (1, 7, 16, 33, 40):
+        engine.add(str(length), prompt, greedy(10, eos_token_ids=(END,)), items=(item(4, length),))
+    engine.run()
+    for length in (1, 7, 16, 33, 40):
+        expected = expected_tokens(shortened(whisper, length), 4, prompt, 10, length)
+        assert engine.results[str(length)].tokens == expected
+    refused = engine.generate([*prompt, 9], PoolingParams(task="align", frames=8), items=(item(4, 7),))
+    assert "frames must be from 1 to 7" in (refused.error or "")
 
 
 @pytest.mark.parametrize("timestamps", [False, True])

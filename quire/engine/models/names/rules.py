@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -54,7 +54,7 @@ class WeightNames:
     prefixes: str = r"model\."
     ignored: str = r"(?!)"
     gamma_beta: bool = False
-    convert: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    convert: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     zero_keys: str = r"(?!)"
     _compiled: list[tuple[re.Pattern[str], str]] = field(init=False, repr=False, compare=False)
 
