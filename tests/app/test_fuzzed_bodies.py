@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from tests.support.fake_core import INFO, FakeCore
 from tests.support.mutations import encode, mutated, mutated_text
 from tests.support.pooling import pooling_info
 from tests.support.process import serving
+from tests.support.realtime import FakeSpeech
 from tests.support.responses import REASONING_AND_CALL, answers_with, reasoning_server
 from tests.support.server import Server, until
 
@@ -47,12 +49,13 @@ class Fake:
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fake]:
     core = answers_with(REASONING_AND_CALL)
-    core.info = pooling_info(INFO, generates=True, sparse=True)
+    pooling = pooling_info(INFO, generates=True, sparse=True)
+    core.info = msgspec.structs.replace(pooling, tasks=(*pooling.tasks, "transcribe"))
     folder = tmp_path_factory.mktemp("fuzz")
     prompts = {"prompts": {"query": "Instruct: find\nQuery: "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     with asyncio.Runner() as runner:
-        running = reasoning_server(folder, core)
+        running = reasoning_server(folder, core, speech=FakeSpeech())
         server = runner.run(running.__aenter__())
         try:
             yield Fake(runner, server)

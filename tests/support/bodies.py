@@ -297,4 +297,28 @@ BODIES: dict[str, list[Body]] = {
         },
     ],
     "/detokenize": [{"model": "fake", "tokens": [1, 2, 3]}],
+    "/v1/realtime/client_secrets": [
+        {
+            "expires_after": {"anchor": "created_at", "seconds": 60},
+            "session": {
+                "type": "transcription", "include": [],
+                "audio": {
+                    "input": {
+                        "format": {"type": "audio/pcm", "rate": 24000}, "noise_reduction": None,
+                        "transcription": {"language": "en", "prompt": "Hi"},
+                        "turn_detection": {
+                            "type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": 500,
+                        },
+                    },
+                },
+            },
+        },
+    ],
+    "/v1/realtime/transcription_sessions": [
+        {
+            "input_audio_format": "pcm16", "input_audio_transcription": {"language": "en", "prompt": "Hi"},
+            "input_audio_noise_reduction": None, "turn_detection": {"type": "server_vad", "threshold": 0.5},
+            "include": [], "modalities": ["text"],
+        },
+    ],
 }  # fmt: skip
