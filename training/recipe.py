@@ -167,7 +167,7 @@ class Recipe:
     layers: int = 6
     heads: int = 4
     inner: int = 704
-    steps: int = 19_500
+    steps: int = 20_740
     tokens_per_batch: int = 4096
     weight_decay: float = 0.02
     warmup: int = 100
