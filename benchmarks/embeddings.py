@@ -1,9 +1,11 @@
 """Embeddings by Quire's server, beside sentence-transformers and onnxruntime: ``python -m benchmarks.embeddings``.
 
 512 texts of 8 to 400 words by all-MiniLM-L6-v2, all in one request; the others get them in one call, at the best of
-several batch sizes and data types. Then the latency of single short queries: on an idle server, and while a batch runs.
-The peers need packages that the tests do not (sentence-transformers, onnxruntime, onnx); those that are not installed
-are left out.
+several batch sizes and data types. They take turns. Then the latency of single short queries: on an idle server, and
+while a batch runs.
+The peers need packages that the tests do not (sentence-transformers, onnxruntime, onnx, infinity-emb); those that are
+not installed are left out. They may be in environments of their own: run this with the interpreter that has the first
+three, and name those of the servers by --quire and --infinity.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import importlib.util
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,8 +34,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
+Rows = dict[str, dict[str, Any]]
+Run = Callable[[list[str]], Vectors]
 _PORT = 8377
 _MAX_TOKENS = 256
+_BATCHES = (16, 32, 64)
+_FORMATS: dict[str, tuple[str, ...]] = {
+    "quire bfloat16": (),
+    "quire int8": ("--quantization", "int8"),
+    "quire float32": ("--dtype", "float32"),
+}
 
 
 def model_folder() -> Path:
@@ -52,12 +63,14 @@ def make_texts(folder: Path, count: int) -> list[str]:
 
 
 @contextmanager
-def quire(folder: Path, *options: str) -> Iterator[httpx.Client]:
+def server(port: str, *command: str) -> Iterator[httpx.Client]:
     """A running server."""
-    command = [sys.executable, "-m", "quire", "serve", str(folder), "--port", str(_PORT), "--no-access-log", *options]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", int(port))) == 0:
+            sys.exit(f"port {port} is in use, perhaps by the server of a run that was killed")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{_PORT}", timeout=600) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
                 _wait(client)
                 yield client
         finally:
@@ -65,7 +78,7 @@ def quire(folder: Path, *options: str) -> Iterator[httpx.Client]:
 
 
 def _wait(client: httpx.Client) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         try:
             if client.get("/health").status_code == 200:
                 return
@@ -75,23 +88,25 @@ def _wait(client: httpx.Client) -> None:
     sys.exit("the server did not start")
 
 
-def embed(client: httpx.Client, texts: list[str]) -> Vectors:
+def quire(python: str, port: int, folder: Path, *options: str) -> AbstractContextManager[httpx.Client]:
+    """A running server of Quire. `python`: the interpreter that has it."""
+    command = (python, "-m", "quire", "serve", str(folder), "--port", str(port), "--no-access-log")
+    return server(str(port), *command, *options)
+
+
+def embed(client: httpx.Client, texts: list[str], path: str = "/v1/embeddings", **fields: Any) -> Vectors:
     """Embeddings of all texts in one request."""
-    body = {"input": texts, "encoding_format": "base64", "truncate_prompt_tokens": -1}
-    response = client.post("/v1/embeddings", json=body)
+    response = client.post(path, json={"input": texts, "encoding_format": "base64", **fields})
     response.raise_for_status()
     rows = [base64.b64decode(item["embedding"]) for item in response.json()["data"]]
     return np.stack([np.frombuffer(row, np.float32) for row in rows])
 
 
-def timed(run: Callable[[], Vectors], repeats: int) -> tuple[float, Vectors]:
-    """The shortest time of several runs in seconds, and the result of the last one."""
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        result = run()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds), result
+def seconds_of(run: Run, texts: list[str]) -> tuple[float, Vectors]:
+    """The seconds that a run takes, and its result."""
+    started = time.perf_counter()
+    result = run(texts)
+    return time.perf_counter() - started, result
 
 
 def latencies(client: httpx.Client, texts: list[str]) -> dict[str, float]:
@@ -111,7 +126,7 @@ def latencies(client: httpx.Client, texts: list[str]) -> dict[str, float]:
     def batches() -> None:
         with httpx.Client(base_url=client.base_url, timeout=600) as other:
             while not stop.is_set():
-                embed(other, texts)
+                embed(other, texts, truncate_prompt_tokens=-1)
 
     thread = threading.Thread(target=batches)
     thread.start()
@@ -127,20 +142,22 @@ def latencies(client: httpx.Client, texts: list[str]) -> dict[str, float]:
     }
 
 
-def sentence_transformers(folder: Path, texts: list[str], repeats: int) -> Iterator[tuple[str, float, Vectors]]:
+def sentence_transformers(folder: Path) -> dict[str, Run]:
     """Its `encode` by data type and batch size."""
     import torch  # noqa: PLC0415 the peers' packages may be missing
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415
 
+    runs: dict[str, Run] = {}
     for dtype in ("float32", "bfloat16"):
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
-        model.encode(texts[:32], batch_size=32)
-        for batch in (16, 32, 64):
-            run = lambda size=batch, one=model: np.asarray(one.encode(texts, batch_size=size), np.float32)  # noqa: E731
-            yield f"sentence-transformers {dtype} batch {batch}", *timed(run, repeats)
+        for batch in _BATCHES:
+            runs[f"sentence-transformers {dtype} batch {batch}"] = lambda texts, size=batch, one=model: np.asarray(  # type: ignore[misc]
+                one.encode(texts, batch_size=size), np.float32
+            )
+    return runs
 
 
-def onnx(folder: Path, texts: list[str], repeats: int) -> Iterator[tuple[str, float, Vectors]]:
+def onnx(folder: Path) -> dict[str, Run]:
     """onnxruntime with length-sorted batches: what fastembed runs."""
     import onnxruntime  # noqa: PLC0415 the peers' packages may be missing
     import torch  # noqa: PLC0415
@@ -153,17 +170,29 @@ def onnx(folder: Path, texts: list[str], repeats: int) -> Iterator[tuple[str, fl
     names = ["input_ids", "attention_mask", "token_type_ids"]
     with tempfile.TemporaryDirectory() as scratch:
         path = str(Path(scratch) / "model.onnx")
-        model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+        model = AutoModel.from_pretrained(folder, local_files_only=True, attn_implementation="eager").eval()
         example = tuple(torch.ones(2, 8, dtype=torch.long) for _ in names)
         axes = {name: {0: "batch", 1: "tokens"} for name in (*names, "hidden")}
-        model.config._attn_implementation = "eager"
+
+        class ByName(torch.nn.Module):
+            """The exporter passes positions."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+                hidden: torch.Tensor = self.model(ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+                return hidden
+
         torch.onnx.export(
-            model, example, path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
+            ByName(), example, path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
         )
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        for batch in (16, 32, 64):
-            run = lambda size=batch: _run(session, tokenizer, texts, size)  # noqa: E731
-            yield f"onnxruntime float32 batch {batch}", *timed(run, repeats)
+    return {
+        f"onnxruntime float32 batch {batch}": lambda texts, size=batch: _run(session, tokenizer, texts, size)  # type: ignore[misc]
+        for batch in _BATCHES
+    }
 
 
 def _run(session: Any, tokenizer: Any, texts: list[str], batch: int) -> Vectors:
@@ -181,53 +210,117 @@ def _run(session: Any, tokenizer: Any, texts: list[str], batch: int) -> Vectors:
     return np.stack([out[index] for index in range(len(texts))])
 
 
+def infinity(stack: ExitStack, folder: Path, python: str) -> dict[str, Run]:
+    """infinity-emb's server, all texts in one request. `python`: the interpreter that has it."""
+    runs: dict[str, Run] = {}
+    for number, batch in enumerate(_BATCHES):
+        port = str(_PORT + 10 + number)
+        options = ("--model-id", str(folder), "--engine", "torch", "--device", "cpu", "--batch-size", str(batch))
+        command = (str(Path(python).parent / "infinity_emb"), "v2", *options, "--no-bettertransformer", "--port", port)
+        client = stack.enter_context(server(port, *command))
+        model = client.get("/models").json()["data"][0]["id"]
+        runs[f"infinity-emb float32 batch {batch}"] = lambda texts, c=client, m=model: embed(  # type: ignore[misc]
+            c, texts, "/embeddings", model=m
+        )
+    return runs
+
+
 def worst_cosine(vectors: Vectors, reference: Vectors) -> float:
     """The smallest cosine similarity of corresponding rows."""
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
     return float(((vectors * reference).sum(1) / lengths).min())
 
 
+def best_of(runs: dict[str, Run], texts: list[str], count: int) -> dict[str, Run]:
+    """The runs that are fastest for some of the texts, after one to warm up."""
+    seconds = {}
+    for name, run in runs.items():
+        run(texts[:16])
+        seconds[name], _ = seconds_of(run, texts[: len(texts) // 4])
+        print(f"{name}: {seconds[name]:.2f} s for a quarter", flush=True)
+    return {name: runs[name] for name in sorted(runs, key=lambda name: seconds[name])[:count]}
+
+
+def peers(stack: ExitStack, args: argparse.Namespace, folder: Path, texts: list[str]) -> dict[str, Run]:
+    """The best of each kind that is installed, by a quarter of the texts."""
+    kinds: list[dict[str, Run]] = []
+    for package, make in (("sentence_transformers", sentence_transformers), ("onnxruntime", onnx)):
+        if importlib.util.find_spec(package) is not None:
+            kinds.append(make(folder))
+    if args.infinity is not None:
+        kinds.append(infinity(stack, folder, args.infinity))
+    return {name: run for runs in kinds for name, run in best_of(runs, texts, args.candidates).items()}
+
+
+def measure(args: argparse.Namespace, folder: Path, texts: list[str]) -> None:
+    """All take turns in each round, so that a machine that becomes slower does so for all of them."""
+    seconds: dict[str, list[float]] = {}
+    vectors: dict[str, Vectors] = {}
+    with ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(quire(args.quire, _PORT + number, folder, *options))
+            for number, (name, options) in enumerate(_FORMATS.items())
+        }
+        runs: dict[str, Run] = {
+            name: lambda texts, c=client: embed(c, texts, truncate_prompt_tokens=-1)  # type: ignore[misc]
+            for name, client in clients.items()
+        }
+        for run in runs.values():
+            run(texts[:64])
+        runs |= peers(stack, args, folder, texts)
+        for _ in range(args.rounds):
+            for name, run in runs.items():
+                taken, vectors[name] = seconds_of(run, texts)
+                seconds.setdefault(name, []).append(taken)
+                print(name, f"{taken:.2f} s", flush=True)
+            rows = report(args, seconds, vectors)
+        for name, client in clients.items():
+            rows[name] |= latencies(client, texts)
+            print(name, rows[name], flush=True)
+            store(args, rows)
+
+
+def report(args: argparse.Namespace, seconds: dict[str, list[float]], vectors: dict[str, Vectors]) -> Rows:
+    """The results so far, which are stored."""
+    rows: Rows = {name: {"seconds": values} for name, values in seconds.items()}
+    for name, row in rows.items():
+        row["worst_cosine"] = worst_cosine(vectors[name], vectors["quire float32"])
+    add_ratios(rows)
+    store(args, rows)
+    return rows
+
+
+def store(args: argparse.Namespace, rows: Rows) -> None:
+    """Write the output file."""
+    content = {"date": date.today().isoformat(), "texts": args.texts, "rows": rows}
+    if args.json is not None:
+        args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def add_ratios(rows: Rows) -> None:
+    """How many times as fast as each peer's best we are: the median of the rounds."""
+    for kind in ("sentence-transformers", "onnxruntime", "infinity-emb"):
+        of_kind = [row["seconds"] for name, row in rows.items() if name.startswith(kind)]
+        best = [min(values) for values in zip(*of_kind, strict=True)]
+        for own in _FORMATS if best else ():
+            ratios = [other / ours for other, ours in zip(best, rows[own]["seconds"], strict=True)]
+            rows[own][f"times_{kind}"] = statistics.median(ratios)
+
+
 def main() -> None:
     """Run everything, and print and store the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--candidates", type=int, default=2, help="batch sizes and dtypes of each peer in the rounds")
+    parser.add_argument("--quire", default=sys.executable, help="the Python interpreter that has Quire")
+    parser.add_argument("--infinity", help="the Python interpreter that has infinity-emb")
     parser.add_argument("--json", type=Path, help="output file")
     args = parser.parse_args()
-    os.environ.update(HF_HUB_OFFLINE="1", OMP_WAIT_POLICY="PASSIVE")
+    os.environ.update(HF_HUB_OFFLINE="1")
     folder = model_folder()
     texts = make_texts(folder, args.texts)
-    rows: dict[str, dict[str, float]] = {}
-    vectors: dict[str, Vectors] = {}
-    for name, options in (
-        ("quire bfloat16", ()),
-        ("quire int8", ("--quantization", "int8")),
-        ("quire float32", ("--dtype", "float32")),
-    ):
-        with quire(folder, *options) as client:
-            embed(client, texts[:32])
-            seconds, vectors[name] = timed(lambda c=client: embed(c, texts), args.repeats)  # type: ignore[misc]
-            rows[name] = {"seconds": seconds, **latencies(client, texts)}
-        print(name, rows[name], flush=True)
-    for package, peer in (("sentence_transformers", sentence_transformers), ("onnxruntime", onnx)):
-        if importlib.util.find_spec(package) is None:
-            print(f"{package} is not installed")
-            continue
-        for name, seconds, result in peer(folder, texts, args.repeats):
-            rows[name], vectors[name] = {"seconds": seconds}, result
-            print(name, f"{seconds:.2f} s", flush=True)
-    reference = vectors.get("sentence-transformers float32 batch 32", vectors["quire float32"])
-    for name, row in rows.items():
-        row["worst_cosine"] = worst_cosine(vectors[name], reference)
-    for peer_name in ("sentence-transformers", "onnxruntime"):
-        best = min((row["seconds"] for name, row in rows.items() if name.startswith(peer_name)), default=None)
-        for own in ("quire bfloat16", "quire int8"):
-            if best is not None:
-                rows[own][f"times_{peer_name}"] = best / rows[own]["seconds"]
-    report = {"date": date.today().isoformat(), "texts": len(texts), "rows": rows}
-    print(json.dumps(report, indent=1))
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    measure(args, folder, texts)
 
 
 if __name__ == "__main__":

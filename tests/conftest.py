@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+
+import pytest
 
 # Before torch or transformers are imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -10,3 +14,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 for name in [name for name in os.environ if name.startswith("QUIRE_")]:
     del os.environ[name]
+
+# Where the tests run in the background, these are ignored, and processes that the tests start would ignore them too. A
+# handler is not inherited.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_workers() -> Iterator[None]:
+    """Jobs of worker processes have a limit of real time as well, which a busy machine could exceed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.workers.process._WALL_TIME", 100)
+        yield

@@ -30,9 +30,10 @@ from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.step_graphs import EagerSteps
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape
-from quire.engine.models.inputs import Attend, ModelInputs
+from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
-from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.protocol import AddRequest, SamplingParams
 
 STEPS = 300
@@ -57,7 +58,9 @@ class ConstantModel:
         """The model itself."""
         return self
 
-    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
+    def run(
+        self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False, cross: CrossAttend | None = None
+    ) -> Tensor:
         """Return constant hidden states, which are the logits."""
         indices = inputs.logits_indices
         return self._logits[: len(inputs.token_ids if indices is None else indices)]

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.quantisation import serving
+from benchmarks.quantization import serving
 from training.generators.extract import extract_turn
 from training.generators.turn import Turn
 from training.heldout import SPLIT, VALUES

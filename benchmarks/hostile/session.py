@@ -31,6 +31,7 @@ from benchmarks.hostile.body import (
     message,
     response,
 )
+from benchmarks.hostile.pooling import EMBEDDINGS, RERANK
 from benchmarks.hostile.send import Answer, send
 from benchmarks.hostile.server import Server
 from benchmarks.hostile.watch import Span, Watcher, probe_health, stream_answers
@@ -236,6 +237,9 @@ def _warm_up(server: Server) -> None:
         (COUNT_TOKENS, {"messages": message()["messages"]}),
         (RENDER_CHAT, chat()),
         (TOKENIZE, {"prompt": "word " * 100_000}),
+        (EMBEDDINGS, {"input": [f"text {number} " + "word " * 200 for number in range(64)]}),
+        (EMBEDDINGS, {"input": "word " * 60_000, "truncate_prompt_tokens": -1}),
+        (RERANK, {"query": "text", "documents": ["a", "b"]}),
     ]
     # Pages of the KV cache take memory when they are first written, which would look like memory that is not returned.
     numbers = random.Random(0)

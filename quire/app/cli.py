@@ -16,6 +16,7 @@ from quire.config.commands import COMMANDS
 _MODULES = {
     "serve": "quire.app.serve",
     "chat": "quire.app.chat",
+    "listen": "quire.app.listen.command",
     "embed": "quire.app.embed.command",
     "bench serve": "quire.app.bench.serve",
     "bench pooling": "quire.app.bench.pooling",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
+import struct
 from contextlib import suppress
 from typing import Protocol
 
@@ -22,6 +24,30 @@ class Connection(Protocol):
 
     def check(self) -> None:
         """Close the connection if a deadline has passed."""
+
+
+class UnreadResponse:
+    """Notices that a client reads nothing of what is written to it."""
+
+    def __init__(self, table: Connections, transport: asyncio.Transport) -> None:
+        self._table = table
+        self._transport = transport
+        self._unsent = 0
+        self.read_at = table.clock  # when the client last read something, or had nothing to read
+
+    def overdue(self) -> bool:
+        """Whether that was too long ago. Called regularly."""
+        now, unsent = self._table.clock, self._transport.get_write_buffer_size()
+        if not unsent or unsent < self._unsent:
+            self.read_at = now
+        self._unsent = unsent
+        return now > self.read_at + self._table.options.write_timeout
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close a connection at once, and make the system forget what it has not sent yet."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 class Connections:

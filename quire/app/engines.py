@@ -16,13 +16,14 @@ from quire.api.serving.models import ServedModel
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.config.options import ChatOptions, EngineOptions, ModelOptions
+from quire.config.options import AudioOptions, ChatOptions, EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, serve_core
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.wire.transport import FrontChannel
+from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
 
@@ -113,6 +114,9 @@ class RunningEngine:
             parser_tokens=parser_tokens(reasoning, tools, self._tokenizer.special_tokens),
             priority_scheduling=settings.scheduling_policy == "priority",
         )
+        if info.speech is not None:
+            queued = settings.max_num_seqs + settings.max_queued_requests
+            model = replace(model, audio=AudioReader(AudioOptions.of(settings), max_queued=queued))
         if "generate" in info.tasks:
             grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids)
             grammars.start()

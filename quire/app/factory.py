@@ -23,6 +23,8 @@ from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.serving.models import ServerState
+from quire.api.speech import routes as speech
+from quire.app import page
 from quire.app.hosts import host_check
 from quire.app.load_header import load_header
 from quire.app.middleware import (
@@ -35,20 +37,26 @@ from quire.app.middleware import (
 )
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
+from quire.realtime import routes as realtime
+from quire.realtime.sessions import Sessions
 
 _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after")  # headers that scripts of other origins may read
 
 
-def create_app(state: ServerState, metrics: Metrics, service: ResponseService, server: ServerOptions) -> ASGIApp:
+def create_app(
+    state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
+) -> ASGIApp:
     """The app with all routes and middleware."""
     app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
     app.state.strict_fields = server.strict_fields
     app.state.heap = state.heap
     app.state.max_json_values = state.limits.max_json_values
     errors.install_error_handlers(app)
-    for module in (completions, chat, anthropic, generate, pooling, models, health, invocations):
+    for module in (completions, chat, anthropic, generate, pooling, speech, models, health, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
+    app.include_router(realtime.router(sessions))
+    app.include_router(page.router())
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
@@ -62,7 +70,7 @@ def create_app(state: ServerState, metrics: Metrics, service: ResponseService, s
         layers.append(_cors(server.allowed_origins))
     layers += [load_header(state), refusal_while_draining(state)]
     if server.api_key:
-        layers.append(authentication(server.api_key))
+        layers.append(authentication(server.api_key, sessions.secrets.is_valid))
     layers.append(body_limit(int(state.limits.max_body_size)))
     return apply_middleware(app, layers)
 

@@ -33,8 +33,6 @@ def host_check(server: ServerOptions) -> Middleware | None:
             host = Headers(scope=scope).get("host", "") if scope["type"] in ("http", "websocket") else ""
             if not host or accepts(host) or scope["path"] in PROBE_PATHS:  # browsers always send a host
                 await app(scope, receive, send)
-            elif scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008, "reason": "the host name is not accepted"})
             else:
                 refusal = Misdirected(
                     f"This server does not accept the host name {_name_of(host)[:100]!r}. "

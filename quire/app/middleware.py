@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.http.credentials import key_of
 from quire.api.http.errors import TooLarge, Unauthorized, Unavailable
 from quire.api.http.identity import REQUEST_ID, clean_request_id, new_request_id
 from quire.api.http.sse import RAW_SEND
@@ -18,6 +19,7 @@ from quire.api.http.tenant import AUTHENTICATED
 from quire.api.serving.models import ServerState
 from quire.metrics.prometheus import Metrics
 
+PAGE_FILES = "/page/"
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})  # need no API key
 _UNTRACKED_PATHS = PROBE_PATHS | {"/metrics", "/load", "/version"}
 Middleware = Callable[[ASGIApp], ASGIApp]
@@ -77,8 +79,6 @@ def refusal_while_draining(state: ServerState) -> Middleware:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             if not state.draining or scope["type"] == "lifespan" or scope["path"] in _UNTRACKED_PATHS:
                 await app(scope, receive, send)
-            elif scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1012, "reason": "the server is shutting down"})
             else:
                 await refusal.response(scope["path"])(scope, receive, send)
 
@@ -87,22 +87,27 @@ def refusal_while_draining(state: ServerState) -> Middleware:
     return layer
 
 
-def authentication(keys: Sequence[str]) -> Middleware:
-    """Refuse requests without one of the API keys. Probes need no key."""
+def authentication(keys: Sequence[str], may_open_session: Callable[[str], bool]) -> Middleware:
+    """Refuse requests without one of the API keys. Probes and the built-in page need no key.
+
+    Args:
+        keys: the API keys.
+        may_open_session: whether a client secret is valid, which opens realtime sessions.
+    """
     accepted = [encoded for key in keys for encoded in _encodings(key)]
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan" or scope["path"] in PROBE_PATHS:
+            if scope["type"] == "lifespan" or scope["path"] in PROBE_PATHS or _is_page(scope):
                 await app(scope, receive, send)
                 return
-            given = _key_of(Headers(scope=scope))
+            given = key_of(Headers(scope=scope))
             matches = [hmac.compare_digest(given, key) for key in accepted]  # all of them, in constant time
             if any(matches):
                 scope[AUTHENTICATED] = matches.index(True)
                 await app(scope, receive, send)
-            elif scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008, "reason": "a valid API key is required"})
+            elif scope["type"] == "websocket" and may_open_session(given.decode("latin-1")):
+                await app(scope, receive, send)
             else:
                 refusal = Unauthorized("A valid API key is required.", headers={"WWW-Authenticate": "Bearer"})
                 await refusal.response(scope["path"])(scope, receive, send)
@@ -112,10 +117,10 @@ def authentication(keys: Sequence[str]) -> Middleware:
     return layer
 
 
-def _key_of(headers: Headers) -> bytes:
-    """The API key of a request, from OpenAI's header or Anthropic's, as the client has encoded it."""
-    scheme, _, token = headers.get("authorization", "").encode("latin-1").partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
+def _is_page(scope: Scope) -> bool:
+    """Whether a request is for the built-in page, which shows nothing without a key."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return scope["type"] == "http" and (path in ("", "/") or path.startswith(PAGE_FILES))
 
 
 def _encodings(key: str) -> list[bytes]:

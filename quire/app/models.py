@@ -11,7 +11,7 @@ from quire.config.command import ConfigError
 
 BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed"}  # name -> directory in the package
 # A pattern also matches files in subdirectories, such as those of sentence-transformers' modules.
-_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
+_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "artifact.metadata"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-import struct
 from typing import Any
 
 import httptools
@@ -14,13 +13,14 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from quire.api.http.errors import ApiError, HeadersTooLarge, InvalidRequest, Overloaded, TimedOut, UrlTooLong
-from quire.app.connections import Connections
+from quire.app.connections import Connections, UnreadResponse, reset
 from quire.app.middleware import PROBE_PATHS
 
 _MAX_PIPELINED = 64  # requests that a client may send ahead of their responses
 _BYTES_PER_SECOND = 1024  # slowest accepted body
 _SECONDS_TO_READ_A_REFUSAL = 2.0
 _UNSENT = 64 << 10  # bytes of a response that the system buffers beyond what is on its way to the client
+_WEBSOCKETS = (b"/v1/realtime",)
 _PROBES = frozenset(path.encode() for path in PROBE_PATHS)
 
 
@@ -44,11 +44,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_count = self._header_size = 0
         self._uncounted = 0  # bytes of a header, or of what frames a chunk, that is not complete
         self._running: RequestResponseCycle | None = None  # the request that is being answered
-        self._unsent = 0
-        self._read_at = table.clock  # when the client last read something, or had nothing to read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        self._unread = UnreadResponse(self._table, transport)
         connected = transport.get_extra_info("socket")
         if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
@@ -70,7 +69,11 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._continue_without_upgrade(data[upgrade.args[0] :])
+            rest = data[upgrade.args[0] :]
+            if self._opens_websocket():
+                self._open_websocket(rest)
+            else:
+                self._continue_without_upgrade(rest)
             return
         except httptools.HttpParserError as error:
             self._refuse(_refusal_of(error))
@@ -153,26 +156,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_request()
 
     def resume_writing(self) -> None:
-        self._read_at = self._table.clock
+        self._unread.read_at = self._table.clock
         super().resume_writing()
 
     def check(self) -> None:
         """Close the connection if its client has not sent, or not read, what it should have by now."""
-        now, unsent = self._table.clock, self.transport.get_write_buffer_size()
-        if not unsent or unsent < self._unsent:
-            self._read_at = now
-        elif now > self._read_at + self._limits.write_timeout:
-            self._reset()
-            return
-        self._unsent = unsent
-        if now > self._deadline:
+        if self._unread.overdue():
+            reset(self.transport)
+        elif self._table.clock > self._deadline:
             self._deadline = math.inf
             self._end_wait()
-
-    def _reset(self) -> None:
-        """Close the connection at once, and make the system forget what it has not sent yet."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
 
     def _end_wait(self) -> None:
         if self._refused:
@@ -198,6 +191,26 @@ class BoundedProtocol(HttpToolsProtocol):
             f"{self._limits.max_header_size:d} bytes: the limits of this server (--max-header-count, "
             "--max-header-size)."
         )
+
+    def _opens_websocket(self) -> bool:
+        """Whether a request for another protocol gets it. Others are answered as if they had not asked."""
+        return (
+            self.url.partition(b"?")[0] in _WEBSOCKETS
+            and self.parser.get_method() == b"GET"
+            and self._should_upgrade()
+            and len(self.tasks) < self._table.limit
+            and [name for name, _ in self.headers].count(b"host") <= 1
+            and (self._running is None or self._running.response_complete)
+        )
+
+    def _open_websocket(self, rest: bytes) -> None:
+        """Hand the connection over to the WebSocket protocol."""
+        assert self.scope is not None
+        self.scope["method"] = "GET"
+        self._table.remove(self)
+        self.handle_websocket_upgrade()
+        if rest:
+            self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]  # BoundedWebSocket
 
     def _continue_without_upgrade(self, rest: bytes) -> None:
         """Parse a request again, without its wish for another protocol, which made the parser skip its body."""

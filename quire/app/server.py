@@ -21,7 +21,9 @@ from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
 from quire.app.protocol import BoundedProtocol
 from quire.app.sockets import listen_error
+from quire.app.websocket import BoundedWebSocket
 from quire.config.options import ConnectionOptions, ServerOptions
+from quire.realtime.sessions import Sessions
 
 logger = logging.getLogger("quire")
 _ERROR_GRACE = 2.0  # seconds for clients to read the error that aborts their request
@@ -44,10 +46,14 @@ class Server(uvicorn.Server):
         responses: ResponseService,
         settings: ServerOptions,
         connections: ConnectionOptions,
+        sessions: Sessions,
+        max_event_size: int,
     ) -> None:
         """Must be created on the event loop that serves."""
+        table = Connections(connections)
         self._state = state
         self._responses = responses
+        self._sessions = sessions
         self._settings = settings
         self._told_to_stop = False  # a first signal has arrived
         self._aborting = False  # a second signal has arrived
@@ -58,8 +64,11 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http=partial(BoundedProtocol, Connections(connections)),  # type: ignore[arg-type]  # it is only called
-                ws="none",  # there are no WebSocket endpoints
+                http=partial(BoundedProtocol, table),  # type: ignore[arg-type]  # it is only called
+                ws=partial(BoundedWebSocket, table),  # type: ignore[arg-type]  # it is only called
+                ws_max_size=2 * max_event_size,  # larger events than accepted are refused, much larger ones not read
+                ws_ping_timeout=None,  # the answer to a ping waits while a busy server does not read
+                ws_per_message_deflate=False,  # audio does not get smaller, and inflating it would take memory
                 timeout_keep_alive=math.ceil(connections.timeout_keep_alive),
                 lifespan="off",
                 log_config=None,
@@ -98,7 +107,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop listening; called ten times a second."""
         stopping = await super().on_tick(counter)
-        return stopping and (self._gave_up or (self._state.in_flight == 0 and self._responses.running == 0))
+        return stopping and (self._gave_up or self._running == 0)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -127,8 +136,14 @@ class Server(uvicorn.Server):
         if not self.should_exit:
             self._drain()
 
+    @property
+    def _running(self) -> int:
+        """Number of requests, responses in the background and realtime sessions that have not ended."""
+        return self._state.in_flight + self._responses.running + self._sessions.running
+
     def _drain(self) -> None:
         self._state.draining = True
+        self._loop.call_soon_threadsafe(self._sessions.drain)
         self.should_exit = True
         # In a thread: the event loop may be what is stuck.
         end_process_after(self._settings.drain_timeout + _STOP_GRACE)
@@ -136,7 +151,7 @@ class Server(uvicorn.Server):
 
     def _abort_requests(self) -> None:
         """End running requests with an error."""
-        logger.info("requests that still run are aborted: %d", self._state.in_flight + self._responses.running)
+        logger.info("requests that still run are aborted: %d", self._running)
         for model in self._state.models:
             model.client.fail("the server is shutting down")
         self._loop.call_later(_ERROR_GRACE, self._close_connections)

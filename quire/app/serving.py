@@ -24,13 +24,15 @@ from quire.app.models import ModelSource
 from quire.app.server import Server
 from quire.app.supervision import supervise
 from quire.config.commands import Serve
-from quire.config.options import ConnectionOptions, EngineOptions, LimitOptions, ServerOptions
+from quire.config.options import ConnectionOptions, EngineOptions, LimitOptions, RealtimeOptions, ServerOptions
 from quire.config.tool_servers import labelled
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import model_config_of
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.realtime.sessions import Sessions
+from quire.realtime.transcribers import speech_models
 
 logger = logging.getLogger("quire")
 
@@ -90,6 +92,7 @@ async def _serve_models(
         tokens_as_ids=settings.return_tokens_as_token_ids,
         stall_timeout=settings.stall_timeout,
         sse_keepalive=settings.sse_keepalive,
+        transcription_events=settings.transcription_events,
     )
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
@@ -99,8 +102,17 @@ async def _serve_models(
         observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
     responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
-    app = create_app(state, metrics, responses, options)
-    server = Server(app, state, responses, options, ConnectionOptions.of(settings))
+    sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, speech_models())
+    app = create_app(state, metrics, responses, sessions, options)
+    server = Server(
+        app,
+        state,
+        responses,
+        options,
+        ConnectionOptions.of(settings),
+        sessions,
+        int(settings.max_realtime_event_size),
+    )
     gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
     watching = [
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))

@@ -13,6 +13,7 @@ from quire.config.command import Command
 from quire.config.foreign.translate import translated
 from quire.config.lists import Names
 from quire.config.options import (
+    AudioOptions,
     ChatOptions,
     ConnectionOptions,
     EngineOptions,
@@ -21,6 +22,7 @@ from quire.config.options import (
     ModelOptions,
     NonNegativeInt,
     PositiveInt,
+    RealtimeOptions,
     Seconds,
     ServerOptions,
 )
@@ -28,7 +30,17 @@ from quire.config.options import (
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class Serve(Command, EngineOptions, ChatOptions, ModelOptions, LimitOptions, ConnectionOptions, ServerOptions):
+class Serve(
+    Command,
+    EngineOptions,
+    ChatOptions,
+    ModelOptions,
+    RealtimeOptions,
+    AudioOptions,
+    LimitOptions,
+    ConnectionOptions,
+    ServerOptions,
+):
     """Settings of `quire serve`."""
 
     name = "serve"
@@ -61,6 +73,28 @@ class Chat(Command):
     message: str | None = Field(None, description="send this message, print the answer and exit")
     temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="sampling temperature")
     max_tokens: PositiveInt | None = Field(None, description="maximum number of tokens of an answer")
+
+
+class Listen(Command):
+    """Settings of `quire listen`."""
+
+    name = "listen"
+    summary = "print what is said in a file or into a microphone, by a server's realtime transcription"
+    positional = frozenset({"file"})
+
+    file: CliPositionalArg[Path | None] = Field(
+        None, description="audio file, or - for 16-bit PCM of one channel at standard input; default: the microphone"
+    )
+    url: str = Field("http://127.0.0.1:8000/v1", description="base URL of the server")
+    model_name: str | None = Field(None, description="model that transcribes; default: the server's first such")
+    api_key: str | None = Field(None, description="API key of the server")
+    language: str | None = Field(None, description="code of the language that is spoken; default: the model finds out")
+    prompt: str | None = Field(None, description="text that the model takes for what was said before")
+    rate: Literal["16000", "24000"] = Field(
+        "16000", description="samples per second of standard input, or of the microphone"
+    )
+    paced: Flag = Field(False, description="send a file as fast as it was spoken, instead of as fast as possible")
+    device: str | None = Field(None, description="name or number of the microphone; default: the system's")
 
 
 class Embed(Command):
@@ -174,4 +208,4 @@ class BenchStartup(Command):
     result: Path | None = Field(None, description="JSON file to write the results to")
 
 
-COMMANDS: tuple[type[Command], ...] = (Serve, Chat, Embed, BenchServe, BenchPooling, BenchStartup)
+COMMANDS: tuple[type[Command], ...] = (Serve, Chat, Listen, Embed, BenchServe, BenchPooling, BenchStartup)

@@ -142,7 +142,8 @@ class LimitOptions(Options):
     max_body_size: Size = Field(ByteSize(32 << 20), description="largest request body, e.g. 32MiB")
     max_json_values: Annotated[int, Field(ge=1024)] = Field(
         1 << 20,
-        description="maximum number of values in a request body; arrays, objects and keys may be an eighth as many",
+        description="maximum number of values in a request body; strings may be a quarter as many, arrays, objects and "
+        "keys an eighth",
     )
     max_queued_requests: NonNegativeInt = Field(
         512, description="maximum number of waiting sequences; further requests get status 503 with Retry-After"
@@ -160,6 +161,51 @@ class LimitOptions(Options):
     max_logprobs: Annotated[int, Field(ge=-1)] = Field(
         20,
         description="maximum number of alternatives in logprobs; -1: the whole vocabulary, of megabytes for each token",
+    )
+
+
+class AudioOptions(Options):
+    """Audio that requests bring."""
+
+    max_audio_size: Annotated[Size, Field(ge=1 << 10)] = Field(
+        ByteSize(25 << 20), description="largest audio file, e.g. 25MiB; --max-body-size must be larger"
+    )
+    max_audio_seconds: Annotated[float, Field(gt=0, le=24 * 3600)] = Field(
+        3600.0, description="longest audio in seconds; an hour takes 220 MiB while it is transcribed"
+    )
+    max_audio_decoded_size: Annotated[Size, Field(ge=1 << 20)] = Field(
+        ByteSize(4 << 30),
+        description="largest size of all channels of a decoded audio file, at its own sample rate; it is never held at "
+        "once",
+    )
+    transcription_events: Literal["openai", "vllm"] = Field(
+        "openai", description="events of streamed transcriptions, unless a request says otherwise: OpenAI's or vLLM's"
+    )
+
+
+class RealtimeOptions(Options):
+    """Sessions of /v1/realtime."""
+
+    max_realtime_sessions: PositiveInt = Field(
+        64, description="maximum number of realtime sessions; further ones get status 503 with Retry-After"
+    )
+    max_realtime_event_size: Size = Field(
+        ByteSize(21 << 20),
+        description="maximum size of an event of a realtime client; the default holds 15 MiB of audio in base64",
+    )
+    max_realtime_audio: Seconds = Field(
+        600.0, description="seconds of audio that a realtime client may send without committing it"
+    )
+    realtime_idle_timeout: SecondsOrNever = Field(
+        120.0, description="seconds without an event after which a realtime session ends; 0: never"
+    )
+    realtime_session_timeout: SecondsOrNever = Field(
+        14400.0, description="seconds after which a realtime session ends; 0: never"
+    )
+    realtime_interim_interval: SecondsOrNever = Field(
+        0.5,
+        description="seconds of new audio after which an utterance that is being spoken is transcribed again, at the "
+        "earliest; 0: it is transcribed once, when it has ended",
     )
 
 

@@ -14,16 +14,19 @@ from typing import cast
 
 import psutil
 import torch
+from msgspec import structs
 from tqdm import tqdm
 
 from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.core import EngineCore
-from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.alignment import Aligner
+from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import EncoderRunner
 from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
@@ -37,9 +40,10 @@ from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
-from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.errors import FrontEndGone
-from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown
+from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechInfo
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -123,10 +127,21 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         block_size=options.block_size,
         weight_bytes=loaded.weight_bytes,
         cache_bytes=cache_bytes,
-        tasks=("generate",) if loaded.pooler is None else loaded.pooler.tasks,
+        tasks=_tasks(loaded),
         pooling=None if loaded.pooler is None else pooling_info(loaded.pooler, loaded.model),
+        speech=_speech_info(loaded, core.scheduler.limits.max_model_len),
     )
     return core, info
+
+
+def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechInfo | None:
+    return None if loaded.speech is None else structs.replace(loaded.speech.info, max_output_tokens=context_len)
+
+
+def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
+    if loaded.speech is not None:
+        return ("transcribe",)
+    return ("generate",) if loaded.pooler is None else loaded.pooler.tasks
 
 
 def _build_encoder(
@@ -159,13 +174,16 @@ def _build_decoder(
     shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
     per_block = block_bytes(shapes, options.block_size, cache_dtype)
     available = device.free_memory() if config.memory_share is None else config.memory_share
-    num_blocks = count_blocks(options, per_block, loaded.context_len, available)
-    context_len = _fitting_context(loaded, config, num_blocks)
+    cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
+    cross_blocks = -(-cross_len // options.block_size)
+    longest = loaded.context_len + cross_blocks * options.block_size
+    num_blocks = count_blocks(options, per_block, longest, available)
+    context_len = _fitting_context(loaded, config, num_blocks - cross_blocks)
     model.set_context(context_len)
     prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
     cache = device.allocate_cache(shapes, num_blocks, options.block_size, cache_dtype, prefault)
     try:
-        table = RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch)
+        table = RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch, cross_len)
     except MemoryError as error:
         needed = f"{options.max_num_seqs} sequences of {context_len} tokens"
         raise OutOfCacheMemory(f"no memory for a table of {needed}: lower --max-num-seqs or --max-model-len") from error
@@ -178,35 +196,47 @@ def _build_decoder(
         table,
         Sampler(table, loaded.vocab_size, grammars.initial_state),
         hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
+        _item_encoder(model, cache, options.block_size),
+        None if loaded.speech is None else Aligner(loaded.speech, table, cache.layers),
     )
     core = EngineCore(
-        _scheduler(options, context_len, num_blocks, model.rope_switch, fair=loaded.pooler is not None),
+        _scheduler(options, context_len, num_blocks, model.rope_switch, loaded),
         LocalExecutor(device, runner, cache),
         channel,
         vocab_size=loaded.vocab_size,
         seed=options.seed,
         grammars=grammars,
         pooler=loaded.pooler,
+        speech=None if loaded.speech is None else loaded.speech.info,
     )
     return core, num_blocks, num_blocks * per_block
 
 
+def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder | None:
+    if not isinstance(model, Decoder) or model.encoder is None:
+        return None
+    return ItemEncoder(model, model.encoder, cache, block_size)
+
+
 def _scheduler(
-    options: EngineOptions, context_len: int, num_blocks: int, rope_switch: int | None, *, fair: bool
+    options: EngineOptions, context_len: int, num_blocks: int, rope_switch: int | None, loaded: LoadedModel
 ) -> Scheduler:
+    speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
         max_seqs=options.max_num_seqs,
         max_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
         max_draft=options.num_speculative_tokens if options.speculation == "ngram" else 0,
         rope_switch=rope_switch,
+        cross_stride=0 if speech is None else speech.num_frames // speech.num_positions,
+        max_encoded=options.max_num_batched_tokens,
     )
     return Scheduler(
         limits,
         BlockPool(num_blocks, options.block_size),
         hasher=hasher_named(options.prefix_hash) if options.prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
-        fair=fair,
+        fair=loaded.pooler is not None,
     )
 
 
@@ -215,6 +245,8 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -
     held = num_blocks * config.engine.block_size
     if held >= loaded.context_len:
         return loaded.context_len
+    if held < 1:
+        raise OutOfCacheMemory("the KV cache does not hold one item of audio: raise --kv-cache-memory")
     if config.model.max_model_len is not None:
         raise OutOfCacheMemory(
             f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "

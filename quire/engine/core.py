@@ -20,17 +20,19 @@ from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.validation import drop_unknown_end_tokens, invalid_reason
+from quire.engine.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.wire.errors import MalformedMessage
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
     ErrorOutput,
+    ExtendRequest,
     FrontMessage,
     Ping,
     Pong,
     SamplingParams,
     Shutdown,
+    SpeechInfo,
     StepOutput,
 )
 from quire.engine.wire.transport import CoreChannel
@@ -61,6 +63,7 @@ class EngineCore:
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
         pooler: PoolerSpec | None = None,
+        speech: SpeechInfo | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -72,6 +75,7 @@ class EngineCore:
             seed: of the seeds that requests without one get.
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
             pooler: what the model does with hidden states; None if it generates.
+            speech: what a model that transcribes reads; None for others.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -81,6 +85,7 @@ class EngineCore:
         self._seeds = itertools.count(int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=7).digest()))
         self._grammars = grammars
         self._pooler = pooler
+        self._speech = speech
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
@@ -173,6 +178,8 @@ class EngineCore:
         match message:
             case AddRequest():
                 self._add(message)
+            case ExtendRequest():
+                self._extend(message)
             case Abort(request_ids=ids):
                 self._preparing = [entry for entry in self._preparing if entry[0].request_id not in ids]
                 for request_id in ids:
@@ -218,11 +225,25 @@ class EngineCore:
             message = msgspec.structs.replace(message, task=msgspec.structs.replace(task, kind=kind))
         error = self._invalid_reason(message)
         if error is not None:
-            self._refuse(message, error)
+            self._send_refusal(message.request_id, error)
         elif self._grammars is not None and isinstance(task, SamplingParams) and task.grammar:
             self._preparing.append((message, self._grammars.prepare(message.request_id, task)))
         else:
             self.scheduler.add(message)
+
+    def _extend(self, message: ExtendRequest) -> None:
+        if not isinstance(self.scheduler, Scheduler):
+            return  # it has no open requests
+        request_id, error = message.request_id, invalid_tokens(message.tokens, self._vocab_size)
+        if request_id not in self.scheduler:
+            return
+        if error is not None:
+            self.scheduler.abort(request_id)
+        else:
+            error = self.scheduler.extend(request_id, message.tokens.tolist(), last=message.last)
+        if error is not None:
+            self._release([request_id])
+            self._send_refusal(request_id, error)
 
     def _add_prepared(self) -> None:
         """Queue the requests that have become ready."""
@@ -236,7 +257,7 @@ class EngineCore:
             elif (error := prepared.exception()) is None:
                 self.scheduler.add(message)
             else:
-                self._refuse(message, str(error))
+                self._send_refusal(message.request_id, str(error))
                 self._grammars.release(message.request_id)
 
     def _release(self, request_ids: Iterable[str]) -> None:
@@ -246,12 +267,14 @@ class EngineCore:
                 if request_id not in self.scheduler:
                     self._grammars.release(request_id)
 
-    def _refuse(self, message: AddRequest, error: str) -> None:
-        self._channel.send(StepOutput([ErrorOutput(message.request_id, error, invalid=True)], self.scheduler.stats()))
+    def _send_refusal(self, request_id: str, error: str) -> None:
+        self._channel.send(StepOutput([ErrorOutput(request_id, error, invalid=True)], self.scheduler.stats()))
 
     def _invalid_reason(self, message: AddRequest) -> str | None:
         preparing = any(entry.request_id == message.request_id for entry, _ in self._preparing)
         if preparing or message.request_id in self.scheduler:
             return f"request id {message.request_id} is in use"
         limit = self.scheduler.limits.max_model_len
-        return invalid_reason(message, vocab_size=self._vocab_size, max_model_len=limit, pooler=self._pooler)
+        return invalid_reason(
+            message, vocab_size=self._vocab_size, max_model_len=limit, pooler=self._pooler, speech=self._speech
+        )

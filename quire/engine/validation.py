@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 
 from quire.engine.models.pooler_spec import PoolerSpec
-from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, TokenArray
+from quire.engine.wire.protocol import AddRequest, MediaItem, PoolingParams, SamplingParams, SpeechInfo, TokenArray
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -30,33 +31,90 @@ def drop_unknown_end_tokens(params: SamplingParams, vocab_size: int) -> Sampling
 
 
 def invalid_reason(
-    message: AddRequest, *, vocab_size: int, max_model_len: int, pooler: PoolerSpec | None = None
+    message: AddRequest,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    pooler: PoolerSpec | None = None,
+    speech: SpeechInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
     task = message.task
     generates = isinstance(task, SamplingParams)
-    reason = _invalid_prompt(message.prompt, vocab_size, max_model_len - 1 if generates else max_model_len)
+    reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
+        len(message.prompt), max_model_len - 1 if generates else max_model_len
+    )
+    reason = reason or _invalid_items(message.items, speech) or _invalid_open(message)
     if reason is not None:
         return reason
     if isinstance(task, PoolingParams):
-        return _invalid_pooling(task, message, pooler)
+        return _invalid_pooling(task, message, pooler, speech)
     if pooler is not None:
         return f"the model does not generate; its tasks are {', '.join(pooler.tasks)}"
-    return _invalid_numbers(task) or _invalid_ids(task, vocab_size) or _no_choice(task, vocab_size)
+    return (
+        _invalid_numbers(task)
+        or _invalid_ids(task, vocab_size)
+        or _invalid_positions(task, len(message.prompt))
+        or _no_choice(task, vocab_size)
+    )
 
 
-def _invalid_prompt(prompt: TokenArray, vocab_size: int, max_len: int) -> str | None:
-    if prompt.ndim != 1 or prompt.dtype.kind not in "iu" or not len(prompt):
+def invalid_tokens(tokens: TokenArray, vocab_size: int) -> str | None:
+    """What is wrong with an array of token ids; None if nothing is."""
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         return "the prompt is not a non-empty list of token ids"
-    if len(prompt) > max_len:
-        return f"the prompt has {len(prompt)} tokens, but the context allows at most {max_len}"
-    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
+    if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
         return f"the prompt has token ids outside the vocabulary of {vocab_size}"
     return None
 
 
-def _invalid_pooling(params: PoolingParams, message: AddRequest, pooler: PoolerSpec | None) -> str | None:
-    tasks = ("embed", "token_embed") if pooler is None else pooler.tasks
+def _invalid_length(tokens: int, max_len: int) -> str | None:
+    if not tokens:
+        return "the prompt is not a non-empty list of token ids"
+    return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
+
+
+def _invalid_items(items: Sequence[MediaItem], speech: SpeechInfo | None) -> str | None:
+    if speech is None:
+        return "the model reads no audio or other items, only tokens" if items else None
+    if len(items) != 1:
+        return f"the model reads exactly one item of audio, not {len(items)}"
+    item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
+    stride = most // speech.num_positions
+    if (item.start, item.length) != (0, 0):
+        return "the model reads audio by cross-attention: no tokens of the prompt stand for it"
+    if not item.hash:
+        return "the item has no hash"
+    found = item.features.shape
+    fits = len(found) == 2 and found[0] == rows and found[1] in range(stride, most + 1, stride)
+    if item.features.dtype != np.float32 or not fits:
+        return (
+            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
+            f"or fewer columns in a multiple of {stride}"
+        )
+    return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"
+
+
+def _invalid_open(message: AddRequest) -> str | None:
+    task = message.task
+    if not message.open:
+        return None
+    if not isinstance(task, SamplingParams):
+        return "only a request that generates may be open"
+    if task.prompt_logprobs is not None or task.token_probs is not None or task.grammar:
+        return "an open request has no prompt_logprobs, token_probs or grammar"
+    return None
+
+
+def _invalid_pooling(
+    params: PoolingParams, message: AddRequest, pooler: PoolerSpec | None, speech: SpeechInfo | None
+) -> str | None:
+    tasks: tuple[str, ...] = ("embed", "token_embed") if pooler is None else pooler.tasks
+    if speech is not None:
+        tasks = ("align",)
+        longest = message.items[0].features.shape[1] * speech.num_positions // speech.num_frames
+        if params.frames is not None and not 1 <= params.frames <= longest:
+            return f"frames must be from 1 to {longest}, not {params.frames}"
     if params.task not in tasks:
         return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks)}"
     if params.dimensions is not None and params.dimensions < 1:
@@ -101,6 +159,22 @@ def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
     for word in params.bad_words:
         for token in word:
             yield "bad_words", token
+    for token in params.begin_suppress_tokens:
+        yield "begin_suppress_tokens", token
+    for token in () if params.token_probs is None else params.token_probs.token_ids:
+        yield "token_probs", token
+    if (rule := params.timestamp_rule) is not None:
+        for token in (rule.begin, rule.no_timestamps, rule.end):
+            yield "timestamp_rule", token
+
+
+def _invalid_positions(params: SamplingParams, prompt_len: int) -> str | None:
+    probs, rule = params.token_probs, params.timestamp_rule
+    if probs is not None and not 0 <= probs.position < prompt_len:
+        return f"token_probs has position {probs.position}, which is not in the prompt"
+    if rule is not None and rule.max_initial is not None and rule.max_initial < 0:
+        return f"timestamp_rule has max_initial {rule.max_initial}, which is negative"
+    return None
 
 
 def _no_choice(params: SamplingParams, vocab_size: int) -> str | None:

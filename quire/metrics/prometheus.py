@@ -21,6 +21,8 @@ _LABELS = ("model_name", "engine")
 _STEP_COUNTERS = {
     "prefix_queries": "prefix_queries",
     "prefix_hits": "prefix_hits",
+    "item_queries": "item_queries",
+    "item_hits": "item_hits",
     "preemptions": "preemptions",
     "drafts": "drafts",
     "drafted": "drafted_tokens",
@@ -99,20 +101,42 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_cache_blocks_used", "KV blocks in use")
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.item_queries = self._counter("mm_cache_queries", "Pieces of audio of sequences that entered the batch")
+        self.item_hits = self._counter("mm_cache_hits", "Pieces of audio that were encoded before")
         self.preemptions = self._counter("num_preemptions", "Sequences that were preempted because KV blocks ran out")
         self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have generated a token")
+        self.prompt_cached = self._counter("prompt_tokens_cached", "Those of them that were in the prefix cache")
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after it died")
+        self.audio_seconds = self._counter("audio_seconds", "Seconds of audio that were transcribed")
         self.success = self._counter("request_success", "Sequences that ended", "finished_reason")
+        self.realtime_sessions = Gauge(
+            _PREFIX + "websocket_connections_active", "Realtime sessions that are open", registry=self._engine
+        )
+        self.realtime_opened = Counter(
+            _PREFIX + "websocket_connections", "Realtime sessions that were opened", registry=self._engine
+        )
+        self.realtime_seconds = Histogram(
+            _PREFIX + "websocket_connection_duration_seconds",
+            "Duration of a realtime session",
+            buckets=buckets.SESSION,
+            registry=self._engine,
+        )
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Prompt and generated tokens of an engine step", buckets.STEP_TOKENS
         )
         self.step_seconds = self._histogram("step_duration_seconds", "Duration of an engine step", buckets.ITL)
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", tokens)
         self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a request", tokens)
+        self.request_computed = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache", tokens
+        )
+        self.request_longest = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest answer of a request", tokens
+        )
         self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a request", tokens)
         self.request_n = self._histogram("request_params_n", "n of a request", buckets.ANSWERS)
         self.ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", buckets.TTFT)
@@ -148,12 +172,19 @@ class ModelMetrics:
         }
         self._counters = {
             name: getattr(metrics, name).labels(*labels)
-            for name in (*_STEP_COUNTERS, "prompt_tokens", "generation_tokens", "restarts")
+            for name in (
+                *_STEP_COUNTERS,
+                "prompt_tokens",
+                "prompt_cached",
+                "generation_tokens",
+                "audio_seconds",
+                "restarts",
+            )
         }
         self._ends = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
         names = (
             *("step_tokens", "step_seconds", "request_prompt", "request_output", "request_max", "request_n", "ttft"),
-            *("itl", "tpot", "e2e", "queue", "inference", "prefill", "decode"),
+            *("itl", "tpot", "e2e", "queue", "inference", "prefill", "decode", "request_computed", "request_longest"),
         )
         self._histograms: dict[str, Histogram] = {name: getattr(metrics, name).labels(*labels) for name in names}
         self._itl = self._histograms["itl"]
@@ -195,6 +226,13 @@ class ModelMetrics:
             self._observe_pooled(record)
         elif record.times.first_token:
             self._observe_generated(record)
+        if record.longest_answer:
+            self._histograms["request_n"].observe(record.answers)
+            self._histograms["request_longest"].observe(record.longest_answer)
+
+    def on_audio(self, seconds: float) -> None:
+        """Record audio that was transcribed."""
+        self._counters["audio_seconds"].inc(seconds)
 
     def on_restart(self) -> None:
         """Record that the engine was started again; nothing runs in it."""
@@ -206,6 +244,7 @@ class ModelMetrics:
         if record.finish_reason != "stop":
             return
         self._counters["prompt_tokens"].inc(record.prompt_tokens)
+        self._counters["prompt_cached"].inc(record.cached_tokens)
         histograms["request_prompt"].observe(record.prompt_tokens)
         histograms["e2e"].observe(record.finished - times.arrived)
         histograms["queue"].observe(max(0.0, times.scheduled - times.arrived))
@@ -214,9 +253,11 @@ class ModelMetrics:
     def _observe_generated(self, record: RequestRecord) -> None:
         times, histograms = record.times, self._histograms
         self._counters["prompt_tokens"].inc(record.prompt_tokens)
+        self._counters["prompt_cached"].inc(record.cached_tokens)
         decode = times.last_token - times.first_token
         for name, value in (
             ("request_prompt", record.prompt_tokens),
+            ("request_computed", record.prompt_tokens - record.cached_tokens),
             ("request_output", record.output_tokens),
             ("request_max", record.max_tokens),
             ("e2e", record.finished - times.arrived),
@@ -226,8 +267,6 @@ class ModelMetrics:
             ("decode", decode),
         ):
             histograms[name].observe(value)
-        if record.answers:
-            histograms["request_n"].observe(record.answers)
         if record.output_tokens > 1:
             histograms["tpot"].observe(decode / (record.output_tokens - 1))
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from quire.multimodal.chat_template import ChatTemplate
 from quire.multimodal.errors import PromptError
-from quire.multimodal.sentence_files import read_json
+from quire.multimodal.json_file import read_json
 from quire.multimodal.tokenizer import Tokenizer
 
 _ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]
@@ -45,7 +45,6 @@ class ChatPairTemplate:
         self._variables = {**special, **defaults}
 
     def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
-        """See `PairTemplate`."""
         system = [] if instruction is None else [{"role": "system", "content": instruction}]
         texts = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         given = {**self._variables, **variables, "messages": [*system, *texts], "add_generation_prompt": True}
@@ -56,7 +55,6 @@ class Qwen3Template:
     """The prompt that Qwen3-Reranker was trained with."""
 
     def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
-        """See `PairTemplate`."""
         if variables:
             raise PromptError("This model's prompt has no variables.", "chat_template_kwargs")
         return (

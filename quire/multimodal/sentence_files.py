@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.multimodal.json_file import read_json
 
 # Names of prompts for the two sides of a search, in the order in which they are looked for.
 _SIDES: Mapping[str, tuple[str, ...]] = {
@@ -77,8 +78,9 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     """
     config = read_json(folder / "config_sentence_transformers.json")
     prompts = config.get("prompts") or {}
-    # PyLate's names, for models that compare the tokens of texts
-    prefixes = {"query": config.get("query_prefix"), "document": config.get("document_prefix")}
+    # PyLate's names, for models that compare the tokens of texts; or the tokens of ColBERT's own training
+    prefixes = {**colbert_markers(folder)}
+    prefixes |= {side: config[f"{side}_prefix"] for side in _SIDES if config.get(f"{side}_prefix") is not None}
     if not isinstance(prompts, dict):
         raise ModelFileError(f"{folder / 'config_sentence_transformers.json'}: `prompts` must be an object")
     prompts = {name: text for name, text in {**prefixes, **prompts}.items() if isinstance(text, str)}
@@ -94,18 +96,23 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
+def colbert_markers(folder: Path) -> dict[str, str]:
+    """The token before queries and the one before documents, as the file of ColBERT's training names them.
 
     Raises:
-        ModelFileError: it cannot be read, or contains something else.
+        ModelFileError: the file cannot be read.
     """
+    trained = read_json(folder / "artifact.metadata")
+    markers = {"query": trained.get("query_token_id"), "document": trained.get("doc_token_id")}
+    return {side: token for side, token in markers.items() if isinstance(token, str) and token}
+
+
+def static_folder(folder: Path) -> Path | None:
+    """Where the table and the tokenizer of a model of static embeddings are; None for other models."""
     try:
-        if not path.exists():
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{path} must contain a JSON object")
-    return content
+        entries = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        first = entries[0]
+        inner = Path(first["path"]) if str(first["type"]).endswith("StaticEmbedding") else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None  # no such file, or a broken one: the engine says so
+    return None if inner is None or inner.is_absolute() or ".." in inner.parts else folder / inner

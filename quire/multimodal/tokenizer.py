@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 from quire.multimodal.errors import ModelFileError
+from quire.multimodal.sentence_files import colbert_markers, static_folder
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LFS_POINTER = b"version https://git-lfs"
@@ -51,13 +52,20 @@ class Tokenizer:
             TokenizerMissing: there is no tokenizer, or it cannot be read.
         """
         path = folder / "tokenizer_config.json"
+        static = static_folder(folder)
         try:
             config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             if backend is not None:
                 return cls(backend, config)
-            if (file := folder / "tokenizer.json").exists():
+            if (file := (static or folder) / "tokenizer.json").exists():
                 _refuse_lfs_pointer(file)
-                return cls(tokenizers.Tokenizer.from_file(str(file)), config, in_file=True)
+                own = tokenizers.Tokenizer.from_file(str(file))
+                if static is not None:
+                    own.post_processor = None  # special tokens would take part in the mean
+                for token in colbert_markers(folder).values():
+                    if own.token_to_id(token) is not None:  # a word of the vocabulary, which texts would not become
+                        own.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
+                return cls(own, config, in_file=True)
         except Exception as error:
             raise TokenizerMissing(f"the tokenizer in {folder} cannot be read: {error}") from error
         if not isinstance(config, dict):

@@ -1,1 +1,1 @@
-"""WebSocket sessions: events, audio buffer, voice activity. Empty until the realtime issue moves in."""
+"""Realtime speech: WebSocket sessions at /v1/realtime, in the dialects of OpenAI (GA and beta) and vLLM."""

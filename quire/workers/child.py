@@ -1,6 +1,7 @@
 """The worker process: does one job after another in a thread with a stack of its own.
 
-Its end of a socket pair is file descriptor 0. Messages are pickled, with their length in front.
+Its end of a socket pair is file descriptor 0. Messages are pickled, with their length in front. Replies have more of
+these pieces: their number, the pickled reply, then large arrays as they are in memory, which are read into place.
 """
 
 from __future__ import annotations
@@ -157,16 +158,28 @@ def _data_size() -> int:
 
 def _send(connection: socket.socket, reply: Reply) -> int:
     """Send a reply; returns its size in bytes."""
+    arrays: list[pickle.PickleBuffer] = []
+
+    def keep_in_message(array: pickle.PickleBuffer) -> bool:
+        large = array.raw().nbytes > _LARGE
+        if large:
+            arrays.append(array)
+        return not large
+
     try:
-        content = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+        content = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL, buffer_callback=keep_in_message)
     except Exception as error:  # noqa: BLE001 a result that cannot be pickled
+        arrays.clear()
         content = pickle.dumps(Reply("error", _portable(error), reply.retires))
+    pieces = [memoryview(content), *(array.raw() for array in arrays)]
     try:
-        connection.sendall(HEADER.pack(len(content)))
-        connection.sendall(content)
+        connection.sendall(HEADER.pack(len(pieces)))
+        for piece in pieces:
+            connection.sendall(HEADER.pack(piece.nbytes))
+            connection.sendall(piece)
     except OSError:
         os._exit(0)  # the server is gone
-    return len(content)
+    return sum(piece.nbytes for piece in pieces)
 
 
 def _receive(connection: socket.socket) -> bytearray | None:

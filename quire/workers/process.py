@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import pickle
 import signal
@@ -154,11 +155,28 @@ class WorkerProcess:
             self._writer.write(HEADER.pack(len(content)))
             self._writer.write(content)
             await self._writer.drain()
-            (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-            reply: Reply = pickle.loads(await self._reader.readexactly(length))  # noqa: S301 from our own process
+            pieces = [await self._piece() for _ in range(await self._number())]
+            reply: Reply = pickle.loads(pieces[0], buffers=pieces[1:])  # noqa: S301 from our own process
         except (asyncio.IncompleteReadError, OSError) as error:
             raise await self._failure() from error
         return reply
+
+    async def _number(self) -> int:
+        (number,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        return int(number)
+
+    async def _piece(self) -> memoryview:
+        """Read into place, in parts: a hundred megabytes would block the event loop while they are copied at once."""
+        size = await self._number()
+        piece = memoryview(mmap.mmap(-1, size) if size > _BUFFER else bytearray(size))
+        filled = 0
+        while filled < size:
+            part = await self._reader.read(min(_BUFFER, size - filled))
+            if not part:
+                raise asyncio.IncompleteReadError(b"", size)
+            piece[filled : filled + len(part)] = part
+            filled += len(part)
+        return piece
 
     async def _failure(self) -> WorkerError:
         """Why the process has ended."""

@@ -25,6 +25,7 @@ from quire.api.protocol.pooling.requests import (
     ScoreRequest,
 )
 from quire.api.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
+from quire.api.protocol.speech import TranscriptionRequest, TranslationRequest
 from tests.support.process import ServerProcess, serving
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
@@ -65,6 +66,12 @@ def test_every_field_of_pooling_is_documented() -> None:
         *(EmbeddingTextRequest, EmbeddingChatRequest, ClassifyTextRequest, PoolingTextRequest, ScoreRequest),
         *(RerankRequest, CohereEmbedRequest, TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest),
     ):
+        assert kind.model_fields.keys() - named == set(), kind.__name__
+
+
+def test_every_field_of_speech_is_documented() -> None:
+    named = set(re.findall(r"`([a-z0-9_]+)`", TEXT))
+    for kind in (TranscriptionRequest, TranslationRequest):
         assert kind.model_fields.keys() - named == set(), kind.__name__
 
 

@@ -50,12 +50,12 @@ async def test_a_stuck_engine_is_unhealthy_until_it_moves(tmp_path: Path, monkey
     async with running_server(tmp_path, core, stall_timeout=0.3) as server:
         assert (await server.http.get("/health")).status_code == 200
         core.deaf.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (answer := await server.http.get("/health")).status_code == 200:
                 await asyncio.sleep(0.02)
         assert "no progress" in answer.json()["error"]["message"]
         core.deaf.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await server.http.get("/health")).status_code != 200:
                 await asyncio.sleep(0.02)
 

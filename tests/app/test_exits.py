@@ -19,13 +19,11 @@ threading.Thread(target=time.sleep, args=(1000,), name="renders-forever").start(
 end_process_after(0.1)
 """
 _WAITING = """
-import multiprocessing, signal, time
+import multiprocessing, time
 from quire.app.exits import end_on_signals
 from quire.app.logs import start_logging
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGHUP):  # ignored where the tests run in the background
-        signal.signal(number, signal.SIG_DFL)
     start_logging("info")
     end_on_signals()
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1000,))

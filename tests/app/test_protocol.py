@@ -95,7 +95,7 @@ async def test_a_request_that_is_not_sent_is_not_waited_for(tmp_path: Path) -> N
 async def send_until_closed(client: Raw, data: str) -> None:
     """Send the same data every few milliseconds until the server has closed the connection."""
     with suppress(ConnectionError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 await client.send(data)
                 await asyncio.sleep(0.01)
@@ -112,7 +112,7 @@ async def test_blank_lines_do_not_keep_a_connection(tmp_path: Path) -> None:
 
 async def trickle(client: Raw, data: str) -> None:
     """Send the same data every few milliseconds until the server has answered."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not client.reader._buffer:  # type: ignore[attr-defined]
             await client.send(data)
             await asyncio.sleep(0.005)

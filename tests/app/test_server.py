@@ -47,7 +47,7 @@ def in_flight(server: ServerProcess) -> int:
 
 def assert_it_ended_well(server: ServerProcess) -> None:
     """Status 0, and nothing left behind that the log would tell of."""
-    assert server.process.wait(30) == 0, server.log
+    assert server.process.wait(60) == 0, server.log
     for word in ("Traceback", "leaked", "Cancel"):
         assert word not in server.log
 
@@ -145,7 +145,7 @@ def test_a_third_signal_ends_the_process_at_once(folder: Path) -> None:
             server.process.send_signal(signal.SIGHUP)
             eventually(lambda: "are aborted" in server.log)
             server.process.send_signal(signal.SIGINT)
-            assert server.process.wait(30) == 1
+            assert server.process.wait(60) == 1
         no_children_of(children)
 
 

@@ -8,7 +8,7 @@ import json
 import litellm
 from forecast import Forecast
 from pydantic import BaseModel
-from questions import DEGREES, MODEL, SUM, TOTAL, URL, WEATHER, get_weather
+from questions import DEGREES, LONG, MODEL, NAME, SUM, TOTAL, URL, WEATHER, get_weather
 
 
 class Sum(BaseModel):
@@ -36,9 +36,9 @@ def ask(messages, **options):
 
 assert TOTAL in ask(SUM).choices[0].message.content
 
-pieces = [chunk.choices[0].delta.content or "" for chunk in ask(SUM, stream=True)]
+pieces = [chunk.choices[0].delta.content or "" for chunk in ask(LONG, stream=True)]
 assert len(pieces) > 2
-assert TOTAL in "".join(pieces)
+assert NAME in "".join(pieces)
 
 message = ask(WEATHER, tools=[TOOL]).choices[0].message
 (call,) = message.tool_calls

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from questions import DEGREES, MODEL, SUM, TOTAL, URL, WEATHER, get_weather
+from questions import DEGREES, LONG, MODEL, NAME, SUM, TOTAL, URL, WEATHER, get_weather
 
 
 class Sum(BaseModel):
@@ -26,10 +26,10 @@ async def main() -> None:
         agent = Agent(model, model_settings=settings)
         assert TOTAL in (await agent.run(SUM)).output
 
-        async with agent.run_stream(SUM) as stream:
+        async with agent.run_stream(LONG) as stream:
             pieces = [piece async for piece in stream.stream_text(delta=True, debounce_by=None)]
         assert len(pieces) > 2
-        assert TOTAL in "".join(pieces)
+        assert NAME in "".join(pieces)
 
         assert DEGREES in (await Agent(model, tools=[get_weather], model_settings=settings).run(WEATHER)).output
 

@@ -43,7 +43,7 @@ async def main() -> None:
         async with session.get(f"{SERVER}/health") as health:
             assert health.status == 200
         async with session.get(f"{URL}/models") as models:
-            (model,) = (await models.json())["data"]
+            model, *_ = (await models.json())["data"]  # the first one, as `vllm bench serve` without --model
         tokenizer = AutoTokenizer.from_pretrained(model["root"])
         words = tokenizer.encode("What is the weather in Paris, and what is 27 + 58?", add_special_tokens=False)
         prompts = [tokenizer.decode(random.Random(i).choices(words, k=INPUT)) for i in range(REQUESTS)]

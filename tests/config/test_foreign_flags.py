@@ -84,6 +84,7 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m --allowed-origins '[\"*\"]' --uvicorn-log-level warning", {"allowed_origins": ("*",), "log_level": "warning"}),
     ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory": 4 << 30, "block_size": 32}),
     ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"model": ("m",), "port": 9}),
+    ("m --spec-method ngram --spec-tokens 3", {"speculation": "ngram", "num_speculative_tokens": 3}),
 ]
 
 
@@ -122,6 +123,8 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ("m --swap-space", "--swap-space expects a value"),
         ("m --no-enable-chunked-prefill", "Quire's is --max-num-batched-tokens"),
         ("m --ctx-size 4096", "--ctx-size of llama-server is not supported; Quire's is --max-model-len"),
+        ("m --embedding", "--embedding of llama-server is not supported; Quire's is --convert"),
+        ("m --pooling mean", "--pooling of llama-server is not supported; Quire's is --pooler-config"),
         ("m -np 4", "-np of llama-server is not supported; Quire's is --max-num-seqs"),
     ],
 )

@@ -60,10 +60,20 @@ def text_of(tokens: list[int]) -> str:
     return byte_tokenizer().decode([token for token in tokens if token != EOS], skip_special_tokens=False)
 
 
-def generate_text(engine: Engine, grammar: str, seed: int = 0, **fields: Any) -> str:
-    result = engine.generate(random_prompt(seed, 9), constrained(grammar, seed, **fields))
-    assert result.finish_reason == "stop", result.outputs[-1]
-    return text_of(result.tokens)
+def generate_texts(engine: Engine, grammar: str, count: int, **fields: Any) -> list[str]:
+    """Texts of the seeds 0 to `count`, which are generated together."""
+    names = [f"text-{len(engine.results) + seed}" for seed in range(count)]
+    for seed, name in enumerate(names):
+        engine.add(name, random_prompt(seed, 9), constrained(grammar, seed, **fields))
+    engine.run()
+    results = [engine.results[name] for name in names]
+    for result in results:
+        assert result.finish_reason == "stop", result.outputs[-1]
+    return [text_of(result.tokens) for result in results]
+
+
+def generate_text(engine: Engine, grammar: str, **fields: Any) -> str:
+    return generate_texts(engine, grammar, 1, **fields)[0]
 
 
 def random_schema(rng: Random, depth: int = 0) -> dict[str, Any]:
@@ -132,20 +142,20 @@ def test_json_matches_two_hundred_random_schemas(engine: Engine) -> None:
 
 @pytest.mark.parametrize("pattern", [r"[A-Z]{3}-\d{4}", r"(a|bc){2,5}", r"^\w{3} \w{2}$", r"https?://[a-z]{1,9}\.org"])
 def test_the_whole_text_matches_a_regex(engine: Engine, pattern: str) -> None:
-    for seed in range(5):
-        assert re.fullmatch(pattern, generate_text(engine, grammar_for(regex=pattern), seed))
+    for text in generate_texts(engine, grammar_for(regex=pattern), 5):
+        assert re.fullmatch(pattern, text)
 
 
 def test_the_text_is_one_of_the_choices(engine: Engine) -> None:
     choices = ["yes", "no", 'a "quoted" one', "nö\n", "<think>"]
-    chosen = {generate_text(engine, grammar_for(choice=choices), seed) for seed in range(20)}
+    chosen = set(generate_texts(engine, grammar_for(choice=choices), 20))
     assert chosen <= set(choices)
     assert len(chosen) > 1
 
 
 def test_as_many_choices_as_documented(engine: Engine) -> None:
     choices = ["", "<think>", *(f"{n} is a number" for n in range(4094))]
-    assert {generate_text(engine, grammar_for(choice=choices), seed) for seed in range(4)} <= set(choices)
+    assert set(generate_texts(engine, grammar_for(choice=choices), 4)) <= set(choices)
 
 
 def test_grammars_are_needed_until_their_requests_end(engine: Engine) -> None:
@@ -166,7 +176,7 @@ def test_grammars_are_needed_until_their_requests_end(engine: Engine) -> None:
     ['start: item ("," item)*\nitem: /[0-9]{1,3}/ | "x"', 'root ::= item ("," item)*\nitem ::= [0-9] [0-9]? | "x"'],
 )
 def test_lark_and_gbnf_grammars(engine: Engine, grammar: str) -> None:
-    texts = {generate_text(engine, grammar_for(grammar=grammar), seed, max_tokens=240) for seed in range(6)}
+    texts = generate_texts(engine, grammar_for(grammar=grammar), 6, max_tokens=240)
     assert all(re.fullmatch(r"(\d{1,3}|x)(,(\d{1,3}|x))*", item) for item in texts)
 
 
@@ -285,8 +295,7 @@ def test_reasoning_precedes_constrained_text(engine: Engine) -> None:
     end = SPECIAL_IDS["</think>"]
     for prefix, opening in ((ReasoningPrefix.OPEN, ""), (ReasoningPrefix.POSSIBLE, "(<think>|(?=left|right))")):
         grammar = grammar_of(structure, SPECIAL_IDS, ReasoningTags(), prefix)
-        for seed in range(4):
-            text = generate_text(engine, grammar, seed, logit_bias={end: 4.0, SPECIAL_IDS["<think>"]: 4.0})
+        for text in generate_texts(engine, grammar, 4, logit_bias={end: 4.0, SPECIAL_IDS["<think>"]: 4.0}):
             assert re.fullmatch(rf"{opening}(.*</think>\s*)?(left|right)", text, re.DOTALL)
 
 
@@ -306,8 +315,8 @@ def test_a_required_tool_call_is_valid_in_every_format(engine: Engine, name: str
     schemas = {"f": ARGUMENTS, "now": {"type": "object", "properties": {}, "additionalProperties": False}}
     plan = ToolPlan(format=FORMATS[name].constrained, schemas=schemas, required=True, parallel=False)
     grammar = grammar_of(None, SPECIAL_IDS, plan=plan)
-    for seed in range(6):
-        parsed = plan.format.parser(schemas).push(generate_text(engine, grammar, seed), last=True)
+    for text in generate_texts(engine, grammar, 6):
+        parsed = plan.format.parser(schemas).push(text, last=True)
         (call,) = joined(parsed.calls)
         jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])
         assert parsed.content == ""
@@ -326,8 +335,7 @@ def test_the_input_of_a_custom_tool_matches_its_format(engine: Engine, name: str
         custom=frozenset(["f"]),
     )
     read = AnswerFormat(tags=None, prompt=None, plan=plan)
-    for seed in range(3):
-        text = generate_text(engine, grammar_of(None, SPECIAL_IDS, plan=plan), seed)
+    for text in generate_texts(engine, grammar_of(None, SPECIAL_IDS, plan=plan), 3):
         (call,) = joined(read.parser().push(text, last=True).calls)
         assert re.fullmatch(pattern, call.arguments), text
 

@@ -24,23 +24,23 @@ BLOCK = 4
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-    """Causal attention of the queries at the last len(q) positions, one head and one query at a time."""
+    """Causal attention of the queries at the last len(q) positions, one head at a time, with all scores written out."""
     tokens, heads, _ = q.shape
     length, kv_heads, _ = k.shape
+    distance = torch.arange(length - tokens, length)[:, None] - torch.arange(length)
+    hidden = (distance < 0) | (distance >= (length if params.window is None else params.window))
     out = torch.zeros(tokens, heads, v.shape[2])
-    for i in range(tokens):
-        at = length - tokens + i
-        first = 0 if params.window is None else max(0, at - params.window + 1)
-        for head in range(heads):
-            shared = head // (heads // kv_heads)
-            scores = k[first : at + 1, shared] @ q[i, head] * params.scale
-            if params.softcap is not None:
-                scores = torch.tanh(scores / params.softcap) * params.softcap
-            if params.sinks is not None:
-                weights = torch.cat((scores, params.sinks[head : head + 1])).softmax(0)[:-1]
-            else:
-                weights = scores.softmax(0)
-            out[i, head] = weights @ v[first : at + 1, shared]
+    for head in range(heads):
+        shared = head // (heads // kv_heads)
+        scores = q[:, head] @ k[:, shared].T * params.scale
+        if params.softcap is not None:
+            scores = torch.tanh(scores / params.softcap) * params.softcap
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if params.sinks is not None:
+            weights = torch.cat((scores, params.sinks[head].expand(tokens, 1)), 1).softmax(1)[:, :-1]
+        else:
+            weights = scores.softmax(1)
+        out[:, head] = weights @ v[:, shared]
     return out
 
 
@@ -208,9 +208,8 @@ def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: 
         else torch.zeros(kv_heads, blocks, size, dim).bfloat16()
         for _ in range(2)
     )
-    for block in range(blocks):
-        k, v = torch.randn(2, size, kv_heads, dim).bfloat16()
-        write_pages(keys, values, torch.arange(size) + block * size, k, v)
+    k, v = torch.randn(2, blocks * size, kv_heads, dim).bfloat16()
+    write_pages(keys, values, torch.arange(blocks * size), k, v)
     lengths = [shared + count + 2 * i for i, count in enumerate(counts)]
     tables = torch.stack([torch.randperm(blocks) for _ in counts]).int()
     tables[1:, : shared // size] = tables[:1, : shared // size]

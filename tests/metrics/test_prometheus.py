@@ -42,6 +42,9 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
                 "request_generation_tokens_sum": 15,
                 "request_params_max_tokens_sum": 15,
                 "request_params_n_count": 3,
+                "request_prefill_kv_computed_tokens_sum": 12,
+                "request_max_num_generation_tokens_sum": 15,
+                "prompt_tokens_cached_total": 0,
             }
             for name, value in expected.items():
                 assert found[f"{prefix}{name}{labels}"] == value, name
@@ -58,6 +61,8 @@ async def test_n_is_counted_once_for_each_request(tmp_path: Path) -> None:
     labels = '{engine="0",model_name="fake"}'
     assert found[f"vllm:request_params_n_sum{labels}"] == 3
     assert found[f"vllm:request_params_n_count{labels}"] == 1
+    assert found[f"vllm:request_max_num_generation_tokens_sum{labels}"] == 2
+    assert found[f"vllm:request_max_num_generation_tokens_count{labels}"] == 1
 
 
 async def test_the_settings_of_the_cache_are_labels(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.pairs import ChatPairTemplate, Qwen3Template, pair_template
@@ -46,6 +47,20 @@ def test_prefixes_of_models_that_compare_tokens(tmp_path: Path) -> None:
     config = {"query_prefix": "[Q] ", "document_prefix": "[D] "}
     files = read_sentence_files(folder_with(tmp_path, config_sentence_transformers=config))
     assert (files.prompt_for("query"), files.prompt_for("document"), files.prompt(None)) == ("[Q] ", "[D] ", "")
+
+
+def test_markers_of_colberts_training_are_one_token(tmp_path: Path) -> None:
+    """Words of the vocabulary that a text with the same characters would not become."""
+    words = {"[UNK]": 0, "[unused0]": 1, "[unused1]": 2, "river": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "artifact.metadata").write_text(
+        '{"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "dim": 8}'
+    )
+    prompt = read_sentence_files(tmp_path).prompt_for("query")
+    assert Tokenizer.load(tmp_path).encode(f"{prompt}river", add_special_tokens=False) == [1, 3]
+    assert read_sentence_files(tmp_path).prompt_for("document") == "[unused1]"
 
 
 def test_other_files(tmp_path: Path) -> None:

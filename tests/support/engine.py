@@ -24,6 +24,7 @@ from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
     ErrorOutput,
+    ExtendRequest,
     ModelInfo,
     PooledOutput,
     RequestOutput,
@@ -112,6 +113,7 @@ class Engine:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}
         self.preemptions = self.drafted = self.accepted = 0
+        self.items_encoded = self.items_cached = 0
 
     def add(self, request_id: str, prompt: Sequence[int], task: Task, **fields: Any) -> None:
         self.results[request_id] = Result()
@@ -119,6 +121,10 @@ class Engine:
         self.core._handle(message)
         wait(prepared for _, prepared in self.core._preparing)
         self.core._add_prepared()
+        self._collect()
+
+    def extend(self, request_id: str, tokens: Sequence[int], *, last: bool = False) -> None:
+        self.core._handle(ExtendRequest(request_id, np.array(tokens, np.int32), last))
         self._collect()
 
     def abort(self, request_id: str) -> None:
@@ -159,6 +165,8 @@ class Engine:
                 self.preemptions += message.stats.preemptions
                 self.drafted += message.stats.drafted_tokens
                 self.accepted += message.stats.accepted_tokens
+                self.items_encoded += message.stats.item_queries - message.stats.item_hits
+                self.items_cached += message.stats.item_hits
                 for output in message.outputs:
                     self._take(self.results[output.request_id], output)
         self.channel.sent.clear()

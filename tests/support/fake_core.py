@@ -80,6 +80,9 @@ class FakeCore:
 
     Attributes:
         info: what is said about the model.
+        logprob: of the token at an index of an answer.
+        probs: of the tokens that `SamplingParams.token_probs` asks for.
+        alignment: the result of the task "align".
         refuses: pooling requests that are refused as invalid.
         hold: while set, only those steps are made that `allow` lets through.
         received: all messages, in order.
@@ -88,6 +91,9 @@ class FakeCore:
 
     answer: Callable[[AddRequest], list[int]] = upper_case
     info: ModelInfo = INFO
+    logprob: Callable[[AddRequest, int], float] = lambda _, index: -0.5
+    probs: Callable[[AddRequest], list[float]] = lambda _: []
+    alignment: Callable[[AddRequest], np.ndarray] | None = None
     refuses: Callable[[AddRequest], bool] = lambda _: False
     hold: threading.Event = field(default_factory=threading.Event)
     deaf: threading.Event = field(default_factory=threading.Event)
@@ -138,6 +144,8 @@ class FakeCore:
         if self.refuses(message):
             return ErrorOutput(message.request_id, "this one is refused", invalid=True)
         cached = len(message.prompt) // 16 * 16
+        if self.alignment is not None:
+            return PooledOutput(message.request_id, self.alignment(message), 0, time.monotonic())
         # Without facts about pooling: the prompt itself, by which tests of the client know their requests.
         data = message.prompt.astype(np.float32) if self.info.pooling is None else pooled(self.info, message)
         return PooledOutput(message.request_id, data, cached, time.monotonic())
@@ -154,7 +162,7 @@ class FakeCore:
             reason = "stop" if ends else "length" if made >= params.max_tokens or made == len(answer) else None
             logprobs = prompt_logprobs = None
             if params.logprobs is not None:
-                logprobs = [_logprobs(token, params.logprobs)]
+                logprobs = [_logprobs(token, params.logprobs, self.logprob(message, given))]
             if params.prompt_logprobs is not None and made == 1:
                 prompt_logprobs = [None, *(_logprobs(int(t), params.prompt_logprobs) for t in message.prompt[1:])]
             outputs.append(
@@ -166,6 +174,7 @@ class FakeCore:
                     prompt_logprobs=prompt_logprobs,
                     cached_tokens=len(message.prompt) // 16 * 16,
                     scheduled_at=time.monotonic(),
+                    token_probs=self.probs(message) if params.token_probs is not None and made == 1 else None,
                 )
             )
             self.active[request_id] = (message, answer, made)
@@ -174,10 +183,10 @@ class FakeCore:
         return StepOutput(outputs, StepStats(len(outputs), 0, len(outputs), 1024, len(outputs)))
 
 
-def _logprobs(token: int, alternatives: int) -> TokenLogprobs:
+def _logprobs(token: int, alternatives: int, logprob: float = -0.5) -> TokenLogprobs:
     others = [(token + 1 + i) % 256 for i in range(alternatives - 1)] if alternatives else []
     ids = [token, *([token, *others] if alternatives else [])]
-    values = [-0.5, *(-0.5 - i for i in range(len(ids) - 1))]
+    values = [logprob, *(logprob - i for i in range(len(ids) - 1))]
     return TokenLogprobs(ids, values, [1, *range(1, len(ids))])
 
 

@@ -282,7 +282,7 @@ def odd_configs(draw: Draw, model_type: str) -> Config:
         config = {key: value for key, value in config.items() if key not in rope_keys}
     foreign = draw(st.lists(st.sampled_from(sorted(_FOREIGN)), max_size=3, unique=True))
     merged = {"model_type": model_type, **{key: _FOREIGN[key] for key in foreign}, **config, **own}
-    if model_type != "phi3" and not _has_default_ropes(merged):
+    if model_type == "gpt_oss" or (model_type != "phi3" and not _has_default_ropes(merged)):  # its default is yarn
         merged.pop("partial_rotary_factor", None)  # transformers fails
     return merged
 

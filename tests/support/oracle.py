@@ -16,6 +16,7 @@ from tests.support.engine import Engine, greedy
 from tests.support.models import draw_weights
 
 TOLERANCE = 1e-4  # of the largest logit
+_ROUNDING = 2.0**-24  # of a float32
 
 
 def write_folder(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
@@ -51,6 +52,7 @@ def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **
     """Check the log-probabilities of prompts and the greedy tokens after them; `options` are the engine's.
 
     All prompts run together, twice: the second time they find what the first has left in the prefix cache.
+    Where rounding alone changes transformers' own results by more than the tolerance, four times that is allowed.
     """
     model = transformers_model(folder)
     engine = Engine(folder, **{"block_size": 8, "max_num_batched_tokens": 48, **options})
@@ -70,22 +72,47 @@ def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **
                 return_dict_in_generate=True,
             )
         expected = out.sequences[0, len(prompt) :].tolist()
+        pairs: list[tuple[Any, torch.Tensor, int]] = []  # what the engine says, transformers' logits, their position
         for run in range(2):
             result = engine.results[f"{run}-{i}"]
             assert result.error is None
             assert result.tokens == expected, f"prompt {i} of {len(prompt)} tokens, run {run}"
             for step, output in enumerate(result.outputs):
                 assert output.logprobs is not None
-                _compare(output.logprobs[0], out.logits[step][0])
+                pairs.append((output.logprobs[0], out.logits[step][0], len(prompt) - 1 + step))
         reported = engine.results[f"0-{i}"].outputs[0].prompt_logprobs
         assert reported is not None
-        for position, entry in enumerate(reported[1:]):
-            assert entry is not None
-            _compare(entry, logits[position])
+        pairs += [(entry, logits[position], position) for position, entry in enumerate(reported[1:])]
+        errors = torch.tensor([_error(entry, row) for entry, row, _ in pairs])
+        if errors.max() >= TOLERANCE:
+            noise = _noise(model, out.sequences)[[position for *_, position in pairs]]
+            assert (errors < (4 * noise).clamp(min=TOLERANCE)).all(), (errors, noise)
     return engine
 
 
-def _compare(entry: Any, logits: torch.Tensor) -> None:
+def _error(entry: Any, logits: torch.Tensor) -> float:
+    """The largest error of log-probabilities, as a part of the largest logit."""
     expected = logits.float().log_softmax(-1)[entry.token_ids]
-    error = (torch.tensor(entry.logprobs) - expected).abs().max() / logits.abs().max()
-    assert error.item() < TOLERANCE
+    return float((torch.tensor(entry.logprobs) - expected).abs().max() / logits.abs().max())
+
+
+def _noise(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
+    """How much logits at each position change if all layers' outputs are rounded otherwise, as `_error` counts it."""
+
+    def rounded(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * (1 + _ROUNDING * torch.randn_like(output))
+
+    def logits() -> torch.Tensor:
+        with torch.inference_mode():
+            found: torch.Tensor = model(token_ids).logits[0].float()
+        return found
+
+    kinds = (torch.nn.Embedding, torch.nn.Linear)
+    exact = logits()
+    hooks = [part.register_forward_hook(rounded) for part in model.modules() if isinstance(part, kinds)]
+    torch.manual_seed(0)
+    runs = torch.stack([logits() for _ in range(8)])
+    for hook in hooks:
+        hook.remove()
+    changes = (runs.log_softmax(-1) - exact.log_softmax(-1)).abs().amax(-1)
+    return changes.amax(0) / exact.abs().amax(-1)

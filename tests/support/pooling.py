@@ -48,6 +48,8 @@ def pooled(info: ModelInfo, message: AddRequest) -> PooledArray:
             return _probabilities(_logits(tokens, facts), params)
         case "score":
             return _score(tokens, message.segment_start, params)
+        case "align":
+            raise AssertionError("a fake model that pools does not transcribe")
 
 
 def _score(tokens: np.ndarray, start: int | None, params: PoolingParams) -> PooledArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -81,10 +82,31 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         process.stdout.close()
 
 
+def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:
+    """What the `quire` command prints; its errors as well if another status than 0 is expected."""
+    out = subprocess.run(
+        [sys.executable, "-m", "quire", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert out.returncode == status, out.stdout + out.stderr
+    return out.stdout + (out.stderr if status else "")
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def no_children_of(pids: list[int]) -> None:
     """Check that processes end soon, without anybody's help."""
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
 
 
@@ -95,7 +117,7 @@ def tiny_model(folder: Path, case: str = "llama", **changes: Any) -> Path:
     return folder
 
 
-def eventually(condition: object, seconds: float = 20) -> None:
+def eventually(condition: object, seconds: float = 60) -> None:
     """Wait for what another process brings about."""
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]

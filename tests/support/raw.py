@@ -18,7 +18,7 @@ import uvloop
 from tests.support.server import Server
 
 Arguments = ParamSpec("Arguments")
-_SECONDS = 20  # after which a test fails
+_SECONDS = 60  # after which a test fails
 
 
 def on_uvloop(test: Callable[Arguments, Coroutine[Any, Any, None]]) -> Callable[Arguments, None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +25,17 @@ from quire.api.serving.models import ServedModel, ServerState
 from quire.app.connections import Connections
 from quire.app.factory import create_app
 from quire.app.protocol import BoundedProtocol
+from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
 from quire.config.tool_servers import labelled
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
+from quire.realtime.sessions import Sessions
+from quire.realtime.speech import Speech
+from quire.realtime.transcribers import speech_models
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
 from tests.support.tokenizer import EOS, write_tokenizer
 
@@ -44,6 +49,7 @@ class Server:
     state: ServerState
     app: ASGIApp
     connections: Connections
+    sessions: Sessions
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.http.post(path, json=body, **options)
@@ -58,13 +64,19 @@ async def running_server(
     chat_template: str | None = None,
     handle: CoreHandle | None = None,
     joins: bool = False,
+    speech: Speech | None = None,
+    write: Callable[[Path], None] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
     """A server for one model per core; the first has all names, others are `fake-1` and so on.
 
-    `handle` says where a single core runs, if not in a thread; `joins`: the tokenizer is that of a cross-encoder.
+    `handle` says where a single core runs, if not in a thread; `joins`: the tokenizer is that of a cross-encoder;
+    `speech` transcribes in realtime sessions, instead of the model's own transcriber; `write` writes another tokenizer.
     """
-    write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
+    if write is None:
+        write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
+    else:
+        write(folder)
     options = Serve(**settings)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
@@ -84,7 +96,8 @@ async def running_server(
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)),
+                audio=None if info.speech is None else AudioReader(options),
+                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )
             client.observer = observer = ModelMetrics(metrics, model.names[0], index)
@@ -101,20 +114,27 @@ async def running_server(
             tokens_as_ids=options.return_tokens_as_token_ids,
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
+            transcription_events=options.transcription_events,
         )
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
         store = ResponseStore(database, options.response_ttl, options.response_store_size)
         await stack.enter_async_context(aclosing(store))
         tool_servers = ToolServers(labelled(options.tool_server), options.tool_timeout)
-        app = create_app(state, metrics, ResponseService(state, store, tool_servers), options)
+        speech_of = speech_models() if speech is None else lambda _: speech
+        sessions = Sessions(state, options, options, metrics, speech_of)
+        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
         connections = Connections(options)
-        url = await stack.enter_async_context(listening(app, connections=connections))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
-        yield Server(url, http, state, app, connections)
+        event_size = int(options.max_realtime_event_size)
+        url = await stack.enter_async_context(listening(app, connections=connections, event_size=event_size))
+        # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30, verify=False))  # noqa: S501
+        yield Server(url, http, state, app, connections, sessions)
 
 
 @asynccontextmanager
-async def listening(app: Any, port: int = 0, connections: Connections | None = None) -> AsyncIterator[str]:
+async def listening(
+    app: Any, port: int = 0, connections: Connections | None = None, event_size: int = 1 << 20
+) -> AsyncIterator[str]:
     """Uvicorn around an app, on a free port if none is given, with the bounds of `connections`."""
     config = uvicorn.Config(
         app,
@@ -123,7 +143,10 @@ async def listening(app: Any, port: int = 0, connections: Connections | None = N
         lifespan="off",
         log_level="error",
         timeout_graceful_shutdown=1,
-        ws="none",
+        ws="none" if connections is None else partial(BoundedWebSocket, connections),  # type: ignore[arg-type]
+        ws_max_size=2 * event_size,
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
     )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -140,7 +163,7 @@ async def listening(app: Any, port: int = 0, connections: Connections | None = N
 
 async def until(condition: Any) -> None:
     """Wait for a condition that another thread brings about."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -15,6 +15,7 @@ def factory(prefix: str = "") -> Callable[[tuple[str, Any]], Any]:
     """Does the job of a name with one argument."""
     jobs: dict[str, Callable[[Any], Any]] = {
         "echo": lambda value: prefix + value if prefix else value,
+        "array": _array,
         "fail": _fail,
         "allocate": lambda size: len(bytearray(size)),
         "recurse": _recurse,
@@ -34,6 +35,12 @@ def factory(prefix: str = "") -> Callable[[tuple[str, Any]], Any]:
 def broken() -> Callable[[Any], Any]:
     """A factory that fails."""
     raise ValueError("there is nothing to work with")
+
+
+def _array(size: int) -> Any:
+    import numpy as np  # takes processor time, by which a test knows that a job runs
+
+    return np.arange(size, dtype=np.float32)
 
 
 def _fail(text: str) -> None:

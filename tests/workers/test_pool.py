@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -31,12 +32,12 @@ async def running_pool(
     try:
         yield pool
     finally:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await pool.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -55,6 +56,26 @@ async def test_results_and_exceptions_of_jobs() -> None:
         with pytest.raises(Exception, match="local"):
             await pool.run(("local function", None))
         assert await pool.run(("echo", "second")) == "a second"
+
+
+async def test_large_arrays_arrive_whole_and_do_not_hold_the_event_loop() -> None:
+    async with running_pool() as pool:
+        small = await pool.run(("array", 10))
+        assert small.tolist() == list(range(10))
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        large = await pool.run(("array", 40 << 20 >> 2))
+        counting.cancel()
+        assert np.array_equal(large, np.arange(40 << 20 >> 2, dtype=np.float32))
+        assert turns > 30  # it is read a megabyte at a time
+        large += 1  # it is writable, as any array
 
 
 @pytest.mark.parametrize(
@@ -156,7 +177,7 @@ async def test_closing_fails_what_has_not_ended() -> None:
         pid = await pool.run(("pid", None))
         tasks = [asyncio.create_task(pool.run(("spin", None))) for _ in range(3)]
         await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await pool.close()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, WorkerError) for result in results)

@@ -96,6 +96,7 @@ PARSERS: Mapping[str, ReasoningParser] = {
         ReasoningParser("deepseek_r1", _IMPLICIT),
         ReasoningParser("deepseek_v3", _THINK),
         ReasoningParser("glm45", _THINK),
+        ReasoningParser("glm47", _THINK),
         ReasoningParser("glm4_moe", _THINK),
         ReasoningParser("minimax_m2", _IMPLICIT),
         ReasoningParser("minimax_m2_append_think", ReasoningTags(implicit_start=True, kept=True)),

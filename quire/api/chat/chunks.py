@@ -131,8 +131,8 @@ class ChatChunkWriter:
         fields: dict[str, Any] = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
         if tokens is not None and self._formatter is not None:
             fields["logprobs"] = {"content": self._formatter.chat(tokens.logprobs)}
-        if tokens is not None and self._prompt_token_ids is not None:
-            fields["token_ids"] = tokens.token_ids
+        if self._prompt_token_ids is not None:
+            fields["token_ids"] = None if tokens is None else tokens.token_ids
         body = {**self._head.fields(), "choices": [{**fields, **(end or {})}], **(top or {})}
         return event(body if usage is None else {**body, "usage": usage})
 

@@ -111,7 +111,7 @@ async def _choice(prepared: PreparedChat, index: int, result: SequenceResult) ->
         index=index,
         message=AnswerMessage(
             role=prepared.role,
-            content=content if content or not calls else None,
+            content=content if content or not (calls or parsed.reasoning) else None,
             reasoning=reasoning,
             reasoning_content=reasoning,
             tool_calls=calls or None,

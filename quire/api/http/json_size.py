@@ -18,6 +18,7 @@ from quire.api.http.errors import InvalidRequest
 _SMALL = 1 << 18  # bytes; a body of this size has fewer values than any limit
 _CHUNK = 1 << 20  # bytes that are scanned at a time
 _SHARE = 8  # an array, an object or a key costs about as much as so many numbers
+_STRING_SHARE = 4  # and a string as so many; keys are strings as well
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _BRACKET, _BRACE = b'"\\,:[{'
 
 
@@ -26,7 +27,7 @@ async def check_number_of_values(body: bytes, maximum: int) -> int | None:
 
     Args:
         body: JSON, valid or not.
-        maximum: number of values. Arrays, objects and keys may be an eighth as many.
+        maximum: number of values. Arrays, objects and keys may be an eighth as many, strings a quarter.
 
     Returns:
         An upper bound of the number of its arrays, objects and keys; None for a small body, which is not counted.
@@ -36,12 +37,16 @@ async def check_number_of_values(body: bytes, maximum: int) -> int | None:
     """
     if len(body) <= min(_SMALL, maximum):
         return None
-    values, containers = await asyncio.to_thread(count_values, body, maximum)  # NumPy releases the GIL
+    values, containers, strings = await asyncio.to_thread(count_values, body, maximum)  # NumPy releases the GIL
     if values > maximum:
         raise InvalidRequest(f"The body has more than {maximum} JSON values, the limit of --max-json-values.")
     if containers > maximum // _SHARE:
         raise InvalidRequest(
             f"The body has more than {maximum // _SHARE} JSON arrays, objects and keys, an eighth of --max-json-values."
+        )
+    if strings > maximum // _STRING_SHARE:
+        raise InvalidRequest(
+            f"The body has more than {maximum // _STRING_SHARE} JSON strings, a quarter of --max-json-values."
         )
     return containers
 
@@ -60,27 +65,28 @@ def load_json(content: bytes | str) -> Any:
             gc.enable()
 
 
-def count_values(body: bytes, maximum: int) -> tuple[int, int]:
-    """Upper bounds of the number of values in a JSON text, and of its arrays, objects and keys.
+def count_values(body: bytes, maximum: int) -> tuple[int, int, int]:
+    """Upper bounds of the number of values in a JSON text, of its arrays, objects and keys, and of its strings.
 
-    Counting ends where there are more than `maximum` values, or more than an eighth as many arrays, objects and keys.
+    Counting ends where one of them is above its share of `maximum`.
     """
-    values, containers = 1, 0
+    values, containers, quotes = 1, 0, 0
     in_string, carried = False, b""
     for start in range(0, len(body), _CHUNK):
         chunk = np.frombuffer(carried + body[start : start + _CHUNK], np.uint8)
-        quotes = chunk == _QUOTE
+        is_quote = chunk == _QUOTE
         escaped, ends_escaping = _escaped(chunk)
-        quotes[escaped] = False
-        inside = (np.cumsum(quotes, dtype=np.uint8) & 1).astype(np.bool_) ^ in_string
+        is_quote[escaped] = False
+        inside = (np.cumsum(is_quote, dtype=np.uint8) & 1).astype(np.bool_) ^ in_string
         outside = chunk[~inside]
         opened = _count(outside, _BRACKET) + _count(outside, _BRACE)
         values += _count(outside, _COMMA) + opened
         containers += _count(outside, _COLON) + opened
-        if values > maximum or containers > maximum // _SHARE:
+        quotes += int(np.count_nonzero(is_quote))
+        if values > maximum or containers > maximum // _SHARE or quotes // 2 > maximum // _STRING_SHARE:
             break
         in_string, carried = bool(inside[-1]), b"\\" if ends_escaping else b""
-    return values, containers
+    return values, containers, (quotes + 1) // 2
 
 
 def _count(text: NDArray[np.uint8], char: int) -> int:

@@ -70,7 +70,7 @@ class EventStream(Response):
         """Send the stream."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         body = asyncio.ensure_future(self._send_events(send, scope.get(RAW_SEND, send)))
-        await _run_until_disconnect(body, receive)
+        await run_until_disconnect(body, receive)
 
     async def _send_events(self, send: Send, raw_send: Send) -> None:
         clock = asyncio.get_running_loop().time
@@ -136,13 +136,13 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result
         ClientDisconnected: it was cancelled.
     """
     task = asyncio.ensure_future(work)
-    await _run_until_disconnect(task, request.receive)
+    await run_until_disconnect(task, request.receive)
     if task.cancelled():
         raise ClientDisconnected
     return task.result()
 
 
-async def _run_until_disconnect(work: asyncio.Future[Any], receive: Receive) -> None:
+async def run_until_disconnect(work: asyncio.Future[Any], receive: Receive) -> None:
     """Wait for `work`, and cancel it if the client disconnects. It has cleaned up when this returns."""
     disconnect = asyncio.ensure_future(_disconnected(receive))
     try:

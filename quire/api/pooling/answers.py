@@ -1,9 +1,10 @@
-"""Response bodies. Arrays become JSON without Python's numbers, and large bodies give way to other requests."""
+"""Response bodies. Arrays become JSON without Python's numbers, while the body is sent."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from contextlib import closing
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -11,33 +12,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.routing import release_resources
+from quire.api.http.pieces import response_of
+from quire.api.http.routing import enter_for_request, release_resources
 from quire.api.http.sse import unless_disconnected
-from quire.api.pooling.arrays import base64_of, json_of, raw, shape_of
+from quire.api.pooling.arrays import base64_of, json_of, raw, raw_size, shape_of
 from quire.api.pooling.run import Head, Results
 from quire.api.protocol.pooling.requests import EncodingFields
 
-_AT_ONCE = 1 << 17  # bytes that are written before the event loop turns to others: about 1 ms
 _MAX_DESCRIBED = 256  # inputs whose arrays are described in a header; clients have limits
 
 
-async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def respond(request: Request, head: Head, work: Coroutine[Any, Any, Response]) -> Response:
     """The response that `work` gives, which is cancelled when the client disconnects.
 
-    What the request holds is released as soon as `work` has ended, however slowly the client reads.
+    What the request holds is released as soon as `work` has ended, however slowly the client reads; only its results
+    are held until they have been read.
 
     Raises:
         ClientDisconnected: it was cancelled.
     """
     try:
-        return await unless_disconnected(request, work)
+        response = await unless_disconnected(request, work)
+    except BaseException:
+        head.results.close()
+        raise
     finally:
         release_resources(request)
-
-
-def json_response(body: Any) -> Response:
-    """A JSON body. NaN and infinite numbers become null."""
-    return Response(orjson.dumps(body), media_type="application/json")
+    enter_for_request(request, closing(head.results))
+    return response
 
 
 def head_fields(head: Head) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def check_encoding(body: EncodingFields, count: int) -> None:
         )
 
 
-async def arrays_response(head: Head, results: Results, body: EncodingFields, *, kind: str, key: str) -> Response:
+def arrays_response(head: Head, results: Results, body: EncodingFields, *, kind: str, key: str) -> Response:
     """The arrays of all inputs in the format of a request.
 
     Args:
@@ -71,57 +73,59 @@ async def arrays_response(head: Head, results: Results, body: EncodingFields, *,
     """
     dtype, endianness = body.encoding
     if body.encoding_format in ("bytes", "bytes_only"):
-        return await _binary_response(head, results, body)
+        return _binary_response(head, results, body)
     if body.encoding_format == "base64":
         arrays = (base64_of(array, dtype, endianness) for array in results.arrays)
     else:
         arrays = (json_of(array, dtype) for array in results.arrays)
     template = orjson.dumps({"object": kind, "index": 0, key: 0})
     before, after, _ = template.split(b"0")
-    items = (before + b"%d" % index + after + array + b"}" for index, array in enumerate(arrays))
-    content = await list_body(head_fields(head), items, {"usage": results.usage().model_dump()})
-    return Response(content, media_type="application/json")
+    items = (chain((before + b"%d" % index + after,), array, (b"}",)) for index, array in enumerate(arrays))
+    return response_of(list_body(head_fields(head), "data", items, {"usage": results.usage().model_dump()}))
 
 
-async def list_body(before: Mapping[str, Any], items: Iterable[bytes], after: Mapping[str, Any]) -> bytes:
-    """A JSON object with the fields of `before`, a list `data` of encoded items, and the fields of `after`."""
-    head, tail = orjson.dumps(before), orjson.dumps(after)
-    data = await joined(items)
-    return head[:-1] + b',"data":[' + data + b"]," + tail[1:]
+def list_body(
+    before: Mapping[str, Any], name: str, items: Iterable[Iterable[bytes]], after: Mapping[str, Any]
+) -> Iterator[bytes]:
+    """A JSON object with the fields of `before`, a list of this name, and the fields of `after`, in pieces."""
+    yield orjson.dumps(before)[:-1] + b"," + orjson.dumps(name) + b":"
+    yield from list_of(items)
+    yield b"," + orjson.dumps(after)[1:]
 
 
-async def joined(items: Iterable[bytes], separator: bytes = b",") -> bytes:
-    """All items. They are made here, with pauses in which other requests run."""
-    parts: list[bytes] = []
-    written = 0
+def list_of(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """A JSON list of encoded items, each of which is in pieces."""
+    separator = b"["
     for item in items:
-        parts.append(item)
-        written += len(item)
-        if written >= _AT_ONCE:
-            written = 0
-            await asyncio.sleep(0)
-    return separator.join(parts)
+        yield separator
+        yield from item
+        separator = b","
+    yield b"]" if separator == b"," else b"[]"
 
 
-async def _binary_response(head: Head, results: Results, body: EncodingFields) -> Response:
+def encoded(items: Iterable[Any]) -> Iterator[tuple[bytes]]:
+    """Values as items of `list_of`. NaN and infinite numbers become null."""
+    return ((orjson.dumps(item),) for item in items)
+
+
+def _binary_response(head: Head, results: Results, body: EncodingFields) -> Response:
     dtype, endianness = body.encoding
-    pieces = [raw(array, dtype, endianness) for array in results.arrays]
-    content = b"".join(pieces)
+    content = (piece for array in results.arrays for piece in raw(array, dtype, endianness))
     if body.encoding_format == "bytes_only":
-        return Response(content, media_type="application/octet-stream")
+        return response_of(content, "application/octet-stream")
     described, start = [], 0
-    for index, (array, piece) in enumerate(zip(results.arrays, pieces, strict=True)):
+    for index, array in enumerate(results.arrays):
+        end = start + raw_size(array, dtype)
         described.append(
             {
                 "index": index,
                 "embed_dtype": dtype,
                 "endianness": endianness,
                 "start": start,
-                "end": start + len(piece),
+                "end": end,
                 "shape": shape_of(array, dtype),
             }
         )
-        start += len(piece)
+        start = end
     metadata = {**head_fields(head), "data": described, "usage": results.usage().model_dump()}
-    headers = {"metadata": orjson.dumps(metadata).decode("latin-1")}
-    return Response(content, headers=headers, media_type="application/octet-stream")
+    return response_of(content, "application/octet-stream", {"metadata": orjson.dumps(metadata).decode("latin-1")})

@@ -1,13 +1,16 @@
 """Numbers as clients want them: rounded to a data type, as bytes in an order, or as base64.
 
+What is written is made in pieces, as the results of one input may have millions of numbers.
+
 NumPy has neither bfloat16 nor float8: their bits are computed here, rounding to nearest, ties to even.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +24,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float32]
 _FLOAT8 = {"fp8_e4m3": (4, 3), "fp8_e5m2": (5, 2)}  # bits of exponent and mantissa
 _SCALE = 127
+_AT_ONCE = 1 << 14  # numbers that are converted at a time: float8 takes the longest, about 1 ms
 
 
 def packed(values: Floats, dtype: EmbedDtype) -> Array:
@@ -62,28 +66,56 @@ def rounded(values: Floats, dtype: EmbedDtype) -> Array:
             return bits
 
 
-def raw(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> bytes:
-    """The bytes of values in a data type."""
-    array = packed(values, dtype)
-    if endianness not in ("native", sys.byteorder) and array.itemsize > 1:
-        array = array.byteswap()
-    return array.tobytes()
+def raw(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> Iterator[bytes]:
+    """The bytes of values in a data type, in pieces."""
+    for block in _blocks(values):
+        array = packed(block, dtype)
+        if endianness not in ("native", sys.byteorder) and array.itemsize > 1:
+            array = array.byteswap()
+        yield array.tobytes()
 
 
-def json_of(values: Floats, dtype: EmbedDtype) -> bytes:
-    """Values in a data type as JSON; NaN and infinite ones are null."""
-    return orjson.dumps(np.ascontiguousarray(rounded(values, dtype)), option=orjson.OPT_SERIALIZE_NUMPY)
+def raw_size(values: Floats, dtype: EmbedDtype) -> int:
+    """The number of these bytes."""
+    return math.prod(shape_of(values, dtype)) * packed(values[:1], dtype).itemsize
 
 
-def base64_of(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> bytes:
-    """A JSON string with the bytes of values in base64."""
-    return b'"' + base64.b64encode(raw(values, dtype, endianness)) + b'"'
+def json_of(values: Floats, dtype: EmbedDtype) -> Iterator[bytes]:
+    """Values in a data type as JSON, in pieces; NaN and infinite ones are null."""
+    separator = b"["
+    for block in _blocks(values):
+        text = orjson.dumps(np.ascontiguousarray(rounded(block, dtype)), option=orjson.OPT_SERIALIZE_NUMPY)
+        yield separator + text[1:-1]
+        separator = b","
+    yield b"]"
+
+
+def base64_of(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> Iterator[bytes]:
+    """A JSON string with the bytes of values in base64, in pieces."""
+    yield b'"'
+    rest = b""
+    for block in raw(values, dtype, endianness):
+        data = rest + block
+        whole = len(data) - len(data) % 3  # three bytes are four characters
+        yield base64.b64encode(data[:whole])
+        rest = data[whole:]
+    yield base64.b64encode(rest) + b'"'
 
 
 def shape_of(values: Floats, dtype: EmbedDtype) -> Sequence[int]:
     """The shape of values in a data type."""
     *outer, size = values.shape
     return [*outer, -(-size // 8) if dtype in ("binary", "ubinary") else size]
+
+
+def _blocks(values: Floats) -> Iterator[Floats]:
+    """A vector, or some rows at a time of one vector for each token."""
+    if values.ndim == 1:
+        yield values
+        return
+    rows = max(1, _AT_ONCE // max(1, values.shape[1]))
+    for start in range(0, len(values), rows):
+        yield values[start : start + rows]
 
 
 def _scaled(values: Floats) -> Floats:

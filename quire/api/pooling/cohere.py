@@ -9,14 +9,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
+from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
-from quire.api.pooling.answers import joined, respond
+from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import base64_of, json_of
 from quire.api.pooling.prepare import embed_params, fit_of, prefix_of, text_part
 from quire.api.pooling.run import Head, Results, begin, check_count, pool
 from quire.api.protocol.pooling.answers import answered
 from quire.api.protocol.pooling.cohere import CohereEmbedded, CohereEmbedRequest, EmbeddingType
 from quire.api.serving.models import ServedModel, ServerState
+from quire.engine.wire.protocol import PooledArray
 from quire.multimodal.batches import Fit
 
 
@@ -43,9 +45,9 @@ async def _answer(body: CohereEmbedRequest, request: Request, state: ServerState
 
     async def work() -> Response:
         part = text_part(model, texts, params, _fit(model, body), field, prefix=prefix)
-        return await _response(head, await pool(head, part), body, texts)
+        return response_of(_pieces(head, await pool(head, part), body, texts))
 
-    return await respond(request, work())
+    return await respond(request, head, work())
 
 
 def _fit(model: ServedModel, body: CohereEmbedRequest) -> Fit:
@@ -60,26 +62,24 @@ def _fit(model: ServedModel, body: CohereEmbedRequest) -> Fit:
     return fit_of(model, body.max_tokens or -1, "left" if body.truncate == "START" else "right")
 
 
-async def _response(head: Head, results: Results, body: CohereEmbedRequest, texts: list[str]) -> Response:
-    lists = [
-        orjson.dumps(kind) + b":[" + await joined(_encoded(results, kind)) + b"]"
-        for kind in dict.fromkeys(body.embedding_types or ("float",))
-    ]
-    rest = {
-        "texts": texts,
-        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": results.tokens}},
-        "response_type": "embeddings_by_type",
-    }
-    content = b'{"id":%b,"embeddings":{%b},%b' % (orjson.dumps(head.id), b",".join(lists), orjson.dumps(rest)[1:])
-    return Response(content, media_type="application/json")
+def _pieces(head: Head, results: Results, body: CohereEmbedRequest, texts: list[str]) -> Iterator[bytes]:
+    yield b'{"id":' + orjson.dumps(head.id)
+    separator = b',"embeddings":{'
+    for kind in dict.fromkeys(body.embedding_types or ("float",)):
+        yield separator + orjson.dumps(kind) + b":"
+        yield from list_of(_encoded(array, kind) for array in results.arrays)
+        separator = b","
+    meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": results.tokens}}
+    yield b'},"texts":'
+    yield from list_of(encoded(texts))
+    yield b"," + orjson.dumps({"meta": meta, "response_type": "embeddings_by_type"})[1:]
 
 
-def _encoded(results: Results, kind: EmbeddingType) -> Iterator[bytes]:
-    for array in results.arrays:
-        match kind:
-            case "float":
-                yield json_of(array, "float32")
-            case "base64":
-                yield base64_of(array, "float32", "little")
-            case _:
-                yield json_of(array, kind)
+def _encoded(array: PooledArray, kind: EmbeddingType) -> Iterator[bytes]:
+    match kind:
+        case "float":
+            return json_of(array, "float32")
+        case "base64":
+            return base64_of(array, "float32", "little")
+        case _:
+            return json_of(array, kind)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
-from quire.api.pooling.answers import arrays_response, check_encoding, head_fields, list_body, respond
+from quire.api.pooling.answers import arrays_response, check_encoding, encoded, head_fields, list_body, respond
 from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_part
 from quire.api.pooling.run import Head, begin, pool
 from quire.api.protocol.pooling.answers import ClassifiedList, EmbeddingList, PooledList, answered
@@ -101,11 +101,10 @@ async def answer_classify(
 
     async def work() -> Response:
         results = await pool(head, await input_part(body, request, state, model, params))
-        items = (orjson.dumps(_classified(head, i, array)) for i, array in enumerate(results.arrays))
-        content = await list_body(head_fields(head), items, {"usage": results.usage().model_dump()})
-        return Response(content, media_type="application/json")
+        items = encoded(_classified(head, i, array) for i, array in enumerate(results.arrays))
+        return response_of(list_body(head_fields(head), "data", items, {"usage": results.usage().model_dump()}))
 
-    return await respond(request, work())
+    return await respond(request, head, work())
 
 
 def label_of(model: ServedModel, index: int) -> str | None:
@@ -130,9 +129,9 @@ async def _answer_arrays(
 
     async def work() -> Response:
         results = await pool(head, await input_part(body, request, state, model, params))
-        return await arrays_response(head, results, body, kind=kind, key=key)
+        return arrays_response(head, results, body, kind=kind, key=key)
 
-    return await respond(request, work())
+    return await respond(request, head, work())
 
 
 def _pooling_task(body: PoolingTextRequest | PoolingChatRequest, state: ServerState) -> tuple[ServedModel, PoolingTask]:

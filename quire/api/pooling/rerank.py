@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
+from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
-from quire.api.pooling.answers import head_fields, json_response, list_body, respond
+from quire.api.pooling.answers import encoded, head_fields, list_body, respond
 from quire.api.pooling.prepare import fit_of
 from quire.api.pooling.run import Head, Results, begin, check_count
 from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
@@ -74,14 +75,12 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
 
     async def work() -> Response:
         results = await scores(head, scoring)
-        items = (
-            orjson.dumps({"index": index, "object": "score", "score": float(value[0])})
-            for index, value in enumerate(results.arrays)
+        items = encoded(
+            {"index": index, "object": "score", "score": float(value[0])} for index, value in enumerate(results.arrays)
         )
-        content = await list_body(head_fields(head), items, {"usage": results.usage().model_dump()})
-        return Response(content, media_type="application/json")
+        return response_of(list_body(head_fields(head), "data", items, {"usage": results.usage().model_dump()}))
 
-    return await respond(request, work())
+    return await respond(request, head, work())
 
 
 async def answer_rerank(body: RerankRequest, request: Request, state: ServerState) -> Response:
@@ -92,23 +91,18 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
     scoring = Scoring(queries=[body.query], documents=body.documents, **_options(body, request, head))
 
     async def work() -> Response:
-        return json_response(_ranked(head, await scores(head, scoring), body))
+        return response_of(_ranked(head, await scores(head, scoring), body))
 
-    return await respond(request, work())
+    return await respond(request, head, work())
 
 
-def _ranked(head: Head, results: Results, body: RerankRequest) -> dict[str, Any]:
-    order = order_of(results)[: body.top_n or None]
-    ranked: list[dict[str, Any]] = []
-    for index in order:
-        ranked.append({"index": index, "relevance_score": float(results.arrays[index][0])})
-        if body.return_documents is not False:
-            ranked[-1]["document"] = {"text": body.documents[index]}
-    return {
-        "id": head.id,
-        "object": "list",
-        "model": head.name,
-        "results": ranked,
+def _ranked(head: Head, results: Results, body: RerankRequest) -> Iterator[bytes]:
+    def one(index: int) -> dict[str, Any]:
+        ranked: dict[str, Any] = {"index": index, "relevance_score": float(results.arrays[index][0])}
+        return ranked if body.return_documents is False else {**ranked, "document": {"text": body.documents[index]}}
+
+    before = {"id": head.id, "object": "list", "model": head.name}
+    after = {
         "usage": {"prompt_tokens": results.tokens, "total_tokens": results.tokens},
         "meta": {
             "api_version": {"version": "2"},
@@ -116,6 +110,7 @@ def _ranked(head: Head, results: Results, body: RerankRequest) -> dict[str, Any]
             "tokens": {"input_tokens": results.tokens},
         },
     }
+    return list_body(before, "results", encoded(map(one, order_of(results)[: body.top_n or None])), after)
 
 
 def _pair_of(body: ScoreRequest) -> tuple[str, str]:

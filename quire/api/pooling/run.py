@@ -6,8 +6,9 @@ it has; what more it may use for a while is up to the client's batches.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,20 +21,24 @@ from quire.api.http.tenant import current_tenant
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
+from quire.api.serving.result_memory import Reservation
+from quire.engine.wire.batch import Keep
 from quire.engine.wire.errors import InvalidTask
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.batches import Names, PairsJob, PoolingPrompt, TextsJob
 
+_SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already
 _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What all inputs of a request share."""
+    """What all inputs of a request share. `results`: what these hold until the client has read them."""
 
     id: str
     model: ServedModel
+    results: Reservation
     priority: int = 0
     cache_salt: str | None = None
     timeout: float | None = None
@@ -89,6 +94,7 @@ def begin(request: Request, state: ServerState, model: ServedModel, kind: str, b
     return Head(
         id=answer_id(kind, request, getattr(body, "request_id", None)),
         model=model,
+        results=state.results.reservation(current_tenant()),
         priority=priority,
         cache_salt=getattr(body, "cache_salt", None),
         timeout=min(timeouts, default=None),
@@ -105,7 +111,7 @@ def check_count(count: int, state: ServerState, param: str) -> None:
         raise InvalidRequest(f"A request may have at most {state.limits.max_inputs} inputs, not {count}.", param)
 
 
-async def pool(head: Head, *parts: Part, keep: Callable[[int, PooledArray], PooledArray] | None = None) -> Results:
+async def pool(head: Head, *parts: Part, keep: Keep | None = None) -> Results:
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:
@@ -117,8 +123,9 @@ async def pool(head: Head, *parts: Part, keep: Callable[[int, PooledArray], Pool
         InvalidRequest: the engine does not accept an input.
         PromptError: an input cannot be tokenized.
         EngineError: the engine failed.
+        Overloaded: there is no memory for the results.
     """
-    tokens, values, owners = 0, 0, []
+    tokens, owners = 0, []
     with head.model.client.pooling(timeout=head.timeout, keep=keep) as batch:
         try:
             for part in parts:
@@ -126,8 +133,9 @@ async def pool(head: Head, *parts: Part, keep: Callable[[int, PooledArray], Pool
                 async with aclosing(_prompts(head.model, part)) as slices:
                     async for prompts in slices:
                         if keep is None:
-                            values += _size(head.model, part.params, prompts)
-                            _check_size(values, part.names)
+                            size = _size(head.model, part.params, prompts)
+                            _check_size(head.results.values + size, part.names)
+                            head.results.grow(size)
                         batch.add([_request(head, part.params, prompt) for prompt in prompts])
                         tokens += sum(len(prompt.token_ids) for prompt in prompts)
             arrays = await batch.results()
@@ -148,6 +156,8 @@ def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPr
             return sum(len(prompt.token_ids) for prompt in prompts) * facts.token_embedding_size
         case "token_classify":
             return sum(len(prompt.token_ids) for prompt in prompts) * len(facts.labels)
+        case "classify":
+            return len(prompts) * len(facts.labels)
         case _:
             return 0
 
@@ -165,8 +175,10 @@ async def _prompts(model: ServedModel, part: Part) -> AsyncGenerator[Sequence[Po
         async with aclosing(model.renderer.batch(part.source, tenant=current_tenant())) as slices:
             async for prompts in slices:
                 yield prompts
-    else:
-        yield part.source
+        return
+    for start in range(0, len(part.source), _SLICE):
+        yield part.source[start : start + _SLICE]
+        await asyncio.sleep(0)
 
 
 def _request(head: Head, params: PoolingParams, prompt: PoolingPrompt) -> PoolRequest:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.api.http.tenant import current_tenant
 from quire.api.pooling.prepare import text_part
 from quire.api.pooling.run import Head, Part, Results, pool
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.multimodal.batches import Fit, Names, PairsJob
 
 _UNSHORTENED = 0
+_AT_ONCE = 256  # pairs of vectors that are compared at a time: 2 ms
+_SHORT = 1 << 20  # multiplications of a comparison on the event loop: 0.1 ms
+_SIMILARITIES = 1 << 20  # that are in memory at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +80,7 @@ async def scores(head: Head, scoring: Scoring) -> Results:
         case "dot":
             return await _by_vectors(head, scoring, _dot)
         case "max_sim":
-            return await _in_two_steps(head, scoring, PoolingParams(task="token_embed"), _max_sim)
+            return await _by_tokens(head, scoring)
         case _:
             return await _by_cross_encoder(head, scoring)
 
@@ -106,31 +112,50 @@ async def _by_vectors(head: Head, scoring: Scoring, compare: Callable[[PooledArr
     params = PoolingParams(task="embed")
     pooling = head.model.info.pooling
     if pooling is not None and pooling.sparse:
-        return await _in_two_steps(head, scoring, params, compare)
+        return await _in_two_steps(head, scoring, params, lambda query, document: _scalar(compare(query, document)))
     found = await pool(head, _query_part(head, scoring, params), _document_part(head, scoring, params))
     queries, documents = found.arrays[: len(scoring.queries)], found.arrays[len(scoring.queries) :]
     repeated = queries if len(queries) == len(documents) else queries * len(documents)
-    values = [_scalar(compare(query, document)) for query, document in zip(repeated, documents, strict=True)]
+    values: list[PooledArray] = []
+    for index, (query, document) in enumerate(zip(repeated, documents, strict=True)):
+        values.append(_scalar(compare(query, document)))
+        if index % _AT_ONCE == 0:
+            await asyncio.sleep(0)
     return replace(found, arrays=values)
 
 
 async def _in_two_steps(
-    head: Head, scoring: Scoring, params: PoolingParams, compare: Callable[[PooledArray, PooledArray], float]
+    head: Head,
+    scoring: Scoring,
+    params: PoolingParams,
+    compare: Callable[[PooledArray, PooledArray], PooledArray | Awaitable[PooledArray]],
 ) -> Results:
     """Compare each document as soon as it is computed, and keep only its score: all of them may be gigabytes."""
     first = await pool(head, _query_part(head, scoring, params))
     one = len(first.arrays) == 1
 
-    def keep(index: int, document: PooledArray) -> PooledArray:
-        return _scalar(compare(first.arrays[0 if one else index], document))
+    def keep(index: int, document: PooledArray) -> PooledArray | Awaitable[PooledArray]:
+        return compare(first.arrays[0 if one else index], document)
 
     second = await pool(head, _document_part(head, scoring, params), keep=keep)
     return Results(second.arrays, first.tokens + second.tokens, first.cached_tokens + second.cached_tokens)
 
 
-def _max_sim(query: PooledArray, document: PooledArray) -> float:
+async def _by_tokens(head: Head, scoring: Scoring) -> Results:
+    tenant = current_tenant()
+
+    def compare(query: PooledArray, document: PooledArray) -> PooledArray | Awaitable[PooledArray]:
+        work = partial(_max_sim, query, document)
+        return work() if query.size * len(document) <= _SHORT else head.model.scorer.run(work, tenant=tenant)
+
+    return await _in_two_steps(head, scoring, PoolingParams(task="token_embed"), compare)
+
+
+def _max_sim(query: PooledArray, document: PooledArray) -> PooledArray:
     """For each query token the document token that is most similar, summed over the query."""
-    return float((query @ document.T).max(axis=1).sum())
+    rows = max(1, _SIMILARITIES // max(1, len(document)))
+    parts = (query[start : start + rows] @ document.T for start in range(0, len(query), rows))
+    return _scalar(sum(float(part.max(axis=1).sum()) for part in parts))
 
 
 def _query_part(head: Head, scoring: Scoring, params: PoolingParams) -> Part:

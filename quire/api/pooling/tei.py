@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire import __version__
 from quire.api.http.errors import InvalidRequest
+from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
-from quire.api.pooling.answers import joined, json_response, respond
+from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import json_of
 from quire.api.pooling.embeddings import label_of
 from quire.api.pooling.prepare import count_inputs, embed_params, fit_of, prefix_of, text_part
@@ -105,14 +105,13 @@ async def answer_tei_rerank(body: TeiRerankRequest, request: Request, state: Ser
 
     async def work() -> Response:
         results = await scores(head, scoring)
-        ranks: list[dict[str, Any]] = [
-            {"index": index, "score": float(results.arrays[index][0])} for index in order_of(results)
-        ]
-        if body.return_text:
-            ranks = [{**rank, "text": body.texts[rank["index"]]} for rank in ranks]
-        return json_response(ranks)
+        return response_of(list_of(encoded(rank(results, index) for index in order_of(results))))
 
-    return await respond(request, work())
+    def rank(results: Results, index: int) -> dict[str, Any]:
+        ranked: dict[str, Any] = {"index": index, "score": float(results.arrays[index][0])}
+        return {**ranked, "text": body.texts[index]} if body.return_text else ranked
+
+    return await respond(request, head, work())
 
 
 async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: ServerState) -> Response:
@@ -127,10 +126,10 @@ async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: S
 
     async def work() -> Response:
         results = await pool(head, *_sequence_parts(model, sequences, params, fit, names))
-        labels = [_labels(head, array) for array in results.arrays]
-        return json_response(labels if several else labels[0])
+        labels = encoded(_labels(head, array) for array in results.arrays)
+        return response_of(list_of(labels) if several else next(labels))
 
-    return await respond(request, work())
+    return await respond(request, head, work())
 
 
 def _sequence_parts(
@@ -160,21 +159,16 @@ async def _answer_vectors(
     async def work() -> Response:
         prefix = prefix_of(model, body.prompt_name, None, None)
         results = await pool(head, text_part(model, body.inputs, params, _fit(model, body), "inputs", prefix=prefix))
-        return await _vectors(results, sparse=sparse)
+        items = (_sparse(array) if sparse else json_of(array, "float32") for array in results.arrays)
+        return response_of(list_of(items))
 
-    return await respond(request, work())
-
-
-async def _vectors(results: Results, *, sparse: bool) -> Response:
-    items = (_sparse(array) if sparse else json_of(array, "float32") for array in results.arrays)
-    return Response(b"[" + await joined(items) + b"]", media_type="application/json")
+    return await respond(request, head, work())
 
 
-def _sparse(values: PooledArray) -> bytes:
+def _sparse(values: PooledArray) -> Iterator[bytes]:
     indices = np.flatnonzero(values)
-    return orjson.dumps(
-        [{"index": i, "value": value} for i, value in zip(indices.tolist(), values[indices].tolist(), strict=True)]
-    )
+    pairs = zip(indices.tolist(), values[indices].tolist(), strict=True)
+    return list_of(encoded({"index": index, "value": value} for index, value in pairs))
 
 
 def _labels(head: Head, values: PooledArray) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from quire.api.protocol.common import ChatAndCompletionFields, field_error
 
 
 class BeamFields(ChatAndCompletionFields):
-    """Beam search instead of sampling: the `n` likeliest answers that it finds with `n` beams."""
+    """Beam search instead of sampling: returns the `n` most likely of the answers found with `n` beams."""
 
-    use_beam_search: bool = Field(False, description="search for the likeliest answers, with `n` beams")
+    use_beam_search: bool = Field(False, description="search for the most likely answers, with `n` beams")
     length_penalty: Annotated[float, Field(ge=-10, le=10)] = Field(
         1.0, description="answers are ranked by their log-probability divided by their length to this power"
     )

@@ -198,13 +198,19 @@ class ToolCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The assistant's message. Reasoning is in both of its fields. Tool calls are left out if there are none."""
+    """The assistant's message. Reasoning is in both of its fields. Tool calls are left out if there are none.
+
+    Fields of OpenAI's API that are always null are there for clients that read them without asking.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     role: str = "assistant"
     content: str | None
-    refusal: str | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall | CustomToolCall] | None = None

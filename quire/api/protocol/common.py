@@ -130,10 +130,11 @@ class RequestBody(_BoundedModel):
     model: str | None = Field(None, description="name of a served model; default: the first one")
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(_BoundedModel):
     """What a stream contains besides its text."""
 
     model_config = ConfigDict(extra="allow")
+    max_undeclared = 16
 
     include_usage: bool = Field(False, description="end with a chunk that has the token counts")
     continuous_usage_stats: bool = Field(False, description="have the token counts in every chunk; with include_usage")
@@ -271,8 +272,11 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+# `ErrorBody` by reference: FastAPI makes a validator of each `model`, and 350 of them delayed every start. Routes that
+# give it as their model, as /health does, define it in the document.
+_ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": text}
+    status: {"content": _ERROR, "description": text}
     for status, text in (
         (400, "the request is not valid"),
         (401, "the API key is missing or wrong"),

@@ -22,7 +22,7 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int
-    tasks: list[str] = Field(description="generate, or pooling tasks such as embed, classify and score")
+    tasks: list[str] = Field(description="generate, transcribe, or pooling tasks such as embed, classify and score")
 
 
 class ModelList(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quire.api.protocol.common import MinP, RepetitionPenalty, Temperature, TopK, TopP
-from quire.multimodal.errors import ModelFileError
+from quire.multimodal.json_file import read_json
 from quire.multimodal.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -78,8 +77,8 @@ def read_defaults(
     Raises:
         ModelFileError: the file cannot be read.
     """
-    generation = _read(folder / "generation_config.json")
-    config = {**_read(folder / "config.json"), **hf_overrides}
+    generation = read_json(folder / "generation_config.json")
+    config = {**read_json(folder / "config.json"), **hf_overrides}
     eos_ids = generation.get("eos_token_id")
     if eos_ids is None:
         text_config = config.get("text_config")
@@ -102,18 +101,6 @@ def _within_bounds(given: dict[str, Any]) -> dict[str, Any]:
         except ValidationError as error:
             for name in {str(problem["loc"][0]) for problem in error.errors()}:
                 logger.warning("generation_config.json: ignored %s=%r: out of range", name, known.pop(name))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        if not path.exists():
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{path} must contain a JSON object")
-    return content
 
 
 def _as_list(value: Any) -> list[int]:

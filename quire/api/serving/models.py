@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
@@ -12,10 +13,13 @@ from quire.api.answers.tools.registry import ToolFormat
 from quire.api.http.errors import InvalidRequest, NotFound, shortened
 from quire.api.http.heap import Heap
 from quire.api.serving.defaults import GenerationDefaults
+from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import ModelInfo
+from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
+from quire.workers.threads import FairThreads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +32,10 @@ class ServedModel:
         reasoning: the tags around its reasoning; None if it does not reason.
         tools: the format of its tool calls; None if it is not known.
         parser_tokens: special tokens that are kept in the text of answers because parsers look for them.
+        audio: decodes the audio of its requests; None if it takes none.
         grammars: None if the model cannot be constrained by grammars.
         priority_scheduling: the engine runs with the priority policy.
+        scorer: compares embeddings of many tokens beside the event loop. What waits for it holds a slot of the engine.
     """
 
     names: tuple[str, ...]
@@ -41,19 +47,24 @@ class ServedModel:
     reasoning: ReasoningTags | None = None
     tools: ToolFormat | None = None
     parser_tokens: tuple[int, ...] = ()
+    audio: AudioReader | None = None
     grammars: GrammarChecker | None = None
     priority_scheduling: bool = False
+    scorer: FairThreads = field(default_factory=lambda: FairThreads("score", size=1, max_queued=1 << 20))
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
         """End what prepares requests. The engine has an owner of its own."""
+        self.scorer.close()
         await self.renderer.close()
+        if self.audio is not None:
+            await self.audio.close()
         if self.grammars is not None:
             await self.grammars.close()
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What the model can do: "generate" or pooling tasks; "score" also if it compares embeddings."""
+        """What the model can do: "generate", "transcribe" or pooling tasks; "score" also if it compares embeddings."""
         tasks, pooling = self.info.tasks, self.info.pooling
         scores = pooling is not None and pooling.score_method is not None
         return (*tasks, "score") if scores and "score" not in tasks else tasks
@@ -74,9 +85,11 @@ class ServerState:
         include_usage: streams of completions and chats always end with their token counts.
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
+        transcription_events: of streamed transcriptions, unless a request says otherwise.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         degraded: each gives a reason why a part of the server does not work, or None.
+        results: what clients have not read of pooled results.
     """
 
     models: Sequence[ServedModel]
@@ -88,10 +101,12 @@ class ServerState:
     tokens_as_ids: bool = False
     stall_timeout: float = 120.0
     sse_keepalive: float = 15.0
+    transcription_events: Literal["openai", "vllm"] = "openai"
     in_flight: int = 0
     draining: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
     heap: Heap = field(default_factory=Heap)
+    results: ResultMemory = field(default_factory=ResultMemory)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name; the first model if the name is None or empty.

@@ -15,6 +15,7 @@ from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
 from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.records import AnswerGroup
 from quire.engine.wire.stream import GenerateRequest
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from quire.multimodal.prompts import Prompt
@@ -134,6 +135,7 @@ def generate_requests(
     others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None)
     count = sequences_per_prompt(body, limits)
     timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
+    group = AnswerGroup(count, count)
     return [
         GenerateRequest(
             prompt=prompt.token_ids,
@@ -142,7 +144,7 @@ def generate_requests(
             priority=body.priority,
             cache_salt=body.cache_salt,
             timeout=min(timeouts, default=None),
-            answers=0 if index else count,
+            group=group,
         )
         for index in range(count)
     ]

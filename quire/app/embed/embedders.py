@@ -63,7 +63,6 @@ class ServerEmbedder:
         }
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """See `Embedder`."""
         answer = await self._post({**self._body, "input": list(texts)})
         try:
             data = sorted(answer.json()["data"], key=lambda one: one["index"])

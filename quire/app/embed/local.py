@@ -13,6 +13,7 @@ from quire.api.http.errors import ApiError, as_api_error
 from quire.api.pooling.prepare import embed_params, fit_of, prefix_of, text_part
 from quire.api.pooling.run import Head, pool
 from quire.api.serving.models import ServedModel
+from quire.api.serving.result_memory import ResultMemory
 from quire.app.embed.embedders import Embedder, TextRefused, new_id
 from quire.app.engines import RunningEngine
 from quire.app.models import resolve_models
@@ -40,8 +41,7 @@ class LocalEmbedder:
         self._prefix = prefix_of(model, settings.prompt_name, None, None)
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder`."""
-        head = Head(id=new_id(), model=self._model)
+        head = Head(id=new_id(), model=self._model, results=ResultMemory().reservation(""))  # nobody else needs memory
         part = text_part(self._model, texts, self._params, self._fit, "input", prefix=self._prefix)
         try:
             with self._model.client.slots(1):

@@ -73,7 +73,6 @@ class _NpySink(_Partial):
         self._array: Any = None
 
     def write(self, texts: Sequence[str], vectors: Vectors) -> None:
-        """See `Sink`."""
         if self._array is None:
             self._open(vectors.shape[1])
         self._array[self._written : self._written + len(vectors)] = vectors
@@ -99,7 +98,6 @@ class _ParquetSink(_Partial):
         self._writer: Any = None
 
     def write(self, texts: Sequence[str], vectors: Vectors) -> None:
-        """See `Sink`."""
         import pyarrow as pa  # noqa: PLC0415 not installed everywhere
         from pyarrow import parquet  # noqa: PLC0415 as above
 

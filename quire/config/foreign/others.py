@@ -43,7 +43,9 @@ LLAMA_SERVER: tuple[ForeignFlag, ...] = (
     *refused("--main-gpu|-mg", _CPU),
     *refused("--mlock --no-mmap --mmap --numa", "weights are copied into memory while they load"),
     *refused("--lora --lora-scaled", _ADAPTERS),
-    *refused("--mmproj|-mm --embedding|--embeddings --rerank|--reranking", "Quire generates text from text"),
+    *refused("--mmproj|-mm", "chats are text, without images, audio and videos"),
+    *refused("--embedding|--embeddings --rerank|--reranking", "files of a model say what it is for", "--convert"),
+    *refused("--pooling", "", "--pooler-config"),
     *refused("--rope-scaling --rope-scale --rope-freq-base --yarn-orig-ctx", "", "--hf-overrides"),
 )
 

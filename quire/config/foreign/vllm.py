@@ -6,10 +6,12 @@ from quire.config.foreign.table import ForeignFlag, needless, needless_switch, r
 
 _ONE_MACHINE = "Quire runs a model on the CPUs of one machine"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
-_TEXT_ONLY = "Quire serves text; there is no image, audio or video input"
+_TEXT_ONLY = "chats are text, without images, audio and videos"
 _GPU = "it concerns GPUs"
 _PROXY = "put a reverse proxy in front of Quire"
+_BUILT_IN = "the engine is built in"
 _FORMAT = "files are read in the format of Hugging Face"
+_MEMORY = "all is in main memory"
 _REPOSITORY = "everything is read from the model's directory or repository"
 
 VLLM: tuple[ForeignFlag, ...] = (
@@ -39,6 +41,7 @@ VLLM: tuple[ForeignFlag, ...] = (
     taken_as("--sse-keep-alive-interval", "--sse-keepalive"),
     taken_as("--shutdown-timeout", "--drain-timeout"),
     taken_as("--max-num-queued-reqs", "--max-queued-requests"),
+    *refused("--max-num-queued-tokens", "sequences are counted, not tokens", "--max-queued-requests"),
     taken_as("--h11-max-header-count", "--max-header-count"),
     taken_as("--h11-max-incomplete-event-size", "--max-header-size"),
     *needless_switch("--disable-frontend-multiprocessing", "the engine runs in a thread", "--engine-process"),
@@ -54,6 +57,9 @@ VLLM: tuple[ForeignFlag, ...] = (
     *refused("--otlp-traces-endpoint --collect-detailed-traces", "there is no tracing; /metrics has latencies"),
     *needless("--show-hidden-metrics-for-version", "no metric is hidden"),
     *refused("--kv-cache-metrics --kv-events-config --custom-histogram-buckets", "/metrics has what there is"),
+    *refused("--kv-cache-metrics-sample --cudagraph-metrics --profiler-config", "/metrics has what there is"),
+    *needless_switch("--enable-logging-iteration-details --enable-layerwise-nvtx-tracing", "/metrics has latencies"),
+    *needless_switch("--fail-on-environ-validation", "unknown variables of Quire are always refused"),
     # chats
     *same("--chat-template", "--default-chat-template-kwargs", "--trust-request-chat-template", "--reasoning-parser"),
     *same("--tool-call-parser"),
@@ -94,10 +100,15 @@ VLLM: tuple[ForeignFlag, ...] = (
     *refused("--skip-tokenizer-init --enable-prompt-embeds", "prompts are text or token ids"),
     *refused("--disable-sliding-window", "the model's own attention is used", "--max-model-len"),
     *needless("--safetensors-load-strategy --max-parallel-loading-workers --ignore-patterns", "loading is one pass"),
+    *needless("--model-loader-extra-config --pt-load-map-location", "loading is one pass"),
+    *needless("--safetensors-prefetch-num-threads --safetensors-prefetch-block-size", "loading is one pass"),
     *needless_switch("--use-tqdm-on-load", "a terminal gets a progress bar"),
+    *needless_switch("--allow-deprecated-quantization", "a checkpoint that is quantized says so itself"),
+    *refused("--quantization-config", "a checkpoint that is quantized says so itself", "--quantization"),
     *refused("--enable-sleep-mode", "stop the server, it starts in seconds"),
     *refused("--enable-lora --lora-modules", _ADAPTERS),
     *refused("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --fully-sharded-loras", _ADAPTERS),
+    *refused("--default-mm-loras --enable-tower-connector-lora --specialize-active-lora", _ADAPTERS),
     *needless("--lora-extra-vocab-size --long-lora-scaling-factors", _ADAPTERS),
     *refused("--rope-scaling --rope-theta", "set `rope_parameters` or `rope_scaling` of config.json", "--hf-overrides"),
     # memory and scheduling
@@ -110,7 +121,9 @@ VLLM: tuple[ForeignFlag, ...] = (
     taken_as("--enable-prefix-caching", "--prefix-caching", switch=True),
     taken_as("--prefix-caching-hash-algo", "--prefix-hash", values={"sha256_cbor": "sha256", "xxhash_cbor": "xxhash"}),
     *needless("--swap-space", "nothing is swapped: preempted sequences are computed again"),
-    *needless("--cpu-offload-gb --kv-offloading-size --kv-offloading-backend", "all is in main memory"),
+    *needless("--cpu-offload-gb --kv-offloading-size --kv-offloading-backend", _MEMORY),
+    *needless("--offload-backend --offload-group-size --offload-num-in-group --offload-prefetch-step", _MEMORY),
+    *needless("--offload-params --cpu-offload-params", _MEMORY),
     *needless_switch("--calculate-kv-scales", "scales are always computed", "--kv-cache-dtype"),
     *needless_switch("--enable-chunked-prefill", "long prompts are always computed in chunks"),
     *refused("--no-enable-chunked-prefill", "long prompts are always in chunks", "--max-num-batched-tokens"),
@@ -133,6 +146,8 @@ VLLM: tuple[ForeignFlag, ...] = (
         "--speculative-config.prompt_lookup_max --speculative-config.prompt_lookup_min",
         "a draft follows the longest match",
     ),
+    taken_as("--spec-method", "--speculation"),
+    taken_as("--spec-tokens", "--num-speculative-tokens"),
     *refused("--speculative-model --spec-model", "drafts come from earlier text", "--speculation"),
     *refused("--kv-transfer-config --ec-transfer-config", "KV caches are not sent to other servers"),
     # machines and devices
@@ -144,9 +159,18 @@ VLLM: tuple[ForeignFlag, ...] = (
         ours="--num-threads",
     ),
     *needless("--data-parallel-size-local|-dpl --renderer-num-workers", _ONE_MACHINE, only=["1"]),
-    *needless_switch("--worker-use-ray --engine-use-ray", _ONE_MACHINE),
+    *needless_switch("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", _ONE_MACHINE),
+    *needless("--prefill-context-parallel-size|-pcp", _ONE_MACHINE, only=["1"], ours="--num-threads"),
+    *needless("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size --eplb-config", _ONE_MACHINE),
+    *needless("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _ONE_MACHINE),
+    *needless_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
+    *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
+    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph --device-ids", _ONE_MACHINE),
     *needless("--nnodes|-n --decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--num-threads"),
-    *refused("--node-rank --master-addr --master-port --data-parallel-address --data-parallel-rpc-port", _ONE_MACHINE),
+    *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
+    *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
+    *refused("--worker-cls --worker-extension-cls --io-processor-plugin --weight-transfer-config", _BUILT_IN),
+    *refused("--additional-config --enable-return-routed-experts", _BUILT_IN),
     *needless("--distributed-executor-backend", _ONE_MACHINE, only=["mp", "uni"], ours="--engine-process"),
     *needless_switch("--enable-expert-parallel|-ep --enable-eplb --enable-dbo", _ONE_MACHINE),
     *needless_switch("--disable-custom-all-reduce", _ONE_MACHINE),
@@ -155,11 +179,16 @@ VLLM: tuple[ForeignFlag, ...] = (
     *needless("--compilation-config|-cc|-O --optimization-level --max-seq-len-to-capture", _GPU),
     *needless("--cudagraph-capture-sizes --max-cudagraph-capture-size --attention-backend", _GPU),
     *needless("--attention-config|-ac --moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
+    *needless("--kernel-config --linear-backend --ir-op-priority --mamba-backend --override-attention-dtype", _GPU),
+    *needless("--mamba-block-size --mamba-cache-mode", "models that keep a state are not supported"),
+    *needless_switch("--kv-sharing-fast-prefill --enable-cumem-allocator", _GPU),
     *needless_switch("--disable-cascade-attn --enable-flashinfer-autotune --enable-mfu-metrics", _GPU),
     # media
     *needless("--limit-mm-per-prompt --mm-processor-kwargs --media-io-kwargs --mm-processor-cache-gb", _TEXT_ONLY),
     *needless("--mm-encoder-tp-mode --mm-processor-cache-type --allowed-local-media-path", _TEXT_ONLY),
     *needless("--allowed-media-domains --video-pruning-rate", _TEXT_ONLY),
+    *needless("--mm-encoder-attn-backend --mm-shm-cache-max-object-size-mb --mm-hasher-algorithm", _TEXT_ONLY),
+    *needless_switch("--trust-request-mm-kwargs", _TEXT_ONLY),
     *needless_switch("--language-model-only --skip-mm-profiling --interleave-mm-strings", _TEXT_ONLY),
     *needless_switch("--disable-chunked-mm-input --disable-mm-preprocessor-cache", _TEXT_ONLY),
     *refused("--enable-mm-embeds --mm-encoder-only", _TEXT_ONLY),

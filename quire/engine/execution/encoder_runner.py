@@ -66,8 +66,9 @@ class EncoderRunner:
         lengths = [len(request.prompt) for request in requests]
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
         inputs = _inputs(requests, offsets, self.model)
+        assert inputs.cu_seqlens is not None
         with self._interrupted(plan) as between:
-            hidden = self.model.run(inputs, VarlenAttend(inputs), between_layers=between)
+            hidden = self.model.run(inputs, VarlenAttend(inputs.cu_seqlens), between_layers=between)
         for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
             result.pooled[request.request_id] = self._pool(hidden[begin:end], request)
 

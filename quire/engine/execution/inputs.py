@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.engine.execution.table import RequestTable
@@ -65,6 +66,7 @@ class StepInputs:
         last_block: largest block index that the step writes to.
         static: the tensors are at the same addresses in every static step, so that its kernel calls can be replayed.
         attention: what the compiled attention kernels read; None for other backends.
+        cross: what their cross-attention reads; None in models without it.
     """
 
     spans: Sequence[Span]
@@ -73,6 +75,7 @@ class StepInputs:
     last_block: int
     static: bool = False
     attention: NativeMetadata | None = None
+    cross: CrossInputs | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +87,19 @@ class StepInputs:
         """Rows that logits are computed for when every sequence wants the logits of its last token only."""
         indices = self.model.logits_indices
         return self.num_tokens if indices is None else len(indices)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossInputs:
+    """Block tables (tokens, blocks) int32 and lengths (tokens,) int64 of what each token attends to across.
+
+    The same for the rows `logits_indices`; all rows, if these are all.
+    """
+
+    tables: Tensor
+    lengths: Tensor
+    logits_tables: Tensor
+    logits_lengths: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +155,7 @@ class NativeInputBuilder:
         self._table = table
         self._max_static_tokens = max_static_tokens
         self._static = _Arrays(table, max_static_tokens, max_static_tokens)
+        self._cross = _CrossArrays(table, max_static_tokens) if table.cross_blocks.size else None
 
     def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """See `InputBuilder`."""
@@ -159,7 +176,8 @@ class NativeInputBuilder:
         inputs, slots, metadata = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
         if self._table.extended:
             inputs.positions.add_(_rope_offsets(spans, self._table))
-        return StepInputs(spans, inputs, slots, last_block, static, metadata)
+        cross = None if self._cross is None else self._cross.build(spans, static=static)
+        return StepInputs(spans, inputs, slots, last_block, static, metadata, cross)
 
 
 class _Queries(NamedTuple):
@@ -235,6 +253,40 @@ class _Arrays:
             metadata = NativeMetadata(_first(self._spans, spans), _first(self._logits, logits or 0))
             found = self._views[tokens, spans, logits] = (inputs, self._slots[:tokens], metadata)
         return found
+
+
+class _CrossArrays:
+    """Memory for the cross inputs of steps of up to `max_tokens` tokens."""
+
+    def __init__(self, table: RequestTable, max_tokens: int) -> None:
+        self._table = table
+        self._all, self._logits = (_CrossRows(table, rows) for rows in (max_tokens, len(table.lengths)))
+
+    def build(self, spans: Sequence[Span], *, static: bool) -> CrossInputs:
+        """`static`: at the same addresses as in other static steps."""
+        table = self._table
+        rows = np.repeat([span.row for span in spans], [span.count for span in spans])
+        sampling = [span.row for span in spans if span.samples and not span.draft]
+        all_rows = self._all if static else _CrossRows(table, len(rows))
+        return CrossInputs(*all_rows.fill(rows), *self._logits.fill(np.array(sampling, np.int64)))
+
+
+class _CrossRows:
+    """One block table and length per row."""
+
+    def __init__(self, table: RequestTable, rows: int) -> None:
+        self._table = table
+        self._tables = np.zeros((rows, table.cross_blocks.shape[1]), np.int32)
+        self._lengths = np.zeros(rows, np.int64)
+        self._tensors = torch.from_numpy(self._tables), torch.from_numpy(self._lengths)
+
+    def fill(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Copy those of rows of the request table."""
+        count = len(rows)
+        np.take(self._table.cross_blocks, rows, axis=0, out=self._tables[:count], mode="clip")
+        np.take(self._table.cross_lengths, rows, out=self._lengths[:count], mode="clip")
+        tables, lengths = self._tensors
+        return tables[:count], lengths[:count]
 
 
 def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:

@@ -197,7 +197,7 @@ class ChunkPooler:
             self._rows.pop(row, None)
         for row in filled:
             task = self._table[row].task
-            if isinstance(task, PoolingParams):
+            if isinstance(task, PoolingParams) and task.task != "align":
                 self._rows[row] = self._pooler.start(task)
 
     @property

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.inputs import InputBuilder, Span
+from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.sampler import Choice, Sampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
-from quire.engine.scheduling.plan import Sampled, ScheduledSequence, SequenceError, StepPlan, StepResult
+from quire.engine.scheduling.plan import CrossItem, Sampled, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ class ModelRunner:
         table: RequestTable,
         sampler: Sampler,
         pooler: Pooler,
+        items: ItemEncoder | None = None,
+        aligner: Aligner | None = None,
     ) -> None:
         self.model = model
         self.steps = steps
@@ -54,24 +58,38 @@ class ModelRunner:
         self._table = table
         self._sampler = sampler
         self._pooler = ChunkPooler(table, pooler)
+        self._items = items
+        self._aligner = aligner
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step."""
-        freed, filled = self._table.apply(plan)
-        self._sampler.update(freed, filled)
-        self._pooler.update(freed, filled)
+        changes = self._table.apply(plan)
+        # Nothing has been sampled for a prompt that becomes longer: its state is made anew.
+        self._sampler.update([*changes.freed, *changes.extended], [*changes.filled, *changes.extended])
+        self._pooler.update(changes.freed, changes.filled)
+        if self._aligner is not None:
+            self._aligner.update(changes.freed, changes.filled)
         if not plan.scheduled:
             return StepResult()
         result = StepResult()
+        crosses = {new.request_id: new.cross for new in plan.new if new.cross is not None}
         try:
+            self._encode(crosses.values())
             computed = self._compute(plan.scheduled)
         except Exception:  # error boundary: only the sequences for which it fails alone end
             logger.exception("a step failed; its sequences are computed one by one")
-            self._execute_alone(plan.scheduled, result)
+            self._execute_alone(plan.scheduled, crosses, result)
         else:
             self._finish(computed, result)
         return result
+
+    def _encode(self, crosses: Iterable[CrossItem]) -> None:
+        """Encode the items of sequences that have entered the batch, where they are not cached."""
+        entries = [cross for cross in crosses if cross.item is not None]
+        if entries:
+            assert self._items is not None, "the model reads no items"
+            self._items.encode(entries)
 
     def _compute(self, scheduled: Sequence[ScheduledSequence]) -> _Computed:
         """Run the model."""
@@ -79,7 +97,10 @@ class ModelRunner:
         attention = self._attention.prepare(inputs)
         if not self._wants_hidden(inputs.spans):
             return _Computed(inputs.spans, self.steps.logits(inputs, attention))
-        hidden = self.model.run(inputs.model, attention.attend)
+        cross = attention.cross
+        if self._aligner is not None and cross is not None:
+            cross = self._aligner.watch(cross, inputs.spans)
+        hidden = self.model.run(inputs.model, attention.attend, cross=cross)
         sampling = [span for span in inputs.spans if span.samples]
         logits = compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling)) if sampling else None
         return _Computed(inputs.spans, logits, hidden)
@@ -91,22 +112,30 @@ class ModelRunner:
             self._sample(computed.logits, [span for span in spans if span.samples], result)
         if computed.hidden is not None:
             self._report_prompts(computed.hidden, [span for span in spans if self._reports_prompt(span)], result)
+            self._report_probs(computed.hidden, [span for span in spans if self._wants_probs(span)], result)
             self._pool(computed.hidden, [span for span in spans if span.row in self._pooler.rows], result)
+            self._align([span for span in spans if self._aligns(span)], result)
 
-    def _execute_alone(self, scheduled: Sequence[ScheduledSequence], result: StepResult) -> None:
+    def _execute_alone(
+        self, scheduled: Sequence[ScheduledSequence], crosses: Mapping[str, CrossItem], result: StepResult
+    ) -> None:
         """Run each sequence of a step that failed, in order: a sequence may read blocks that an earlier one writes."""
         broken: set[int] = set()  # blocks that were not computed
         for item in scheduled:
             row = self._table.row_of(item.request_id)
             blocks = self._table.blocks[row, : self._table.num_blocks[row]].tolist()
+            cross = crosses.get(item.request_id)
+            encoded = () if cross is None else cross.blocks
             try:
-                if not broken.isdisjoint(blocks):
-                    raise RuntimeError("the computation of a prompt that begins alike failed")
+                if not broken.isdisjoint((*blocks, *encoded)):
+                    raise RuntimeError("the computation of a request that begins alike failed")
+                self._encode([] if cross is None else [cross])
                 computed = self._compute([item])
             except Exception as error:  # error boundary: only this sequence fails
                 logger.exception("the model failed for request %s", item.request_id)
                 result.errors[item.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
                 broken.update(blocks[item.start // self._table.block_size :])
+                broken.update(encoded if cross is not None and cross.item is not None else ())
             else:
                 self._finish(computed, result)
 
@@ -120,8 +149,17 @@ class ModelRunner:
 
     def _wants_hidden(self, spans: Sequence[Span]) -> bool:
         """Whether more than the logits of the spans' last tokens is wanted."""
-        if self._pooler.rows or self._table.rows_with_prompt_logprobs:
-            return any(span.draft or span.row in self._pooler.rows or self._reports_prompt(span) for span in spans)
+        table = self._table
+        aligns = self._aligner is not None and bool(self._aligner.rows)
+        if aligns or self._pooler.rows or table.rows_with_prompt_logprobs or table.rows_with_token_probs:
+            return any(
+                span.draft
+                or span.row in self._pooler.rows
+                or self._reports_prompt(span)
+                or self._wants_probs(span)
+                or self._aligns(span)
+                for span in spans
+            )
         return any(span.draft for span in spans)
 
     def _sample(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:
@@ -163,6 +201,39 @@ class ModelRunner:
             except Exception as error:  # error boundary: only this sequence fails
                 logger.exception("the prompt log-probabilities of request %s failed", request_id)
                 result.errors[request_id] = SequenceError(f"prompt_logprobs failed: {type(error).__name__}: {error}")
+
+    def _wants_probs(self, span: Span) -> bool:
+        """Whether probabilities after one of the span's tokens are wanted."""
+        if span.row not in self._table.rows_with_token_probs:
+            return False
+        wanted = self._table.params_of([span.row])[0].token_probs
+        return wanted is not None and span.start <= wanted.position < span.length
+
+    def _report_probs(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
+        """Probabilities of tokens after a position of a prompt."""
+        for span in spans:
+            wanted = self._table.params_of([span.row])[0].token_probs
+            assert wanted is not None
+            at = span.offset + wanted.position - span.start
+            probs = compute_logits(self.model.lm_head, hidden, slice(at, at + 1))[0].softmax(-1)
+            result.token_probs[self._table[span.row].request_id] = probs[list(wanted.token_ids)].tolist()
+
+    def _aligns(self, span: Span) -> bool:
+        return self._aligner is not None and span.row in self._aligner.rows
+
+    def _align(self, spans: Sequence[Span], result: StepResult) -> None:
+        """The alignments of the spans of requests whose last token was computed."""
+        for span in spans:
+            assert self._aligner is not None
+            request_id = self._table[span.row].request_id
+            try:
+                aligned = self._aligner.finish(span)
+            except Exception as error:  # error boundary: only this sequence fails
+                logger.exception("the alignment for request %s failed", request_id)
+                result.errors[request_id] = SequenceError(f"the alignment failed: {type(error).__name__}: {error}")
+            else:
+                if aligned is not None:
+                    result.pooled[request_id] = aligned
 
     def _pool(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
         """Pool the hidden states of the spans of pooling requests."""

@@ -33,9 +33,8 @@ class EagerSteps:
 
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         """See `StepRunner`."""
-        return compute_logits(
-            self._model.lm_head, self._model.run(inputs.model, attention.attend, last_token_only=True)
-        )
+        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
+        return compute_logits(self._model.lm_head, hidden)
 
 
 class StepGraphs:
@@ -75,7 +74,7 @@ class StepGraphs:
         return self._model.lm_head.adjust(out)
 
     def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
-        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True)
+        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
         self._model.lm_head.project(hidden, out=out)
 
     def _capture(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:

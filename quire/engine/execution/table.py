@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.scheduling.plan import NewSequence, StepPlan
+from quire.engine.scheduling.plan import Extension, NewSequence, StepPlan
 from quire.engine.wire.protocol import SamplingParams, Task
 
 
@@ -23,6 +23,14 @@ class Row:
     prompt_logprobs: int | None
 
 
+class Changes(NamedTuple):
+    """Rows that were freed, those that were then filled, and those whose prompt has become longer."""
+
+    freed: list[int]
+    filled: list[int]
+    extended: list[int]
+
+
 class RequestTable:
     """Token ids and block tables of the sequences in the batch, by row.
 
@@ -31,10 +39,15 @@ class RequestTable:
         rope_offsets: (rows,) int64 to add to positions for an index into the rope tables, see `RopeTables`.
         extended: rows where it is not 0.
         blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
+        cross_blocks: (rows, blocks of an item) int32 block tables of encoded positions; cross_lengths: (rows,) int64.
         rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
+        rows_with_token_probs: rows that ask for probabilities after a position of their prompt.
     """
 
-    def __init__(self, rows: int, context_len: int, block_size: int, rope_switch: int | None = None) -> None:
+    def __init__(
+        self, rows: int, context_len: int, block_size: int, rope_switch: int | None = None, cross_len: int = 0
+    ) -> None:
+        """`cross_len`: encoded positions of the longest item that a sequence attends to; 0: none."""
         self.block_size = block_size
         self._rope_switch = rope_switch or 0
         self.tokens = np.zeros((rows, context_len), np.int32)
@@ -43,7 +56,10 @@ class RequestTable:
         self.extended: set[int] = set()
         self.blocks = np.zeros((rows, -(-context_len // block_size)), np.int32)
         self.num_blocks = np.zeros(rows, np.int32)
+        self.cross_blocks = np.zeros((rows, -(-cross_len // block_size)), np.int32)
+        self.cross_lengths = np.zeros(rows, np.int64)
         self.rows_with_prompt_logprobs: set[int] = set()
+        self.rows_with_token_probs: set[int] = set()
         self._rows: dict[int, Row] = {}
         self._index: dict[str, int] = {}
         self._free = list(range(rows - 1, -1, -1))
@@ -59,10 +75,11 @@ class RequestTable:
         """Row of a sequence in the batch."""
         return self._index[request_id]
 
-    def apply(self, plan: StepPlan) -> tuple[list[int], list[int]]:
-        """Apply a plan's changes to the batch; returns the rows that were freed and those that were filled."""
+    def apply(self, plan: StepPlan) -> Changes:
+        """Apply a plan's changes to the batch."""
         freed = [self._remove(request_id) for request_id in plan.removed]
         filled = [self._add(new) for new in plan.new]
+        extended = [self._extend(extension) for extension in plan.extended]
         for item in plan.scheduled:
             if item.new_blocks:
                 row = self._index[item.request_id]
@@ -72,7 +89,7 @@ class RequestTable:
             if item.draft:  # after the known tokens; sampled tokens then overwrite it
                 known = self.lengths[self._index[item.request_id]]
                 self.tokens[self._index[item.request_id], known : known + len(item.draft)] = item.draft
-        return freed, filled
+        return Changes(freed, filled, extended)
 
     def append(self, row: int, token: int) -> None:
         """Append a sampled token."""
@@ -101,12 +118,25 @@ class RequestTable:
         if new.extended:
             self.extended.add(row)
         self.num_blocks[row] = 0
+        if new.cross is not None:
+            self.cross_blocks[row, : len(new.cross.blocks)] = new.cross.blocks
+            self.cross_lengths[row] = new.cross.length
+        if isinstance(new.task, SamplingParams) and new.task.token_probs is not None:
+            self.rows_with_token_probs.add(row)
+        return row
+
+    def _extend(self, extension: Extension) -> int:
+        row = self._index[extension.request_id]
+        begin = int(self.lengths[row])
+        self.tokens[row, begin : begin + len(extension.tokens)] = extension.tokens
+        self.lengths[row] = self._rows[row].prompt_len = begin + len(extension.tokens)
         return row
 
     def _remove(self, request_id: str) -> int:
         row = self._index.pop(request_id)
         del self._rows[row]
         self.rows_with_prompt_logprobs.discard(row)
+        self.rows_with_token_probs.discard(row)
         self.extended.discard(row)
         self._free.append(row)
         return row

@@ -9,6 +9,9 @@ from typing import Any
 
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
+    AudioEncoderSpec,
+    ConvStem,
+    CrossAttention,
     DecoderSpec,
     DisentangledAttention,
     DynamicNtk,
@@ -25,20 +28,25 @@ from quire.engine.models.spec import (
     TransformerSpec,
 )
 
-# Reading a config makes lists with an entry per layer or expert, so that huge numbers would fill the memory.
+# Reading a config makes lists with an entry per layer, expert or label, so that huge numbers would fill the memory.
 _MAX_COUNT = 10_000
 _MAX_SIZE = (1 << 31) - 1
 _COUNTS = (
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_nextn_predict_layers", "num_mtp_layers"),
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
-    *("num_key_value_heads", "encoder_layers", "decoder_layers"),
+    *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),
-    *("max_position_embeddings", "n_layer", "n_head", "n_embd", "n_positions"),
+    *("max_position_embeddings", "n_layer", "n_head", "n_embd", "n_positions", "d_model", "decoder_layers"),
+    *("encoder_attention_heads", "decoder_attention_heads", "max_source_positions", "max_target_positions"),
+    *("num_mel_bins", "encoder_ffn_dim", "decoder_ffn_dim"),
 )
 _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),
+    AudioEncoderSpec: ("hidden", "max_positions"),
+    ConvStem: ("channels",),
+    CrossAttention: ("heads", "head_dim"),
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
     PlainMLP: ("size",),
@@ -117,6 +125,8 @@ def _problems(part: Any) -> Iterator[str]:
     match part:
         case TransformerSpec(layers=layers) if len(lengths := _longrope_lengths(layers)) > 1:
             yield f"its ropes have different original_max_position_embeddings, {' and '.join(map(str, lengths))}"
+        case AudioEncoderSpec(layers=()):
+            yield "its encoder has no layers"
         case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"{heads} heads cannot share {kv_heads} key and value heads"
         case GroupedAttention(window=int(window)) if window < 1:

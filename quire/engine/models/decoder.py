@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.inputs import Attend, ModelInputs
+from quire.engine.models.audio_encoder import AudioEncoder
+from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.spec import Attention, DecoderSpec, GroupedAttention, LatentAttention
+from quire.engine.models.stack import TransformerLayer
 from quire.engine.models.transformer import Transformer
 from quire.kernels.softcap import softcap
 
@@ -68,13 +70,21 @@ class LanguageModel(Protocol):
     def lm_head(self) -> LogitsHead:
         """The head that gives logits."""
 
-    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
+    def run(
+        self,
+        inputs: ModelInputs,
+        attend: Attend,
+        *,
+        last_token_only: bool = False,
+        cross: CrossAttend | None = None,
+    ) -> Tensor:
         """Hidden states after the final norm.
 
         Args:
             inputs: the tokens of a step.
             attend: the step's attention.
             last_token_only: compute only the rows `inputs.logits_indices`, where it is not None.
+            cross: the step's cross-attention, of a model that has it.
 
         Returns:
             (tokens, hidden), or (len(logits_indices), hidden).
@@ -120,13 +130,11 @@ class LMHead(nn.Module):
         self._linear = (linear,)  # in a tuple: it is registered with the decoder, under the checkpoint's name
 
     def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
-        """See `LogitsHead`."""
         hidden = hidden if rows is None else hidden[rows]
         projected: Tensor = self._linear[0](hidden, out_dtype=torch.float32, out=out)
         return projected
 
     def adjust(self, projected: Tensor) -> Tensor:
-        """See `LogitsHead`."""
         logits = projected if self._scale == 1.0 else projected * self._scale
         return logits if self._softcap is None else softcap(logits, self._softcap)
 
@@ -140,6 +148,14 @@ class Decoder(Transformer):
         self.head = head
         self.lm_head = LMHead(spec, head)
         self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
+        self.encoder = None if spec.encoder is None else AudioEncoder(spec.encoder)
+
+    def cross_keys_and_values(self, encoded: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Index, keys and values of each layer with cross-attention; see `CrossAttentionLayer.keys_and_values`."""
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, TransformerLayer)
+            if layer.cross is not None:
+                yield index, *layer.cross.keys_and_values(encoded)
 
 
 def _cache_shape(spec: Attention) -> CacheShape:

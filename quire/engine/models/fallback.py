@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.fallback_checks import DryRun, check_equal, dry_run_tokens, make_mask, window_of
-from quire.engine.models.inputs import Attend, ModelInputs
+from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
 from quire.engine.models.weights import check_finite
 from quire.kernels.paged_attention import AttentionParams
 
@@ -57,7 +57,6 @@ class _Binding:
         return sliding_window if mask is None else window_of(mask, sliding_window)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-        """See `Attend`."""
         assert self._attend is not None
         self.layers.append(layer)
         return self._attend(len(self.layers) - 1, q, k, v, params)
@@ -104,7 +103,6 @@ class FallbackHead:
         module.get_output_embeddings().register_forward_pre_hook(self._record)
 
     def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
-        """See `LogitsHead`."""
         assert hidden is self.hidden, "these are not the hidden states of the last run"
         logits = (self.logits if rows is None else self.logits[rows]).float()
         return logits if out is None else out.copy_(logits)
@@ -140,8 +138,15 @@ class FallbackModel:
         self.lm_head = FallbackHead(module)
         self.caches: Sequence[CacheShape] = self._dry_run()
 
-    def run(self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False) -> Tensor:
-        """See `LanguageModel`."""
+    def run(
+        self,
+        inputs: ModelInputs,
+        attend: Attend,
+        *,
+        last_token_only: bool = False,
+        cross: CrossAttend | None = None,
+    ) -> Tensor:
+        """See `LanguageModel`; there is no cross-attention."""
         self._binding.begin(attend)
         rows = inputs.logits_indices if last_token_only else None
         select = rows is not None and self._selects_rows
@@ -168,7 +173,9 @@ class FallbackModel:
         try:
             expected = self._module(input_ids=tokens[None], use_cache=False).logits[0]
         except Exception as error:  # of the model's own code
-            hint = ", perhaps as the config has no pad_token_id" if getattr(config, "pad_token_id", 0) is None else ""
+            # RoBERTa and its like compare tokens with it.
+            padless = isinstance(error, TypeError) and getattr(config, "pad_token_id", 0) is None
+            hint = ", perhaps as the config has no pad_token_id" if padless else ""
             raise UnsupportedModel(
                 f"transformers itself cannot run it{hint}: {type(error).__name__}: {error}"
             ) from error

@@ -60,3 +60,20 @@ class Attend(Protocol):
         Returns:
             (tokens, heads, value_dim), or (len(logits_indices), heads, value_dim).
         """
+
+
+class CrossAttend(Protocol):
+    """The cross-attention of one step: each token attends to all encoded positions of its sequence."""
+
+    def __call__(self, layer: int, q: Tensor, params: AttentionParams, *, logits_rows: bool = False) -> Tensor:
+        """Attend.
+
+        Args:
+            layer: index of the layer's cache.
+            q: (tokens, heads, dim).
+            params: scale.
+            logits_rows: q is of the rows `logits_indices` only.
+
+        Returns:
+            (tokens, heads, value_dim)
+        """

@@ -27,6 +27,8 @@ from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, EncoderSpec, MoE, TransformerSpec
+from quire.engine.models.speech import SpeechSpec
+from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.transformer import Transformer
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.kernels.activation import ACTIVATIONS
@@ -57,6 +59,7 @@ class LoadedModel:
 
     Attributes:
         pooler: how it pools; None if it generates.
+        speech: what it expects; None if it does not transcribe.
     """
 
     model: LanguageModel | Encoder
@@ -67,6 +70,7 @@ class LoadedModel:
     context_len: int
     weight_bytes: int
     pooler: PoolerSpec | None = None
+    speech: SpeechSpec | None = None
 
 
 def load_model(
@@ -80,8 +84,8 @@ def load_model(
     quantize = options.quantization != "none"
     if quantize and not target.quantizable_dtypes:
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
-    with Checkpoint(folder, config.fp8) as checkpoint:
-        dtype = _dtype(options, checkpoint, target)
+    with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
+        dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
@@ -124,7 +128,8 @@ def _load_transformer(
     else:
         context_len = _context_len(options, longest)
     _check_acts(spec)
-    _check_layers(len(spec.layers), checkpoint)
+    encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
+    _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
     if isinstance(spec, DecoderSpec):
         spec = _with_head(spec, checkpoint, config.pooler)
     pooler = config.pooler or PoolerSpec(tasks=())
@@ -144,9 +149,19 @@ def _load_transformer(
     )
     with bar(checkpoint.total_bytes) as progress:
         tensors = checkpoint.tensors(dtype, progress)
+        if config.static is not None:
+            tensors = plain_table(tensors)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     return LoadedModel(
-        model.eval(), config.model_type, "quire", dtype, spec.vocab, context_len, _bytes(model), config.pooler
+        model.eval(),
+        config.model_type,
+        "quire",
+        dtype,
+        spec.vocab,
+        context_len,
+        _bytes(model),
+        config.pooler,
+        config.speech,
     )
 
 
@@ -190,7 +205,9 @@ def _extra_weights(folder: Path, pooler: PoolerSpec) -> Iterator[tuple[str, Tens
 
 
 def _check_acts(spec: TransformerSpec) -> None:
-    ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in spec.layers]
+    encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
+    layers = spec.layers if encoder is None else (*spec.layers, *encoder.layers)
+    ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in layers]
     for act in (part.act for part in ffns if not isinstance(part, ClampedSwigluExperts)):
         if act not in ACTIVATIONS:
             raise UnsupportedModel(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
@@ -218,7 +235,10 @@ def _bytes(model: Transformer) -> int:
     return panels + sum(parameter.nbytes for parameter in model.parameters())
 
 
-def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget) -> torch.dtype:
+def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *, exact: bool) -> torch.dtype:
+    """The dtype to compute in. `exact`: float32 unless the options say otherwise, since nothing is multiplied."""
+    if exact and options.dtype == "auto":
+        return torch.float32
     widened = options.dtype == "float16" and target.torch_device.type == "cpu"
     if options.dtype != "auto" and not widened:
         dtype: torch.dtype = getattr(torch, options.dtype)

@@ -15,17 +15,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
 from quire.engine.models.archs import ARCHITECTURES, ENCODERS, spec_of
 from quire.engine.models.config_checks import check_raw, check_spec
+from quire.engine.models.custom_configs import RENAMED, with_known_type
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
+from quire.engine.models.sentence_transformers import read_modules
 from quire.engine.models.spec import DecoderSpec, EncoderSpec, Fp8Scales
+from quire.engine.models.speech import SpeechSpec, read_speech
+from quire.engine.models.static_embedding import static_spec
 from quire.engine.wire.launch import end_with_parent
 
+STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
 _NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 _NO_POOLING = PoolingOptions()
@@ -38,8 +43,10 @@ class ModelConfig:
     Attributes:
         spec: the architecture; None if transformers' own implementation runs the model.
         pooler: how the model pools; None if it generates.
+        static: folder of a table of embeddings, relative to the model's, that is all of it.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
         fp8: how the checkpoint's FP8 weights are scaled, if it has any.
+        speech: what a model that transcribes expects; None for others.
     """
 
     model_type: str
@@ -47,6 +54,8 @@ class ModelConfig:
     extra_layers: int
     fp8: Fp8Scales | None = None
     pooler: PoolerSpec | None = None
+    speech: SpeechSpec | None = None
+    static: str | None = None
 
 
 def read_model_config(
@@ -70,6 +79,9 @@ def read_model_config(
         UnsupportedModel: the checkpoint's quantization or an option of its architecture is not supported, or the model
             cannot do the task.
     """
+    modules = read_modules(folder)
+    if modules is not None and modules.static is not None:
+        return _static_config(folder, modules.static, overrides, pooling)
     config = read_config(folder, overrides)
     names = getattr(config, "architectures", None) or []
     is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
@@ -85,9 +97,26 @@ def read_model_config(
             raise UnsupportedModel(f"{config.model_type} is an encoder, which cannot generate")
         if pooler is None:
             _check_generates(config, pooling)
-        return ModelConfig(config.model_type, spec, extra, scales, pooler)
+        transcribes = isinstance(spec, DecoderSpec) and spec.encoder is not None
+        if transcribes and pooler is not None:
+            raise UnsupportedModel(f"{config.model_type} transcribes here; it does not pool")
+        return ModelConfig(
+            config.model_type, spec, extra, scales, pooler, read_speech(folder, config) if transcribes else None
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
     return ModelConfig(config.model_type, None, extra, scales)
+
+
+def _static_config(folder: Path, inner: str, overrides: Mapping[str, Any], pooling: PoolingOptions) -> ModelConfig:
+    """The config of a table of embeddings, which has no config.json that says anything about it."""
+    spec = static_spec(folder / inner)
+    config = SimpleNamespace(**{"architectures": [], **overrides, "model_type": STATIC})
+    pooler = read_pooler(folder, config, spec, pooling)
+    if pooler is None:
+        raise UnsupportedModel("static embeddings cannot generate")
+    return ModelConfig(STATIC, spec, 0, None, pooler, static=inner)
 
 
 def _check_generates(config: Any, pooling: PoolingOptions) -> None:
@@ -137,10 +166,12 @@ def read_config(folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> A
     if overrides and isinstance(raw, dict):
         raw = _merged(raw, overrides)
     check_raw(raw, str(path))
+    is_changed = bool(overrides) or raw.get("model_type") in RENAMED
+    raw = with_known_type(raw)
     from transformers import AutoConfig  # noqa: PLC0415 takes most of a second
 
     try:
-        if overrides:
+        if is_changed:
             with tempfile.TemporaryDirectory() as merged:  # reads a folder as it would read the model's
                 (Path(merged) / "config.json").write_text(json.dumps(raw), encoding="utf-8")
                 config = AutoConfig.from_pretrained(merged, local_files_only=True)

@@ -33,8 +33,10 @@ _HEADS: dict[str, Callable[[Any], tuple[HeadStep, ...]]] = {
     "modernbert": modernbert_head,
     **dict.fromkeys(("nomic_bert", "gte"), bert_head),
 }
+_REWARD = ("ForRewardModel", "ForProcessRewardModel")
 _KINDS: dict[str, PoolingKind] = {"LAST": "last", "MEAN": "mean", "CLS": "cls"}
 _MAX_LABELS = 10_000
+_COLBERT_SIZE = 128
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _of_files(
     folder: Path, config: Any, spec: TransformerSpec, modules: Modules | None, name: str, options: PoolingOptions
 ) -> PoolerSpec | None:
     wants_labels = options.convert == "classify" or options.task in ("classify", "score")
-    if "ForSequenceClassification" in name or "ForRewardModel" in name or "ForTokenClassification" in name:
+    if any(kind in name for kind in ("ForSequenceClassification", "ForTokenClassification", *_REWARD)):
         return _classifier(folder, config, name)
     if wants_labels and isinstance(spec, DecoderSpec):
         return _converted_classifier(folder, config)
@@ -89,8 +91,8 @@ def _of_files(
         return _sparse(config)
     if modules is not None:
         return _embedder(folder, config, modules)
-    if "ColBERT" in name or getattr(config, "colbert_dim", None):
-        return _late_interaction(config, _size(config), None)
+    if name.startswith("ColModernBert") or "ColBERT" in name or getattr(config, "colbert_dim", None):
+        return _late_interaction(_size(folder, config), None)
     is_base = _letters(name) == f"{_letters(config.model_type)}model"
     if isinstance(spec, DecoderSpec) and not (is_base or _wants_embedding(options)):
         return None
@@ -102,8 +104,13 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _size(config: Any) -> int:
-    return int(getattr(config, "colbert_dim", None) or getattr(config, "dim", None) or 128)
+def _size(folder: Path, config: Any) -> int:
+    """Elements of a token's embedding: the config's, or that of the file which ColBERT's training writes, or 128."""
+    trained = read_json(folder / "artifact.metadata").get("dim")
+    size = getattr(config, "colbert_dim", None) or trained or _COLBERT_SIZE
+    if type(size) is not int or size < 1:
+        raise UnsupportedModel(f"the size of a token's embedding must be a positive integer, not {size!r}")
+    return size
 
 
 def _wants_embedding(options: PoolingOptions) -> bool:
@@ -117,7 +124,7 @@ def _embedder(folder: Path, config: Any, modules: Modules) -> PoolerSpec:
     if modules.kind is None:  # PyLate
         last = modules.steps[-1][0] if modules.steps else None
         size = last.size_out if isinstance(last, Dense) else 0
-        return _late_interaction(config, size, modules)
+        return _late_interaction(size, modules)
     weights = tuple((f"embed.{i}", inner) for i, (_, inner) in enumerate(modules.steps))
     pooler = PoolerSpec(
         tasks=_EMBED,
@@ -134,12 +141,12 @@ def _with_matryoshka(pooler: PoolerSpec, config: Any) -> PoolerSpec:
     dimensions = getattr(config, "matryoshka_dimensions", None) or ()
     if not dimensions and not getattr(config, "is_matryoshka", False):
         return pooler
-    if not all(type(one) is int and one > 0 for one in dimensions):
-        raise UnsupportedModel("the model's config.json: matryoshka_dimensions must be positive integers")
+    if not isinstance(dimensions, list | tuple) or not all(type(one) is int and one > 0 for one in dimensions):
+        raise UnsupportedModel("the model's config.json: matryoshka_dimensions must be a list of positive integers")
     return replace(pooler, matryoshka=True, dimensions=tuple(dimensions))
 
 
-def _late_interaction(config: Any, size: int, modules: Modules | None) -> PoolerSpec:
+def _late_interaction(size: int, modules: Modules | None) -> PoolerSpec:
     if modules is None:
         steps: tuple[HeadStep, ...] = (Dense(size_in=0, size_out=size, bias=False),)
         return PoolerSpec(tasks=("token_embed",), token_embed=steps, score_method="max_sim")
@@ -170,7 +177,7 @@ def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:
         steps: tuple[HeadStep, ...] = (*before, _last(labels, config.hidden_size if before else 0))
         act = _label_act(config, labels)
         return PoolerSpec(tasks=("token_classify",), classify=steps, labels=labels, label_act=act)
-    if "ForRewardModel" in name:
+    if any(kind in name for kind in _REWARD):
         steps = (Dense(size_in=0, size_out=config.hidden_size, act="relu"), _last(labels, config.hidden_size))
         return PoolerSpec(tasks=("token_classify",), classify=steps, labels=labels, label_act="none")
     encoder_head = _HEADS.get(config.model_type)

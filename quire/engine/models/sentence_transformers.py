@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.pooler_spec import Dense, HeadStep
@@ -30,6 +30,7 @@ _NAMES: dict[str, PoolingKind] = {
     "mean_sqrt_len_tokens": "mean_sqrt_len",
 }
 _ACTS = {"tanh": "tanh", "identity": "linear", "relu": "relu", "gelu": "gelu", "sigmoid": "sigmoid", "silu": "silu"}
+_MAX_SIZE = 1 << 20  # of a Dense module
 
 
 @dataclass
@@ -119,8 +120,8 @@ def _add(modules: Modules, kind: str, inner: str, folder: Path) -> None:
 
 def _pooling_kind(config: Mapping[str, Any]) -> PoolingKind:
     if (named := config.get("pooling_mode")) is not None:
-        names = [named] if isinstance(named, str) else list(named)
-        kinds = [_NAMES.get(str(name)) for name in names]
+        names = [str(name) for name in (named if isinstance(named, list) else [named])]
+        kinds = [_NAMES.get(name) for name in names]
     else:
         kinds = [kind for mode, kind in _MODES.items() if config.get(f"pooling_mode_{mode}")]
         names = [str(kind) for kind in kinds]
@@ -135,15 +136,19 @@ def _dense(config: Mapping[str, Any]) -> Dense:
         raise UnsupportedModel(
             f"a Dense module with activation {name!r} is not supported; supported: {', '.join(_ACTS)}"
         )
-    try:
-        size_in, size_out = int(config["in_features"]), int(config["out_features"])
-    except (KeyError, TypeError, ValueError) as error:
+    size_in, size_out = config.get("in_features"), config.get("out_features")
+    if not (_is_size(size_in) and _is_size(size_out)):
         raise BrokenFolder(
-            f"the config of a Dense module has no valid in_features and out_features: {error}"
-        ) from error
+            f"the config of a Dense module has in_features {size_in!r:.100} and out_features {size_out!r:.100}; "
+            f"both must be integers from 1 to {_MAX_SIZE}"
+        )
     if config.get("use_residual"):
         raise UnsupportedModel("a Dense module with use_residual is not supported")
     return Dense(size_in=size_in, size_out=size_out, act=_ACTS[name], bias=bool(config.get("bias", True)))
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 1 <= value <= _MAX_SIZE
 
 
 def _check_splade(config: Mapping[str, Any]) -> None:

@@ -181,6 +181,15 @@ class MoE:
     shared: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class CrossAttention:
+    """Attention of a decoder's tokens to all positions of an encoder's output. Keys have no bias, the others do."""
+
+    heads: int
+    head_dim: int
+    scale: float
+
+
 Attention = GroupedAttention | LatentAttention | DisentangledAttention
 FeedForward = GatedMLP | PlainMLP | MoE
 
@@ -218,7 +227,9 @@ class Layer:
     Attributes:
         pre_attn_norm: False: the attention alone has no norm before it.
         sum_norm: x becomes norm(x + attn(x)), and the same with ffn (BERT).
+        inner_sum_norm: with sum_norm, attn(x) is inner_norm(x + attn(x)) (Jina's code embedder).
         parallel: attention and feed-forward read the layer's input, not one the other's result.
+        cross: a third branch between the two, with a norm before it; in layers of neither `sum_norm` nor `parallel`.
     """
 
     attn: Attention
@@ -227,8 +238,10 @@ class Layer:
     pre_attn_norm: bool = True
     post_norm: bool = False
     sum_norm: bool = False
+    inner_sum_norm: bool = False
     parallel: Parallel | None = None
     residual_scale: float = 1.0
+    cross: CrossAttention | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,20 +268,46 @@ class Embeddings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerSpec:
-    """Embeddings, layers, and a norm.
+class StackSpec:
+    """Layers, and a norm.
 
     Attributes:
         final_norm: the norm after the last layer exists.
     """
 
     hidden: int
-    vocab: int
     layers: tuple[Layer, ...]
     norm: Norm
     max_positions: int
-    embeddings: Embeddings = Embeddings()
     final_norm: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSpec(StackSpec):
+    """Embeddings of tokens before the layers."""
+
+    vocab: int
+    embeddings: Embeddings = Embeddings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvStem:
+    """Two convolutions over time of width 3, each followed by `act`; the second one halves the number of positions.
+
+    Attributes:
+        channels: of a column of features.
+        act: an activation.
+    """
+
+    channels: int
+    act: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioEncoderSpec(StackSpec):
+    """An encoder of `max_positions` positions, twice as many columns of features; learned positions after the stem."""
+
+    stem: ConvStem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,12 +318,14 @@ class DecoderSpec(TransformerSpec):
         tied: the output projection shares the embedding's weight.
         head_bias: the output projection has a bias.
         logit_softcap: logits become cap * tanh(logits / cap).
+        encoder: what the layers with cross-attention read; None if none does.
     """
 
     tied: bool = False
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    encoder: AudioEncoderSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,7 @@ class WeightFiller:
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._packable = _packable(model)
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
+        self._zero_keys()
         self._extra: list[str] = []
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -108,6 +109,14 @@ class WeightFiller:
         missing = [name for name, parts in self._missing.items() if parts]
         if missing:
             raise WeightMismatch(f"weights missing from the checkpoint: {_some(missing)}")
+
+    def _zero_keys(self) -> None:
+        """Set the biases of keys that no checkpoint has."""
+        for name, parameter in self._parameters.items():
+            if re.fullmatch(self._names.zero_keys, name):
+                queries, keys, _ = self._parts(name)
+                parameter.data[queries : queries + keys] = 0
+                self._missing[name].remove(1)
 
     def _put(self, name: str, tensor: Tensor) -> None:
         if name == HEAD and self._tied:

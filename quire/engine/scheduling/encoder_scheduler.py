@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection
 
 from quire.engine.scheduling.fair_queue import FairQueue
+from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import StepPlan, StepResult
-from quire.engine.scheduling.scheduler import SchedulerLimits
 from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepStats
 
 _URGENT_TOKENS = 64  # computed in a few milliseconds

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.engine.wire.protocol import AddRequest, PooledArray, StepStats, Task, TokenLogprobs
+from quire.engine.wire.protocol import AddRequest, MediaItem, PooledArray, StepStats, Task, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class CrossItem:
+    """What all tokens of a sequence attend to beside its own tokens.
+
+    Attributes:
+        blocks: of the keys and values of the encoded positions.
+        length: encoded positions.
+        item: to be encoded into `blocks` in this step; None if they hold it already, or another sequence's step does.
+    """
+
+    blocks: tuple[int, ...]
+    length: int
+    item: MediaItem | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +38,15 @@ class NewSequence:
     task: Task
     prompt_logprobs: int | None
     extended: bool = False
+    cross: CrossItem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Tokens that follow those of the prompt of a sequence in the batch."""
+
+    request_id: str
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +72,14 @@ class StepPlan:
     """One step: sequences that leave the batch, sequences that enter it, and the tokens to compute.
 
     Attributes:
+        extended: sequences in the batch whose prompts have become longer.
         whole: of an encoder, the requests of the step.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """
 
     removed: list[str] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
+    extended: list[Extension] = field(default_factory=list)
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     whole: list[AddRequest] = field(default_factory=list)
     stats: StepStats = field(default_factory=StepStats)
@@ -66,7 +92,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do, not even a row to free."""
-        return not (self.removed or self.scheduled or self.whole)
+        return not (self.removed or self.extended or self.scheduled or self.whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +122,13 @@ class StepResult:
 
     Attributes:
         prompt_logprobs: by request id, of the prompt positions that follow the tokens of this step.
+        token_probs: by request id, see `SamplingParams.token_probs`.
         pooled: by request id, of pooling requests whose last token was computed.
         errors: by request id. The other sequences are not affected.
     """
 
     sampled: list[Sampled] = field(default_factory=list)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    token_probs: dict[str, list[float]] = field(default_factory=dict)
     pooled: dict[str, PooledArray] = field(default_factory=dict)
     errors: dict[str, SequenceError] = field(default_factory=dict)

@@ -8,10 +8,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.wire.protocol import FinishReason, PoolingParams, SamplingParams, Task, TokenLogprobs
+from quire.engine.scheduling.plan import CrossItem, NewSequence
+from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, Task, TokenLogprobs
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
+
+
+@dataclass(slots=True, eq=False)
+class CrossCache:
+    """The encoded positions of an item.
+
+    Attributes:
+        length: positions.
+        hashes: content hashes of the blocks; empty without a prefix cache.
+        blocks: the block table; empty while the request is not in the batch.
+    """
+
+    item: MediaItem
+    length: int
+    hashes: list[BlockHash]
+    blocks: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +55,9 @@ class Request:
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
+        token_probs: what `SamplingParams.token_probs` asks for, until it is sent.
+        cross: what all of its tokens attend to beside each other; None for most models.
+        held_back: 1 while more of the prompt may follow, because the last token of a prompt yields the first output.
     """
 
     id: str
@@ -59,6 +79,9 @@ class Request:
     scheduled_at: float = 0.0
     start: int = 0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    token_probs: list[float] | None = None
+    cross: CrossCache | None = None
+    held_back: int = 0
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
 
@@ -77,7 +100,7 @@ class Request:
         """Tokens that can be scheduled now."""
         if self.expected and (self.verifies_draft or self._ends_with_expected(max_model_len)):
             return 0
-        longest = len(self.tokens) + self.expected
+        longest = len(self.tokens) - self.held_back + self.expected
         return (longest if rope_switch is None or self.extended else min(longest, rope_switch)) - self.computed
 
     def _ends_with_expected(self, max_model_len: int) -> bool:
@@ -101,6 +124,25 @@ class Request:
             self.root = hasher(self.root + b"extended") if hasher else b""
             self.hashes = []
 
+    def extend(self, tokens: list[int], *, last: bool) -> None:
+        """Append tokens to the prompt."""
+        self.tokens += tokens
+        self.prompt_len = len(self.tokens)
+        self.held_back = 0 if last else 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether more of the prompt has to arrive before it goes on."""
+        return self.held_back > 0 and self.computed >= len(self.tokens) - 1
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Tokens at the beginning that need not be computed if their keys and values are cached."""
+        if not self.reads_prefix_cache:
+            return 0
+        probs = self.task.token_probs if isinstance(self.task, SamplingParams) else None
+        return len(self.tokens) - 1 if probs is None else min(len(self.tokens) - 1, probs.position)
+
     @property
     def reads_prefix_cache(self) -> bool:
         """Whether tokens found in the prefix cache need not be computed."""
@@ -115,6 +157,11 @@ class Request:
             content = array("i", self.tokens[index * block_size : (index + 1) * block_size])
             self.hashes.append(hasher(parent + content.tobytes()))
         return self.hashes
+
+    def enter(self, cross: CrossItem | None) -> NewSequence:
+        """The request as it enters the batch."""
+        wanted = self.params.prompt_logprobs if self.wants_prompt_logprobs else None
+        return NewSequence(self.id, tuple(self.tokens), self.prompt_len, self.task, wanted, self.extended, cross)
 
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""

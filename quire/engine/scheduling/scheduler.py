@@ -7,18 +7,24 @@ case of their own. The design is vLLM V1's.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 from operator import attrgetter
 
 from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.cross import CrossGroup
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.scheduling.fair_queue import FairClock
-from quire.engine.scheduling.plan import NewSequence, Sampled, ScheduledSequence, StepPlan, StepResult
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.open_requests import OpenRequests
+from quire.engine.scheduling.plan import (
+    Sampled,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+from quire.engine.scheduling.prefix_cache import PrefixCache
 from quire.engine.scheduling.request import Hasher, Request
+from quire.engine.scheduling.waiting import WaitingQueue
 from quire.engine.wire.protocol import (
     AddRequest,
     ErrorOutput,
@@ -32,26 +38,6 @@ from quire.engine.wire.protocol import (
 _ORDER = attrgetter("order")
 # A step of up to this many tokens takes about as long as one token: reading the weights dominates on a CPU.
 _MEMORY_BOUND_TOKENS = 24
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """Limits of a step. `max_tokens` is at least `max_seqs`, so that every running sequence can advance.
-
-    Attributes:
-        max_draft: longest draft of a sequence in tokens; 0 for no speculation.
-        rope_switch: see `LanguageModel.rope_switch`.
-    """
-
-    max_seqs: int
-    max_tokens: int
-    max_model_len: int
-    max_draft: int = 0
-    rope_switch: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < self.max_seqs:
-            raise ValueError("max_tokens must be at least max_seqs")
 
 
 class Scheduler:
@@ -82,41 +68,62 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self._hasher = hasher
-        self._by_priority = by_priority
         self._requests: dict[str, Request] = {}
+        self._open = OpenRequests()
+        self._prefixes = PrefixCache(pool, hasher)
+        self._cross = CrossGroup(pool, hasher, limits.cross_stride)
         self._running: list[Request] = []  # sorted by order
-        self._fair = FairClock() if fair else None
-        self._waiting: list[tuple[tuple[int, ...], Request]] = []  # heap; may hold requests that have left
+        self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
         self._removed: list[str] = []  # left the batch since the last plan
-        self._arrivals = itertools.count()
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not finished."""
-        return bool(self._requests)
+        """Whether any request can go on: it has not finished, and does not wait for the rest of its prompt."""
+        return len(self._requests) > len(self._open) or not self._open.all_idle
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request."""
-        arrival = next(self._arrivals)
-        start, finish = (
-            (0, 0) if self._fair is None else self._fair.add(message.flow or message.request_id, len(message.prompt))
-        )
+        order, start = self._waiting.place(message)
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
             task=message.task,
-            order=(message.priority if self._by_priority else 0, finish, arrival),
+            order=order,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
             root=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
+            held_back=int(message.open),
         )
+        if message.items:
+            self._cross.attach(request, message.items[0])
         self._requests[request.id] = request
-        heapq.heappush(self._waiting, (request.order, request))
+        self._open.add(request)
+        self._waiting.push(request)
+
+    def extend(self, request_id: str, tokens: list[int], *, last: bool) -> str | None:
+        """Append tokens to the prompt of an open request; unknown ids are ignored.
+
+        Returns:
+            Why that is not possible, and the request has been dropped; None if it was.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        longest, error = self.limits.max_model_len - 1, None
+        if request_id not in self._open:
+            error = "the prompt is already complete"
+        elif len(request.tokens) + len(tokens) > longest:
+            error = f"the prompt would have more than {longest} tokens"
+        if error is not None:
+            self._leave(request)
+        elif self._open.extend(request, tokens, last=last):
+            self._waiting.push(request)
+        return error
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""
@@ -133,6 +140,7 @@ class Scheduler:
         if not plan.stats.preemptions:
             self._admit_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
+        plan.extended = self._open.take_extensions(plan.new)
         if scheduled:
             self._in_flight.append(scheduled)
         return plan
@@ -147,12 +155,17 @@ class Scheduler:
         for request_id, logprobs in result.prompt_logprobs.items():
             if request_id in live:
                 live[request_id].prompt_logprobs += logprobs
+        for request_id, probs in result.token_probs.items():
+            if request_id in live:
+                live[request_id].token_probs = probs
         outputs: list[RequestOutput] = []
         starts = {item.request_id: item.start for item in plan.scheduled} if result.errors else {}
+        encoded = {new.request_id: new.cross.blocks for new in plan.new if new.cross and new.cross.item is not None}
         for request_id, error in result.errors.items():
             if request_id in live:
                 # Perhaps the step did not compute what it published.
                 self.pool.retract(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
+                self.pool.retract(encoded.get(request_id, ()))
                 self._leave(live.pop(request_id))
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
@@ -174,21 +187,29 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that queues, requests and the block pool are consistent."""
-        self.pool.check(request.blocks for request in self._requests.values())
-        waiting = {request.id for _, request in self._waiting if self._requests.get(request.id) is request}
+        crosses = [request.cross for request in self._requests.values() if request.cross is not None]
+        self.pool.check([*(r.blocks for r in self._requests.values()), *(cross.blocks for cross in crosses)])
+        waiting = self._waiting.ids()
         running = {request.id for request in self._running}
-        assert waiting | running == set(self._requests), "a request is neither waiting nor running"
-        assert not waiting & running, "a request is both waiting and running"
+        parked = self._open.parked
+        assert waiting | running | parked == set(self._requests), "a request is neither waiting nor running"
+        assert len(waiting) + len(running) + len(parked) == len(self._requests), "a request is in two states"
+        self._open.check()
         assert self._running == sorted(self._running, key=_ORDER), "running requests are out of order"
         for request in self._requests.values():
             held = len(request.blocks) * self.pool.block_size
             assert request.computed <= held, "computed tokens without a block"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
+            if request.cross is not None:
+                needed = self.pool.blocks_for(request.cross.length) if request.id in running else 0
+                assert len(request.cross.blocks) == needed, "encoded positions without a block"
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
         pending = [
-            request.pending(max_model_len, switch) if request.expected else len(request.tokens) - request.computed
+            request.pending(max_model_len, switch)
+            if request.expected
+            else len(request.tokens) - request.held_back - request.computed
             for request in self._running
         ]
         decoding = pending.count(1)
@@ -233,33 +254,53 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
-        while budget > 0 and len(self._running) < self.limits.max_seqs and (request := self._next_waiting()):
+        encoded = self.limits.max_encoded  # positions that this step may still encode
+        while budget > 0 and (request := self._waiting.first()):
+            if len(self._running) >= self.limits.max_seqs and not self._park_idle():
+                return
             if request.steps_in_flight:
                 return  # preempted; a step in flight still appends to its tokens
             if self.limits.rope_switch is not None:
                 request.choose_rope(self.limits.rope_switch, self._hasher)
-            matched = self._cached_prefix(request)
+            matched = self._prefixes.match(request)
             computed = len(matched) * self.pool.block_size
-            count = _within_prompt(request, computed, min(len(request.tokens) - computed, budget))
+            left = len(request.tokens) - request.held_back - computed
+            if left <= 0:
+                self._waiting.pop()
+                self._open.parked.add(request.id)
+                continue
+            count = _within_prompt(request, computed, min(left, budget))
             fresh = self.pool.blocks_for(computed + count) - len(matched)
-            if not self.pool.can_take(matched, fresh):
-                return
-            heapq.heappop(self._waiting)
-            if self._fair is not None:
-                self._fair.advance(request.start)
-                if self._waiting:
-                    self._fair.forget_idle()
-                else:
-                    self._fair.rest()
+            cross = self._cross.cached(request.cross)
+            if request.cross is not None and not cross:
+                if request.cross.length > encoded and encoded < self.limits.max_encoded:
+                    return
+                encoded -= request.cross.length
+                fresh += self.pool.blocks_for(request.cross.length)
+            while not self.pool.can_take([*matched, *cross], fresh):
+                if not self._park_idle():
+                    return
+            self._waiting.pop()
             insort(self._running, request, key=_ORDER)
             self.pool.acquire(matched)
             request.blocks, request.computed, request.published = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
             self._count_prefix(plan, request, computed)
-            plan.new.append(_new_sequence(request))
+            entered = None if request.cross is None else self._cross.enter(request.cross, cross, plan.stats)
+            plan.new.append(request.enter(entered))
             self._schedule(plan, scheduled, request, count, matched)
             budget -= count
+
+    def _park_idle(self) -> bool:
+        """Take the last sequence that waits for the rest of its prompt out of the batch; False if there is none.
+
+        Until the prompt grows it holds nothing; its blocks stay cached as long as nobody needs them.
+        """
+        idle = next((r for r in reversed(self._running) if r.is_idle and not r.steps_in_flight), None)
+        if idle is not None:
+            self._preempt(idle)
+        return idle is not None
 
     def _schedule(
         self,
@@ -283,29 +324,8 @@ class Scheduler:
         if samples:
             request.expected += 1
             request.verifies_draft = bool(draft)
-        self._publish(request, min(end, len(request.tokens)))
+        self._prefixes.publish(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
-
-    def _publish(self, request: Request, end: int) -> None:
-        """Register the blocks that this step fills in the prefix cache.
-
-        Already now, before the step runs: it writes the keys and values of all its tokens before any of its queries
-        reads them, so a sequence that enters in the same step may share the blocks.
-        """
-        if self._hasher is None:
-            return
-        size = self.pool.block_size
-        hashes = request.block_hashes(size, self._hasher)
-        for index in range(request.published, end // size):
-            self.pool.publish(request.blocks[index], hashes[index])
-        request.published = max(request.published, end // size)
-
-    def _cached_prefix(self, request: Request) -> list[int]:
-        """Cached blocks of the longest known prefix; at least one token is left to compute."""
-        if self._hasher is None or not request.reads_prefix_cache:
-            return []
-        hashes = request.block_hashes(self.pool.block_size, self._hasher)
-        return self.pool.match(hashes[: (len(request.tokens) - 1) // self.pool.block_size])
 
     def _count_prefix(self, plan: StepPlan, request: Request, hit: int) -> None:
         if request.cached_tokens is None:
@@ -314,14 +334,6 @@ class Scheduler:
                 plan.stats.prefix_queries += len(request.tokens)
                 plan.stats.prefix_hits += hit
 
-    def _next_waiting(self) -> Request | None:
-        while self._waiting:
-            request = self._waiting[0][1]
-            if self._requests.get(request.id) is request:
-                return request
-            heapq.heappop(self._waiting)
-        return None
-
     def _restart_outgrown(self, rope_switch: int) -> None:
         """Take sequences out of the batch that have become longer: their next token needs other keys of all tokens."""
         for request in self._running.copy():
@@ -329,26 +341,27 @@ class Scheduler:
                 self._preempt(request)
 
     def _preempt(self, request: Request) -> None:
+        is_idle = request.is_idle
         self._leave_batch(request)
         request.computed = 0
-        heapq.heappush(self._waiting, (request.order, request))
+        if is_idle:
+            self._open.parked.add(request.id)
+        else:
+            self._waiting.push(request)
 
     def _leave(self, request: Request) -> None:
         del self._requests[request.id]
+        self._open.discard(request)
         if request.blocks:
             self._leave_batch(request)
-        elif len(self._waiting) > 2 * (len(self._requests) - len(self._running)):
-            self._compact_waiting()
-
-    def _compact_waiting(self) -> None:
-        """Remove requests that have left from the heap; done once they are half of it, so amortised O(1) each."""
-        self._waiting = [item for item in self._waiting if self._requests.get(item[1].id) is item[1]]
-        heapq.heapify(self._waiting)
+        else:
+            self._waiting.compact(len(self._requests) - len(self._running))
 
     def _leave_batch(self, request: Request) -> None:
         self._running.remove(request)
         self.pool.release(request.blocks)
         request.blocks = []
+        self._cross.leave(request.cross)
         self._removed.append(request.id)
 
     def _count_draft(self, request: Request, sampled: Sampled, drafted: int, stats: StepStats) -> None:
@@ -377,7 +390,9 @@ class Scheduler:
             logprobs=None if sampled.logprobs is None else sampled.logprobs[:taken],
             cached_tokens=request.cached_tokens or 0,
             scheduled_at=request.scheduled_at,
+            token_probs=request.token_probs,
         )
+        request.token_probs = None
         if request.wants_prompt_logprobs:
             output.prompt_logprobs, request.wants_prompt_logprobs = request.prompt_logprobs, False
         if finish_reason is not None:
@@ -392,14 +407,3 @@ class Scheduler:
 def _within_prompt(request: Request, computed: int, count: int) -> int:
     """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
     return min(count, request.prompt_len - computed) if computed < request.prompt_len else count
-
-
-def _new_sequence(request: Request) -> NewSequence:
-    return NewSequence(
-        request.id,
-        tuple(request.tokens),
-        request.prompt_len,
-        request.task,
-        request.params.prompt_logprobs if request.wants_prompt_logprobs else None,
-        request.extended,
-    )

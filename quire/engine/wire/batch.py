@@ -6,8 +6,11 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
+
+import numpy as np
 
 from quire.engine.wire.errors import EngineError
 from quire.engine.wire.protocol import FinishReason, PooledArray, PooledOutput, RequestOutput
@@ -16,6 +19,8 @@ from quire.engine.wire.stream import PoolRequest, error_of
 
 # Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
 _WINDOW = 128
+# What is kept of a result, given its index. An awaitable is awaited, and the result holds its slot until then.
+Keep = Callable[[int, PooledArray], PooledArray | Awaitable[PooledArray]]
 
 
 class BatchHost(Protocol):
@@ -97,7 +102,7 @@ class PooledBatch:
         cached_tokens: prompt tokens of all requests that were found in the prefix cache.
     """
 
-    def __init__(self, host: BatchHost, keep: Callable[[int, PooledArray], PooledArray] | None = None) -> None:
+    def __init__(self, host: BatchHost, keep: Keep | None = None) -> None:
         """`keep`: what is kept of a result, given its index; default: all of it."""
         self.id = uuid.uuid4().hex
         self.failed: int | None = None
@@ -106,9 +111,10 @@ class PooledBatch:
         self._keep = keep
         self._pending: deque[BatchItem] = deque()
         self._running: dict[int, BatchItem] = {}
+        self._keeping: set[asyncio.Future[PooledArray]] = set()
         self._arrays: list[PooledArray | None] = []
         self._left = 0  # requests without a result
-        self._error: EngineError | None = None
+        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._refilling = False
 
@@ -139,6 +145,7 @@ class PooledBatch:
             RequestFailed: the engine failed while it ran a request.
             EngineDead: the engine has stopped.
             DeadlineExceeded: the timeout has passed.
+            Exception: what is kept of a result could not be made.
         """
         if self._left and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -149,7 +156,26 @@ class PooledBatch:
 
     def take(self, item: BatchItem, data: PooledArray) -> None:
         """Take the result of a request, and send another one soon."""
-        self._arrays[item.index] = data if self._keep is None else self._keep(item.index, data)
+        kept = data if self._keep is None else self._keep(item.index, data)
+        if isinstance(kept, np.ndarray):
+            self._finish(item, kept)
+            return
+        keeping = asyncio.ensure_future(kept)
+        self._keeping.add(keeping)
+        keeping.add_done_callback(partial(self._kept, item))
+
+    def _kept(self, item: BatchItem, keeping: asyncio.Future[PooledArray]) -> None:
+        self._keeping.discard(keeping)
+        if keeping.cancelled():
+            return
+        if (error := keeping.exception()) is not None:
+            assert isinstance(error, Exception)
+            self.fail(error, item.index)
+        elif item.index in self._running:
+            self._finish(item, keeping.result())
+
+    def _finish(self, item: BatchItem, array: PooledArray) -> None:
+        self._arrays[item.index] = array
         self.cached_tokens += item.cached_tokens
         self._left -= 1
         del self._running[item.index]
@@ -162,7 +188,7 @@ class PooledBatch:
             self._refilling = True
             asyncio.get_running_loop().call_soon(self._refill)
 
-    def fail(self, error: EngineError, index: int | None = None) -> None:
+    def fail(self, error: Exception, index: int | None = None) -> None:
         """End the batch: `results` raises the error."""
         if self._error is None:
             self._error, self.failed = error, index
@@ -171,6 +197,8 @@ class PooledBatch:
     def close(self) -> None:
         """Abort what still runs and release its slots."""
         self._pending.clear()
+        for keeping in self._keeping:
+            keeping.cancel()
         running, self._running = list(self._running.values()), {}
         if running:
             self._host.release_slots(len(running) - 1)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from tokenizers import Tokenizer
 
-from quire.engine.wire.batch import BatchItem, PooledBatch
+from quire.engine.wire.batch import BatchItem, Keep, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
@@ -23,15 +23,16 @@ from quire.engine.wire.protocol import (
     CoreDied,
     CoreMessage,
     ErrorOutput,
+    ExtendRequest,
     ModelInfo,
     Ping,
     Pong,
-    PooledArray,
     Ready,
     RequestOutput,
     Shutdown,
     StepOutput,
     StepStats,
+    TokenArray,
     TokensOutput,
 )
 from quire.engine.wire.records import NullObserver, Observer
@@ -167,6 +168,21 @@ class EngineClient:
                 if delta.finish_reason is not None:
                     return
 
+    def extend(self, request_id: str, tokens: TokenArray, *, last: bool = False) -> None:
+        """Append tokens to the prompt of an open request, which has begun.
+
+        Args:
+            request_id: of its `GenerateRequest`.
+            tokens: 1-D int32 token ids; may be empty.
+            last: the prompt is complete.
+
+        Raises:
+            EngineDead: the engine has stopped.
+        """
+        if self._dead is not None:
+            raise self._dead
+        self._channel.send(ExtendRequest(request_id, tokens, last))
+
     async def pool(self, request: PoolRequest) -> Pooled:
         """Pool the hidden states of one prompt; cancelling frees the request within an engine step.
 
@@ -180,9 +196,7 @@ class EngineClient:
             return await stream.result()
 
     @contextmanager
-    def pooling(
-        self, *, timeout: float | None = None, keep: Callable[[int, PooledArray], PooledArray] | None = None
-    ) -> Iterator[PooledBatch]:
+    def pooling(self, *, timeout: float | None = None, keep: Keep | None = None) -> Iterator[PooledBatch]:
         """A batch of pooling requests, which are aborted at the end if they still run.
 
         The caller has reserved one place with `slots`. The batch takes further ones while half of all are free.
@@ -245,7 +259,7 @@ class EngineClient:
         """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
         if self._dead is not None:
             raise self._dead
-        request_id = uuid.uuid4().hex
+        request_id = (request.request_id if isinstance(request, GenerateRequest) else None) or uuid.uuid4().hex
         self._streams[request_id] = stream
         alarm = self._alarm(request_id, stream, request.timeout)
         try:
@@ -382,5 +396,5 @@ class EngineClient:
 def _message(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
     common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
     if isinstance(request, GenerateRequest):
-        return AddRequest(*common)
-    return AddRequest(*common, request.flow, request.segment_start)
+        return AddRequest(*common, items=request.items, open=request.open)
+    return AddRequest(*common, request.flow, request.segment_start, request.items)

@@ -16,9 +16,39 @@ from quire.engine.wire.token_mask import TokenMask, has_other_token
 
 TokenArray = NDArray[np.int32]
 PooledArray = NDArray[np.float32]
+FeatureArray = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort", "error"]
-PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
+PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify", "align"]
 PoolingKind = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weighted_mean"]
+
+
+class TimestampRule(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tokens may follow in a transcription with timestamps: these come in pairs and never go back.
+
+    A timestamp is also chosen whenever all timestamps together are likelier than any other token (Radford et al. 2022).
+
+    Attributes:
+        begin: token of the timestamp 0.00; all tokens from it on are timestamps.
+        no_timestamps: the token that turns timestamps off; it is never sampled.
+        end: the end token.
+        max_initial: the first timestamp is at most `begin + max_initial`; None: any.
+    """
+
+    begin: int
+    no_timestamps: int
+    end: int
+    max_initial: int | None = None
+
+
+class TokenProbs(msgspec.Struct, frozen=True):
+    """Asks for the probabilities that the model gives these tokens after a position of the prompt.
+
+    At whisper's start token, these are the probabilities of no speech and of each language. They are those of all
+    logits, before any sampling parameter.
+    """
+
+    position: int
+    token_ids: tuple[int, ...]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
@@ -46,10 +76,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     grammar: str = ""  # constrains the output (see `quire.engine.wire.grammar`); empty: no constraint
     grammar_size: int = 0  # bytes that the compiled grammar takes; 0: not known
+    begin_suppress_tokens: tuple[int, ...] = ()  # must not be the first token that is generated
+    timestamp_rule: TimestampRule | None = None
+    token_probs: TokenProbs | None = None  # reported with the first token
 
     def has_allowed_token(self, vocab_size: int) -> bool:
         """Whether at least one token is allowed at every position, judging by the parameters alone."""
-        forbidden = {word[0] for word in self.bad_words if len(word) == 1}
+        forbidden = {word[0] for word in self.bad_words if len(word) == 1} | {*self.begin_suppress_tokens}
         if self.min_tokens > 0:
             forbidden.update(self.eos_token_ids, self.stop_token_ids)
         if self.allowed_tokens is not None:
@@ -62,13 +95,15 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
-            (tokens, labels), "score" (1,).
+            (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, frames): how strongly each token of a
+            transcription belongs to each frame of its audio.
         kind: how the hidden states of all tokens become the one that tasks on whole texts begin with; None for the
             model's own kind, which the core fills in.
         dimensions: keep the first so many values of an embedding.
         use_activation: normalize embeddings to length 1; apply softmax or sigmoid to labels and scores. None: as the
             model's files say.
-        skip_tokens: the first so many tokens take part in attention, but not in the mean.
+        skip_tokens: the first so many tokens take part in attention, but not in the mean or the alignment.
+        frames: of "align", the encoder's positions that hold audio, the first ones; None: all.
     """
 
     task: PoolingTask
@@ -76,18 +111,41 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dimensions: int | None = None
     use_activation: bool | None = None
     skip_tokens: int = 0
+    frames: int | None = None
 
     @property
     def needs_all_tokens(self) -> bool:
         """Whether tokens that the prefix cache holds must be computed all the same, for their hidden states."""
-        return self.task.startswith("token_") or self.kind != "last"
+        return self.task.startswith("token_") or self.task == "align" or self.kind != "last"
 
 
 Task = SamplingParams | PoolingParams
 
 
+class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An input beside the tokens.
+
+    Attributes:
+        hash: of everything that its encoding depends on; equal hashes mean equal items.
+        start, length: the tokens of the prompt that stand for it. Both are 0 where the decoder reads the item by
+            cross-attention (whisper): it then has no tokens.
+        features: for whisper the log-mel spectrogram (num_mel_bins, frames) float32.
+    """
+
+    hash: bytes
+    kind: Literal["audio"] = "audio"
+    start: int = 0
+    length: int = 0
+    features: FeatureArray
+
+
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Run `task` on `prompt`, 1-D int32 token ids."""
+    """Run `task` on `prompt`, 1-D int32 token ids.
+
+    Attributes:
+        items: what the model reads beside the tokens.
+        open: more of the prompt follows, in `ExtendRequest` messages; nothing is generated before its end.
+    """
 
     request_id: str
     prompt: TokenArray
@@ -96,6 +154,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     cache_salt: str | None = None  # only requests with equal salts share prefix blocks
     flow: str = ""  # pooling requests of one flow share one fair share of the engine
     segment_start: int | None = None  # index of the first token of the second text of a pair
+    items: tuple[MediaItem, ...] = ()
+    open: bool = False
 
     @property
     def params(self) -> SamplingParams:
@@ -108,6 +168,19 @@ class AddMany(msgspec.Struct, frozen=True, tag="add_many"):
     """Several requests in one message. The core's channel gives them out one by one."""
 
     requests: list[AddRequest]
+
+
+class ExtendRequest(msgspec.Struct, frozen=True, tag="extend"):
+    """Append tokens to the prompt of an open request; ignored if there is none of that id.
+
+    Attributes:
+        tokens: 1-D int32 token ids; may be empty.
+        last: the prompt is complete.
+    """
+
+    request_id: str
+    tokens: TokenArray
+    last: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -126,7 +199,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the core."""
 
 
-FrontMessage = AddRequest | Abort | Ping | Shutdown
+FrontMessage = AddRequest | ExtendRequest | Abort | Ping | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -151,6 +224,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # with the first token; None at the first position
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     scheduled_at: float = 0.0  # monotonic seconds
+    token_probs: list[float] | None = None  # with the first token; see `SamplingParams.token_probs`
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
@@ -192,6 +266,8 @@ class StepStats(msgspec.Struct, array_like=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     step_seconds: float = 0.0
+    item_queries: int = 0  # items of sequences that entered the batch
+    item_hits: int = 0  # those of them that were encoded before
 
 
 class StepOutput(msgspec.Struct, tag="step"):
@@ -224,12 +300,59 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     sparse: bool = False
 
 
+class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the front end needs to know of a model that transcribes.
+
+    Attributes:
+        kind: how prompts and features are made; the engine reads one item per request.
+        sample_rate: of the audio that features are made from, in Hz.
+        num_mel_bins, num_frames: shape of an item's features. The engine takes fewer frames as well, an even number of
+            them, but most models have been trained with padded audio only.
+        chunk_seconds: audio in one item.
+        num_positions: the encoder's positions of one item, `time_precision` seconds each.
+        max_output_tokens: tokens of prompt and output together.
+        languages: token of each ISO code; empty for models of one language.
+        start_token: begins each prompt, after the earlier text if there is any.
+        transcribe_token, translate_token: None for models of one language.
+        timestamp_begin: token of the timestamp 0.00; each further one is `time_precision` later.
+        max_initial_timestamp: see `TimestampRule.max_initial`.
+        no_speech_token: its probability at the start token is that of no speech.
+        previous_token: begins the earlier text, which conditions the output.
+        suppress_tokens: never to be sampled.
+        begin_suppress_tokens: never to be sampled first.
+        aligns_words: the task "align" exists.
+    """
+
+    kind: Literal["whisper"]
+    sample_rate: int
+    num_mel_bins: int
+    num_frames: int
+    chunk_seconds: float
+    num_positions: int
+    max_output_tokens: int
+    languages: dict[str, int]
+    start_token: int
+    transcribe_token: int | None
+    translate_token: int | None
+    no_timestamps_token: int
+    timestamp_begin: int
+    max_initial_timestamp: int | None
+    no_speech_token: int | None
+    previous_token: int | None
+    end_token: int
+    suppress_tokens: tuple[int, ...]
+    begin_suppress_tokens: tuple[int, ...]
+    aligns_words: bool
+    time_precision: float = 0.02
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """Facts about a loaded model, for the front end.
 
     Attributes:
-        tasks: "generate", or the pooling tasks that the model can do.
+        tasks: "generate", "transcribe", or the pooling tasks that the model can do.
         pooling: None if it has no pooling tasks.
+        speech: None if it does not transcribe.
     """
 
     architecture: str
@@ -244,6 +367,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     cache_bytes: int
     tasks: tuple[str, ...] = ("generate",)
     pooling: PoolingInfo | None = None
+    speech: SpeechInfo | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

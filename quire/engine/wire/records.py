@@ -18,12 +18,34 @@ class RequestTimes:
     last_token: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
-    """One finished sequence. The last three attributes are 0 for pooling.
+@dataclass(slots=True)
+class AnswerGroup:
+    """The sequences of a request with one prompt, which some metrics count once.
 
     Attributes:
-        answers: sequences of the request with this prompt, in the first of them; 0 in the others.
+        size: the number of sequences; 0 if they are not counted.
+        running: those that have not ended.
+        longest: tokens of the longest one that has ended.
+    """
+
+    size: int = 1
+    running: int = 1
+    longest: int = 0
+
+    def end(self, tokens: int) -> bool:
+        """A sequence has ended with this number of tokens. Returns whether it was the last one."""
+        self.running -= 1
+        self.longest = max(self.longest, tokens)
+        return self.running == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One finished sequence. The last four attributes are 0 for pooling.
+
+    Attributes:
+        answers: sequences of the request with this prompt, in the last of them to end; 0 in the others.
+        longest_answer: tokens of the longest of them; 0 where `answers` is.
     """
 
     task: Literal["generate", "pool"]
@@ -35,6 +57,7 @@ class RequestRecord:
     output_tokens: int = 0
     max_tokens: int = 0
     answers: int = 0
+    longest_answer: int = 0
 
 
 class Observer(Protocol):
@@ -48,6 +71,9 @@ class Observer(Protocol):
 
     def on_finish(self, record: RequestRecord) -> None:
         """A request finished."""
+
+    def on_audio(self, seconds: float) -> None:
+        """So many seconds of audio were transcribed."""
 
     def on_restart(self) -> None:
         """The engine died and has been started again."""
@@ -63,6 +89,9 @@ class NullObserver:
         """Ignore the event."""
 
     def on_finish(self, record: RequestRecord) -> None:
+        """Ignore the event."""
+
+    def on_audio(self, seconds: float) -> None:
         """Ignore the event."""
 
     def on_restart(self) -> None:

@@ -13,6 +13,7 @@ from quire.engine.wire.errors import EngineError, InvalidTask, RequestFailed
 from quire.engine.wire.protocol import (
     ErrorOutput,
     FinishReason,
+    MediaItem,
     PooledArray,
     PooledOutput,
     PoolingParams,
@@ -22,7 +23,7 @@ from quire.engine.wire.protocol import (
     TokenLogprobs,
     TokensOutput,
 )
-from quire.engine.wire.records import RequestRecord, RequestTimes
+from quire.engine.wire.records import AnswerGroup, RequestRecord, RequestTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,10 @@ class GenerateRequest:
         priority: lower runs first, under the priority policy.
         cache_salt: only requests with equal salts share prefix blocks.
         timeout: seconds after which the request fails with `DeadlineExceeded`.
-        answers: sequences of the request with this prompt, for metrics; 0 in all of them but the first.
+        items: see `AddRequest`.
+        open: see `AddRequest`; the rest is sent with `EngineClient.extend`.
+        request_id: of this request in the engine; None for a new one. Required if it is open.
+        group: the sequences of the request with this prompt, for metrics; shared by them.
     """
 
     prompt: TokenArray
@@ -43,7 +47,10 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str | None = None
     timeout: float | None = None
-    answers: int = 1
+    items: tuple[MediaItem, ...] = ()
+    open: bool = False
+    request_id: str | None = None
+    group: AnswerGroup = field(default_factory=AnswerGroup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,7 @@ class PoolRequest:
     timeout: float | None = None
     flow: str = ""
     segment_start: int | None = None
+    items: tuple[MediaItem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class Delta:
     """The new part of a sequence since the last delta. Steps that the reader did not fetch in time are merged.
 
     Attributes:
+        token_probs: see `SamplingParams.token_probs`; in the first delta.
         times: of the whole sequence; set in its last delta.
     """
 
@@ -83,6 +92,7 @@ class Delta:
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    token_probs: list[float] | None = None
     times: RequestTimes | None = None
 
 
@@ -166,6 +176,7 @@ class SequenceStream:
         if output.logprobs is not None:
             delta.logprobs += output.logprobs[:used]
         delta.prompt_logprobs = output.prompt_logprobs or delta.prompt_logprobs
+        delta.token_probs = output.token_probs or delta.token_probs
         if self._detokenizer.matched is not None:
             delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.matched
         elif reason is not None:
@@ -184,6 +195,8 @@ class SequenceStream:
 
     def record(self) -> RequestRecord:
         """See `OutputStream`."""
+        group = self.request.group
+        last = group.end(self.output_tokens)
         return RequestRecord(
             task="generate",
             times=self.times,
@@ -193,7 +206,8 @@ class SequenceStream:
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
             max_tokens=self.request.params.max_tokens,
-            answers=self.request.answers,
+            answers=group.size if last else 0,
+            longest_answer=group.longest if last and group.size else 0,
         )
 
     def _wake(self) -> None:

@@ -108,11 +108,26 @@ inline Words load_words(const void *from) {
     return x;
 }
 
+#if defined(HAVE_AVX512)  // gcc would compare and select; b if one is NaN, as below
+inline Floats maximum(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+inline Floats minimum(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
+inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
+#endif
+
 inline float horizontal_sum(Floats x) {
     x += __builtin_shuffle(x, Ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
     x += __builtin_shuffle(x, Ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
     x += __builtin_shuffle(x, Ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
     return x[0] + x[1];
+}
+
+inline float horizontal_max(Floats x) {
+    x = maximum(x, __builtin_shuffle(x, Ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+    x = maximum(x, __builtin_shuffle(x, Ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+    x = maximum(x, __builtin_shuffle(x, Ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+    return std::max(x[0], x[1]);
 }
 
 // Adds the halves of each group of `2 * STEP` lanes: the sums of a are in the lower half of the group, those of b in the
@@ -138,14 +153,6 @@ inline Ints subtract_bytes(Ints a, Ints b) {
     typedef int8_t Small __attribute__((vector_size(64)));
     return (Ints)((Small)a - (Small)b);
 }
-
-#if defined(HAVE_AVX512)  // gcc would compare and select; b if one is NaN, as below
-inline Floats maximum(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
-inline Floats minimum(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
-#else
-inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
-inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
-#endif
 
 // e^r for |r| <= ln(2) / 2: the minimax polynomial of Cephes' expf, relative error below 2e-7.
 inline Floats exp_reduced(Floats r) {

@@ -80,6 +80,7 @@ RECORDED = [
     ("deepseek_v3", "<think>I think.</think>Yes.", ("I think.", "Yes.")),
     ("qwen3", "Yes.", ("", "Yes.")),
     ("glm45", "<think>a</think>b", ("a", "b")),
+    ("glm47", "<think>a</think>b", ("a", "b")),
     ("glm4_moe", "<think>a</think>b", ("a", "b")),
     ("granite", "Here's my thought process: a. Here is my response: b.", ("a.", "b.")),
     ("granite", "Here is my thought process: a", ("a", "")),

@@ -41,7 +41,8 @@ async def test_a_conversation_is_answered(tmp_path: Path) -> None:
         ChatCompletion.model_validate(body)
         assert body["object"] == "chat.completion"
         (choice,) = body["choices"]
-        nothing = {"refusal": None, "reasoning": None, "reasoning_content": None}  # clients read them as attributes
+        absent = ("refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_content")
+        nothing = dict.fromkeys(absent)  # clients read them as attributes
         assert choice["message"] == {"role": "assistant", "content": "hello", **nothing}
         assert choice["finish_reason"] == "stop"
         assert body["usage"]["completion_tokens"] == 6
@@ -228,6 +229,12 @@ async def test_reasoning_is_split_off(tmp_path: Path) -> None:
         assert "".join(delta.get("reasoning", "") for delta in deltas) == "well, 1+1"
         assert "".join(delta.get("content", "") for delta in deltas) == "2"
         assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == reasoning_tokens
+
+
+async def test_an_answer_that_is_only_reasoning_has_no_content(tmp_path: Path) -> None:
+    async with running_server(tmp_path, FakeCore(answer=says("<think>well, 1+1"))) as server:
+        (choice,) = (await ask(server))["choices"]
+        assert (choice["message"]["content"], choice["message"]["reasoning"]) == (None, "well, 1+1")
 
 
 async def test_reasoning_goes_on_where_a_final_message_left_off(tmp_path: Path) -> None:

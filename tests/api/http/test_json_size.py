@@ -33,6 +33,13 @@ def commas_and_containers(value: Any) -> tuple[int, int]:
     return max(0, len(value) - 1) + sum(a for a, _ in inner), 1 + keys + sum(b for _, b in inner)
 
 
+def strings(value: Any) -> int:
+    """Strings, keys too."""
+    if isinstance(value, dict):
+        return len(value) + sum(map(strings, value.values()))
+    return sum(map(strings, value)) if isinstance(value, list) else isinstance(value, str)
+
+
 def objects(value: Any) -> int:
     if not isinstance(value, list | dict):
         return 0
@@ -44,12 +51,12 @@ def objects(value: Any) -> int:
 def test_only_what_is_outside_of_strings_counts(value: Any, chunk: int, ascii_only: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_size, "_CHUNK", chunk)
-        values, containers = count_values(json.dumps(value, ensure_ascii=ascii_only).encode(), 10_000)
+        values, containers, texts = count_values(json.dumps(value, ensure_ascii=ascii_only).encode(), 10_000)
     commas, expected = commas_and_containers(value)
-    assert (values, containers) == (1 + commas + objects(value), expected)
+    assert (values, containers, texts) == (1 + commas + objects(value), expected, strings(value))
 
 
-@pytest.mark.parametrize("junk", ["0," * 3000 + "0", "[]," * 1000 + "[]", '{"a":0},' * 600 + "0"])
+@pytest.mark.parametrize("junk", ["0," * 3000 + "0", "[]," * 1000 + "[]", '{"a":0},' * 600 + "0", '"x",' * 600 + "0"])
 async def test_bodies_with_too_many_values_are_refused(tmp_path: Path, junk: str) -> None:
     async with running_server(tmp_path, max_json_values=2048) as server:
         body = f'{{"prompt": "x", "junk": [{junk}]}}'.encode()
@@ -63,6 +70,7 @@ def test_counting_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_size, "_CHUNK", 100)
     assert count_values(b"[" + b"0," * 100_000 + b"0]", 2048)[0] <= 2048 + 50
     assert count_values(b"[" + b"[]," * 100_000 + b"0]", 2048)[1] <= 256 + 34
+    assert count_values(b"[" + b'"x",' * 100_000 + b"0]", 2048)[2] <= 512 + 25
 
 
 async def test_long_texts_have_few_values(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from quire.api.pooling.arrays import base64_of, json_of, packed, raw, rounded, shape_of
+from quire.api.pooling import arrays
+from quire.api.pooling.arrays import packed, raw_size, rounded, shape_of
+from quire.api.protocol.pooling.requests import EmbedDtype, Endianness
 
 RANDOM = np.random.default_rng(0)
 VALUES = np.concatenate(
@@ -18,6 +21,18 @@ VALUES = np.concatenate(
         [0.0, -0.0, 448, 449, 2**-9, 2**-10, 3 * 2**-10, 5 * 2**-10, 2**-16, 2**-17, 3 * 2**-17, 57344, 1e-30, -1.5],
     ]
 ).astype(np.float32)
+
+
+def raw(values: arrays.Floats, dtype: EmbedDtype, endianness: Endianness) -> bytes:
+    return b"".join(arrays.raw(values, dtype, endianness))
+
+
+def json_of(values: arrays.Floats, dtype: EmbedDtype) -> bytes:
+    return b"".join(arrays.json_of(values, dtype))
+
+
+def base64_of(values: arrays.Floats, dtype: EmbedDtype, endianness: Endianness) -> bytes:
+    return b"".join(arrays.base64_of(values, dtype, endianness))
 
 
 @pytest.mark.parametrize(
@@ -75,3 +90,23 @@ def test_numbers_that_json_lacks_are_null() -> None:
     assert json_of(np.array([[1, np.nan]], np.float32), "int8") == b"[[127,0]]"
     strided = np.arange(6, dtype=np.float32).reshape(2, 3).T
     assert json.loads(json_of(strided, "float32")) == strided.tolist()
+
+
+@pytest.mark.parametrize("dtype", get_args(EmbedDtype))
+def test_vectors_of_many_tokens_are_written_in_short_pieces(monkeypatch: pytest.MonkeyPatch, dtype: EmbedDtype) -> None:
+    converted: list[int] = []
+
+    def counted(values: arrays.Floats, dtype: EmbedDtype) -> arrays.Array:
+        converted.append(values.size)
+        return packed(values, dtype)
+
+    monkeypatch.setattr(arrays, "packed", counted)
+    tokens = RANDOM.normal(size=(700, 100)).astype(np.float32)
+    found, as_text, as_base64 = raw(tokens, dtype, "big"), json_of(tokens, dtype), base64_of(tokens, dtype, "big")
+    assert max(converted) <= 1 << 14
+    assert np.array_equal(np.array(json.loads(as_text), np.float32), rounded(tokens, dtype).astype(np.float32))
+    whole = packed(tokens, dtype)
+    assert found == (whole.byteswap() if whole.itemsize > 1 else whole).tobytes()
+    assert base64.b64decode(json.loads(as_base64)) == found
+    assert raw_size(tokens, dtype) == len(found)
+    assert raw_size(tokens[0], dtype) == len(raw(tokens[0], dtype, "native"))

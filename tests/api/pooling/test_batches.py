@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from quire.api.pooling import answers
+from quire.api.pooling.arrays import Floats, json_of
+from quire.api.protocol.pooling.requests import EmbedDtype
 from tests.support.fake_core import FakeCore
 from tests.support.pooling_server import added, pooling_server, vectors
-from tests.support.raw import connected, post
+from tests.support.raw import connected, post, silent
 from tests.support.server import until
 
 PATH = "/v1/embeddings"
@@ -124,3 +129,91 @@ async def test_other_requests_run_while_a_large_answer_is_written(tmp_path: Path
         await watching
     assert len(content) > 10_000_000
     assert len(gaps) > 100  # the event loop had many turns
+
+
+async def test_what_a_client_does_not_read_is_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it hold a slot; its results are held until it has gone."""
+    encoded = []
+
+    def counted(values: Floats, dtype: EmbedDtype) -> Iterator[bytes]:
+        encoded.append(values.size)
+        return json_of(values, dtype)
+
+    monkeypatch.setattr(answers, "json_of", counted)
+    async with pooling_server(tmp_path, facts={"embedding_size": 1024}) as server:
+        state = server.state
+        with silent(server, post({"input": TEXTS}, path=PATH)):
+            await until(lambda: state.results.held == 2048 * 1024)
+            await until(lambda: encoded)
+            await until(lambda: state.models[0].client.slots_in_use == 0)
+            for _ in range(100):
+                assert (await server.http.get("/health")).status_code == 200
+            assert len(encoded) < 500
+            assert state.in_flight == 1
+        await until(lambda: state.in_flight == state.results.held == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"input": TEXTS}),
+        (PATH, {"input": TEXTS, "encoding_format": "base64", "embed_dtype": "float16"}),
+        ("/pooling", {"input": TEXTS, "task": "token_embed", "encoding_format": "bytes_only"}),
+        ("/classify", {"input": TEXTS}),
+        ("/predict", {"inputs": [[text] for text in TEXTS]}),
+        ("/v2/embed", {"texts": TEXTS, "embedding_types": ["float", "base64"]}),
+        ("/embed_sparse", {"inputs": TEXTS}),
+        ("/rerank", {"query": "a", "documents": [text * 10 for text in TEXTS]}),
+        ("/rerank", {"query": "a", "texts": [text * 10 for text in TEXTS], "return_text": True}),
+    ],
+)
+async def test_large_answers_are_complete(tmp_path: Path, path: str, body: Any) -> None:
+    """They come in pieces and without a length; small ones have a length."""
+    async with pooling_server(tmp_path, joins=True, facts={"sparse": path == "/embed_sparse"}) as server:
+        whole = await server.post(path, body)
+        assert whole.status_code == 200
+        assert len(whole.content) > 1 << 17
+        assert "content-length" not in whole.headers
+        name, texts = next((name, value) for name, value in body.items() if isinstance(value, list))
+        if name == "embedding_types":
+            name, texts = "texts", TEXTS
+        one = await server.post(path, {**body, name: texts[:1]})
+        assert int(one.headers["content-length"]) == len(one.content)
+        if path == "/pooling":
+            assert whole.content.startswith(one.content)
+        else:
+            assert count_of(whole.json()) == 2048
+            assert count_of(one.json()) == 1
+        assert server.state.results.held == 0
+
+
+def count_of(answer: Any) -> int:
+    """The number of results in an answer."""
+    if isinstance(answer, list):
+        return len(answer)
+    if "embeddings" in answer:
+        counts = {len(answer["texts"]), *map(len, answer["embeddings"].values())}
+        assert len(counts) == 1
+        return counts.pop()
+    return len(answer["results" if "results" in answer else "data"])
+
+
+async def test_results_that_are_not_read_leave_room_for_others(tmp_path: Path) -> None:
+    async with pooling_server(tmp_path, facts={"embedding_size": 1024}) as server:
+        results = server.state.results
+        results.limit = 5 * 2048 * 1024
+        body = post({"input": TEXTS}, path=PATH)
+        with silent(server, body), silent(server, body):
+            await until(lambda: results.held == 2 * 2048 * 1024)
+            refused = await server.post(PATH, {"input": TEXTS})
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert (await server.post(PATH, {"input": "one"})).status_code == 200
+            assert (await server.post(PATH, {"input": TEXTS, "dimensions": 4096})).status_code == 400
+            results.take("another client", 2048 * 1024)
+            results.give_back("another client", 2048 * 1024)
+        await until(lambda: results.held == 0)
+        assert (await server.post(PATH, {"input": TEXTS})).status_code == 200
+        await until(lambda: results.held == 0)
+        failed = await server.post(PATH, {"input": TEXTS, "timeout": 0.001})
+        assert (failed.status_code, results.held) == (408, 0)

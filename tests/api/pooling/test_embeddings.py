@@ -220,6 +220,7 @@ async def test_long_token_lists_are_cut(tmp_path: Path) -> None:
         ({"input": "a", "priority": 1}, "priority", "--scheduling-policy"),
         ({"input": ["a"] * 300, "encoding_format": "bytes"}, "encoding_format", "at most 256"),
         ({"input": "a", "prompt_name": "x", "input_type": "y"}, "input_type", "cannot be combined"),
+        ({"input": "a", "instruction": "b" * 8193}, "instruction", "at most 8192 characters"),
         ({"messages": []}, "messages", "at least 1"),
         (
             {"messages": [{"role": "user"}], "add_generation_prompt": True, "continue_final_message": True},

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quire.engine.wire.protocol import PoolingParams
+from quire.api.pooling import scoring
+from quire.engine.wire.protocol import PooledArray, PoolingParams
 from tests.support.fake_core import FakeCore
 from tests.support.pooling_server import added, pooling_server, texts, vectors
+from tests.support.raw import connected, post
+from tests.support.server import until
 
 QUERY, DOCUMENTS = "cat", ["dog", "the cat sat", "act", "zzz"]
 PROMPTS = {"prompts": {"query": "Instruct: find\nQuery: ", "document": "d: "}}
@@ -140,6 +144,36 @@ async def test_late_interaction_compares_tokens(tmp_path: Path) -> None:
         assert (await scores_of(server, [QUERY, "zzz"], DOCUMENTS[:2]))[0] == pytest.approx(scores[0])
         usage = (await server.post("/score", {"text_1": "ab", "text_2": ["c", "d"]})).json()["usage"]
         assert usage["prompt_tokens"] == 4
+
+
+async def test_many_tokens_are_compared_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million similarities for each document of 512 tokens; smaller blocks have the same result."""
+    threads = []
+    compare = scoring._max_sim
+
+    def compared(query: PooledArray, document: PooledArray) -> PooledArray:
+        threads.append(threading.current_thread().name)
+        return compare(query, document)
+
+    monkeypatch.setattr(scoring, "_max_sim", compared)
+    text, core = "abcdefgh" * 64, FakeCore()
+    async with pooling_server(tmp_path, "token_embed", core=core, facts={"score_method": "max_sim"}) as server:
+        short, *long = await scores_of(server, text, ["b", text, text[:500]])
+        assert threads[0] == threading.current_thread().name
+        assert all(name.startswith("quire-score") for name in threads[1:])
+        monkeypatch.setattr(scoring, "_SIMILARITIES", 1000)
+        assert await scores_of(server, text, ["b", text, text[:500]]) == pytest.approx([short, *long])
+
+        hold = threading.Event()
+        monkeypatch.setattr(scoring, "_max_sim", lambda *_: np.zeros(1 + (not hold.wait(20)), np.float32))
+        client = server.state.models[0].client
+        async with connected(server) as raw:
+            await raw.send(post({"query": text, "documents": [text] * 200}, path="/rerank"))
+            await until(lambda: client.slots_in_use == client.capacity // 2)
+            await until(lambda: not core.active)
+            assert len(added(core)) < 100  # those that wait hold their slots
+        await until(lambda: client.slots_in_use == client.open_streams == server.state.in_flight == 0)
+        hold.set()
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])

@@ -45,7 +45,7 @@ async def health(server: Server) -> Any:
 
 
 async def until_health(server: Server, wanted: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await health(server) != wanted:
             await asyncio.sleep(0.005)
 
@@ -173,7 +173,7 @@ async def test_what_could_not_be_stored_whole_is_stored_as_failed(tmp_path: Path
         core.hold.clear()
         core.allow(1)
         path = f"{PATH}/{body['id']}"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (found := (await server.http.get(path)).json())["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0.005)
         stored = (await server.http.get(path)).json()
@@ -272,7 +272,7 @@ async def test_the_queue_of_the_store_is_bounded(tmp_path: Path, monkeypatch: py
         await ask(server)
         with locked(tmp_path):
             waiting = [asyncio.create_task(server.post(PATH, {"input": "hi"})) for _ in range(8)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while sum(task.done() for task in waiting) < 4:
                     await asyncio.sleep(0.005)
             refused = [task.result() for task in waiting if task.done()]
@@ -299,7 +299,7 @@ async def test_a_locked_store_is_closed_in_bounded_time(tmp_path: Path, monkeypa
     with locked(tmp_path):
         saving = [asyncio.create_task(kept.save(stored(str(number)))) for number in range(10)]
         await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await kept.aclose()
             results = await asyncio.gather(*saving, return_exceptions=True)
     assert all("store of responses" in str(result) for result in results)

@@ -11,27 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.process import ServerProcess, eventually, serving, tiny_model
+from tests.support.process import ServerProcess, eventually, quire, serving, tiny_model
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with serving(str(tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=4096))) as running:
         yield running
-
-
-def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:
-    """Output of a command."""
-    out = subprocess.run(
-        [sys.executable, "-m", "quire", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert out.returncode == status, out.stdout + out.stderr
-    return out.stdout + (out.stderr if status else "")
 
 
 def test_load_with_streams_that_are_closed_half_way(server: ServerProcess, tmp_path: Path) -> None:

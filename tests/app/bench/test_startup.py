@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.process import tiny_model
-
-
-def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:
-    """Output of a command."""
-    out = subprocess.run(
-        [sys.executable, "-m", "quire", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert out.returncode == status, out.stdout + out.stderr
-    return out.stdout + (out.stderr if status else "")
+from tests.support.process import quire, tiny_model
 
 
 def test_start_up_is_timed(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class SamplerHarness:
         plan = StepPlan(
             new=[NewSequence(f"r{i}", prompt, len(prompt), params, None) for i, params in enumerate(requests)]
         )
-        self.sampler.update(*self.table.apply(plan))
+        self.sampler.update(*self.table.apply(plan)[:2])
         self.rows = [self.table.row_of(f"r{i}") for i in range(len(requests))]
 
     def sample(self, logits: torch.Tensor) -> list[int]:
@@ -216,7 +216,7 @@ def test_penalties_are_rebuilt_after_preemption() -> None:
     table = RequestTable(2, 64, 4)
     sampler = Sampler(table, VOCAB)
     resumed = NewSequence("r", (1, 2, 3, 10, 10), 3, params(frequency_penalty=1.0), None)
-    sampler.update(*table.apply(StepPlan(new=[resumed])))
+    sampler.update(*table.apply(StepPlan(new=[resumed]))[:2])
     target = torch.zeros(1, VOCAB)
     target[0, 10], target[0, 11] = 3.0, 1.5
     assert sampler.sample(target, [table.row_of("r")])[0].token == 11

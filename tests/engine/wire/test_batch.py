@@ -84,6 +84,53 @@ async def test_what_is_kept_of_a_result_is_up_to_the_caller() -> None:
     assert arrays[-1].tolist() == [11, 10]
 
 
+async def test_what_is_kept_may_take_time_and_holds_its_slot() -> None:
+    done = asyncio.Event()
+
+    async def later(index: int, array: PooledArray) -> PooledArray:
+        await done.wait()
+        return np.array([index], np.float32)
+
+    async with running_client(FakeCore(), capacity=8) as client:
+        client.observer = records = Records()
+        with client.slots(1), client.pooling(keep=later) as batch:
+            batch.add(requests(20))
+            results = asyncio.ensure_future(batch.results())
+            await until(lambda: len(batch._keeping) == 4)
+            await asyncio.sleep(0)
+            assert (client.slots_in_use, client.open_streams, results.done()) == (4, 4, False)
+            done.set()
+            assert [int(array[0]) for array in await results] == list(range(20))
+        assert records.reasons == ["stop"] * 20
+        assert nothing_is_held(client)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_batch_that_is_left_or_fails_keeps_nothing_more(fails: bool) -> None:
+    cancelled = []
+
+    async def forever(index: int, array: PooledArray) -> PooledArray:
+        if fails and index == 3:
+            raise RuntimeError("no")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(index)
+            raise
+        return array
+
+    async with running_client(FakeCore(), capacity=64) as client:
+        with client.slots(1), client.pooling(keep=forever) as batch:
+            batch.add(requests(8))
+            await until(lambda: len(batch._keeping) == 8 - fails)
+            if fails:
+                with pytest.raises(RuntimeError, match="no"):
+                    await batch.results()
+                assert batch.failed == 3
+        await until(lambda: len(cancelled) == 8 - fails)
+        assert nothing_is_held(client)
+
+
 async def test_one_that_is_refused_ends_the_batch() -> None:
     core = FakeCore(info=pooling_info(INFO), refuses=lambda message: len(message.prompt) == 10)
     async with running_client(core) as client:

@@ -28,6 +28,7 @@ from quire.engine.wire.protocol import (
     TokensOutput,
 )
 from quire.engine.wire.transport import CoreChannel, Decoder, Encoder, FrontChannel
+from tests.support.process import free_port
 
 
 @given(
@@ -137,13 +138,13 @@ async def test_all_address_schemes_send_in_both_directions(scheme: str) -> None:
         address = {
             "inproc": "inproc://test-transport",
             "ipc": f"ipc://{folder}/socket",
-            "tcp": "tcp://127.0.0.1:17391",
+            "tcp": f"tcp://127.0.0.1:{free_port()}",
         }[scheme]
         with FrontChannel(address) as front, CoreChannel(address) as core:
             core.send(Pong(1))  # the core sends first: the front end cannot send before the core has connected
             received: asyncio.Future[CoreMessage] = asyncio.get_running_loop().create_future()
             front.listen(received.set_result)
-            assert await asyncio.wait_for(received, 5) == Pong(1)
+            assert await asyncio.wait_for(received, 60) == Pong(1)
             front.send(Ping(1))
             assert await asyncio.to_thread(core.receive, 5.0) == Ping(1)
             assert core.receive(0.0) is None

@@ -78,7 +78,7 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
     """
     choice, tools = body.tool_choice, body.tools or []
     if not tools:
-        if choice not in (None, "none"):
+        if body.tools is None and choice not in (None, "none"):
             raise InvalidRequest("When using `tool_choice`, `tools` must be set.", "tool_choice")
         return None
     if choice == "none":

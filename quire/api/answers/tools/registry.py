@@ -92,6 +92,13 @@ _SEED = TaggedSyntax(
     parameter=("<parameter=", ">", "</parameter>"),
     padded=False,
 )
+_STEP3 = TaggedSyntax(
+    wrapper=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    around=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
+    function=('<steptml:invoke name="', '">', "</steptml:invoke>"),
+    parameter=('<steptml:parameter name="', '">', "</steptml:parameter>"),
+    padded=False,
+)
 _DEEPSEEK_V32 = TaggedSyntax(
     wrapper=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
     function=('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"),
@@ -207,6 +214,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         HARMONY,
         ToolFormat("minimax_m2", _MINIMAX, (("<minimax:tool_call>",),)),
         ToolFormat("seed_oss", _SEED, (("<seed:tool_call>",),)),
+        ToolFormat("step3", _STEP3, (("<steptml:invoke",), ("<｜tool_calls_begin｜>", "<｜tool_sep｜>"))),
         ToolFormat("functiongemma", _GEMMA, (("<start_function_call>",),)),
         ToolFormat("cohere_command3", _COHERE, (("<|START_ACTION|>",),)),
         ToolFormat("apertus", _APERTUS, (("<|tools_prefix|>",),)),

@@ -1,4 +1,4 @@
-"""Calls whose arguments are plain text between tags (Qwen3 Coder, GLM, MiniMax, Seed, DeepSeek V3.2)."""
+"""Calls whose arguments are plain text between tags (Qwen3 Coder, GLM, MiniMax, Seed, Step3, DeepSeek V3.2)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class TaggedSyntax:
 
     Attributes:
         wrapper: around one or more calls; empty if there are none.
+        around: marks around each call.
         function: before the name, after it, and after the call. A name without a tag after it ends with its line.
         parameter: before the name of an argument, after it, and after its value.
         value: before the value, in addition to the tag after the name; empty if there is none.
@@ -32,6 +33,7 @@ class TaggedSyntax:
     """
 
     wrapper: tuple[str, str] = ("", "")
+    around: tuple[str, str] = ("", "")
     function: tuple[str, str, str]
     parameter: tuple[str, str, str]
     value: str = ""
@@ -41,13 +43,14 @@ class TaggedSyntax:
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
         scan = out.scanner
-        marks = tuple(mark for mark in (*self.wrapper, self.function[0]) if mark)
+        outer = tuple(mark for mark in (*self.wrapper, *self.around) if mark)
+        marks = (*outer, self.function[0])
         mark = yield from scan.read_until(marks, out.add_text)
         while mark is not None:
             if mark == self.function[0]:
                 mark = yield from self._call(out)
             if mark != self.function[0]:
-                if mark and mark in self.wrapper:
+                if mark in outer:
                     out.begin_text()
                 mark = yield from scan.read_until(marks, out.add_text)
 
@@ -79,7 +82,7 @@ class TaggedSyntax:
         calls = []
         for name, schema in schemas.items():
             standalone(name, schema)  # all references lead somewhere
-            before, after, end = map(writer.text, (self.function[0], self.function[1] + "\n", self.function[2]))
+            before, after, end = map(writer.text, self._tags())
             shapes = writer.either(
                 writer.sequence(*self._parameters(writer, shape, schema, name)) for shape in shapes_of(schema)
             )
@@ -164,6 +167,11 @@ class TaggedSyntax:
                 text = "".join(pieces)
                 out.add_arguments(as_json(text.removeprefix("\n").removesuffix("\n") if self.padded else text, types))
         return None if mark is None else mark.removeprefix("\n")
+
+    def _tags(self) -> tuple[str, str, str]:
+        """What is before the name, after it, and after the arguments."""
+        before, after, end = self.function
+        return self.around[0] + before, after + "\n", end + self.around[1]
 
     @property
     def _breaks(self) -> tuple[str, ...]:

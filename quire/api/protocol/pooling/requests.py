@@ -98,7 +98,7 @@ class EmbedFields(BaseModel):
     input_type: Annotated[str, Field(max_length=1024)] | None = Field(
         None, description="query or document, or another name of a prompt; without effect if the model has none"
     )
-    instruction: Annotated[str, Field(max_length=1 << 16)] | None = Field(
+    instruction: Annotated[str, Field(max_length=1 << 13)] | None = Field(
         None, description="replaces the instruction in the prompt"
     )
 
@@ -166,7 +166,7 @@ class ScoringFields(ActivationFields, PoolingFields):
 
     max_tokens_per_query: MaxTokens | None = Field(0, description="cut longer ones to so many; 0: do not")
     max_tokens_per_doc: MaxTokens | None = Field(0, description="cut longer ones to so many; 0: do not")
-    instruction: Annotated[str, Field(max_length=1 << 16)] | None = Field(
+    instruction: Annotated[str, Field(max_length=1 << 13)] | None = Field(
         None, description="what makes a document relevant, for models whose prompt has a place for it"
     )
     chat_template_kwargs: TemplateVariables | None = None

@@ -1,4 +1,4 @@
-"""The search of one prompt's likeliest answers. Candidates are ranked, and the search is ended, as in transformers."""
+"""Beam search for one prompt. Candidates are ranked, and the search is ended, as in transformers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BeamSearch:
         return self.options.width + len(self.options.eos_token_ids | self.options.stop_token_ids)
 
     def advance(self, reports: Sequence[TokenLogprobs]) -> None:
-        """Extend the beams, given the log-probabilities after each: the likeliest tokens follow the first one."""
+        """Extend the beams. `reports`: after each, the sampled token and then the most likely ones, best first."""
         options = self.options
         totals = np.array([report.logprobs[1:] for report in reports], np.float64)
         totals += np.array([[beam.logprob] for beam in self.running], np.float64)

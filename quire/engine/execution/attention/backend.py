@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine.execution.inputs import StepInputs
-from quire.engine.models.inputs import Attend
+from quire.engine.models.inputs import Attend, CrossAttend
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,13 @@ class PreparedAttention:
 
     Attributes:
         attend: the function that the layers call.
+        cross: what layers with cross-attention call; None in models without it.
         static: it reads nothing but the step's static inputs, so that its kernel calls can be replayed in other steps.
     """
 
     attend: Attend
     static: bool
+    cross: CrossAttend | None = None
 
 
 class AttentionBackend(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.engine.execution.attention.backend import PreparedAttention
+from quire.engine.execution.attention.cross import native_cross
 from quire.engine.execution.attention.paged import DecodeTokens, PagedAttend, QueryAttention, VarlenSpans
 from quire.engine.execution.attention.reference import sequential_ranges
 from quire.engine.execution.cache import KVCache
@@ -36,7 +37,9 @@ class NativeAttention:
         else:
             all_rows, static = sequential_ranges(inputs.spans, self._table, group_lengths=False), False
         logits_rows = DecodeTokens(metadata.logits.block_tables, metadata.logits.seq_lens)
-        return PreparedAttention(PagedAttend(self._cache.layers, inputs.slots, all_rows, indices, logits_rows), static)
+        attend = PagedAttend(self._cache.layers, inputs.slots, all_rows, indices, logits_rows)
+        cross = None if inputs.cross is None else native_cross(self._cache.layers, inputs.cross)
+        return PreparedAttention(attend, static, cross)
 
 
 def supports_cache(cache: KVCache, dtype: torch.dtype) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.engine.execution.attention.backend import PreparedAttention
+from quire.engine.execution.attention.cross import gathered_cross
 from quire.engine.execution.attention.paged import (
     DecodeTokens,
     PagedAttend,
@@ -32,7 +33,9 @@ class ReferenceAttention:
         self._cache.ensure_mapped(inputs.last_block)
         all_rows = sequential_ranges(inputs.spans, self._table, group_lengths=True)
         attend = PagedAttend(self._cache.layers, inputs.slots, all_rows, inputs.model.logits_indices)
-        return PreparedAttention(attend, static=False)
+        spans, table = inputs.spans, self._table
+        cross = gathered_cross(self._cache.layers, spans, table) if table.cross_blocks.size else None
+        return PreparedAttention(attend, static=False, cross=cross)
 
 
 def sequential_ranges(spans: Sequence[Span], table: RequestTable, *, group_lengths: bool) -> SequentialRanges:

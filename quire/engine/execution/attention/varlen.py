@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.engine.models.inputs import ModelInputs
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
 
@@ -12,9 +11,9 @@ from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attent
 class VarlenAttend:
     """See `Attend`; nothing is stored."""
 
-    def __init__(self, inputs: ModelInputs) -> None:
-        assert inputs.cu_seqlens is not None
-        self._cu_seqlens = inputs.cu_seqlens
+    def __init__(self, cu_seqlens: Tensor) -> None:
+        """`cu_seqlens`: see `ModelInputs`."""
+        self._cu_seqlens = cu_seqlens
 
     def __call__(
         self,

@@ -7,11 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.engine.execution.table import RequestTable
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.protocol import SamplingParams, TimestampRule
 from quire.kernels.sampling import Masks, apply_token_bitmask
 
 State = TypeVar("State")
@@ -127,3 +129,50 @@ class MinTokens(_ByRow[tuple[int, Tensor]]):
         min_tokens, ends = state
         if int(table.lengths[row]) - table[row].prompt_len < min_tokens:
             logits[ends] = -torch.inf
+
+
+class BeginSuppress(_ByRow[Tensor]):
+    """begin_suppress_tokens: -inf for the first token that is generated."""
+
+    def _make(self, params: SamplingParams) -> Tensor | None:
+        return torch.tensor(params.begin_suppress_tokens) if params.begin_suppress_tokens else None
+
+    def _change(self, logits: Tensor, state: Tensor, row: int, table: RequestTable) -> None:
+        if int(table.lengths[row]) == table[row].prompt_len:
+            logits[state] = -torch.inf
+
+
+class Timestamps(_ByRow[TimestampRule]):
+    """timestamp_rule: tokens that would break the pairs or the order of timestamps get -inf."""
+
+    def _make(self, params: SamplingParams) -> TimestampRule | None:
+        return params.timestamp_rule
+
+    def _change(self, logits: Tensor, state: TimestampRule, row: int, table: RequestTable) -> None:
+        output = table.known_tokens(row)[table[row].prompt_len :]
+        logits[state.no_timestamps] = -torch.inf
+        if len(output):
+            _continue_pairs(logits, output, state)
+        else:
+            logits[: state.begin] = -torch.inf
+            if state.max_initial is not None:
+                logits[state.begin + state.max_initial + 1 :] = -torch.inf
+        # All timestamps together are likelier than any other token. What normalizes them cancels out.
+        if bool(logits[state.begin :].logsumexp(0) > logits[: state.begin].max()):
+            logits[: state.begin] = -torch.inf
+
+
+def _continue_pairs(logits: Tensor, output: NDArray[np.int32], rule: TimestampRule) -> None:
+    """Forbid what cannot follow an output: a third timestamp, text inside a pair, and an earlier time."""
+    stamps = output[output >= rule.begin]
+    if not len(stamps):
+        return
+    after_stamp = output[-1] >= rule.begin
+    complete = len(output) < 2 or output[-2] >= rule.begin
+    if after_stamp and complete:
+        logits[rule.begin :] = -torch.inf
+    elif after_stamp:
+        logits[: rule.end] = -torch.inf
+    # A segment begins where the one before ended, and does not end where it begins.
+    earliest = int(stamps[-1]) + (0 if after_stamp and not complete else 1)
+    logits[rule.begin : earliest] = -torch.inf

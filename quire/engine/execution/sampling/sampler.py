@@ -11,7 +11,14 @@ from torch import Tensor
 from quire.engine.execution.sampling.choice import sample_tokens, uniform
 from quire.engine.execution.sampling.grammar import GrammarStage, GrammarState
 from quire.engine.execution.sampling.logprobs import top_logprobs
-from quire.engine.execution.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens
+from quire.engine.execution.sampling.masks import (
+    AllowedTokens,
+    BadWords,
+    BeginSuppress,
+    LogitBias,
+    MinTokens,
+    Timestamps,
+)
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.stage import RowState, Stage
 from quire.engine.execution.table import RequestTable
@@ -47,7 +54,8 @@ class Sampler:
         self._table = table
         self._grammars = GrammarStage(grammar_state, vocab_size)
         self._stages: list[Stage] = [
-            AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size),
+            AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), BeginSuppress(),
+            Timestamps(),  # last: it weighs what the others have left
         ]  # fmt: skip
         self._stateful: list[RowState] = [*self._stages, self._grammars]
         self._errors: dict[int, SequenceError] = {}  # by row

@@ -23,6 +23,7 @@ from quire.engine.models.archs.gemma import gemma2, gemma3
 from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
+from quire.engine.models.archs.whisper import whisper
 from quire.engine.models.spec import DecoderSpec, EncoderSpec
 
 ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
@@ -51,6 +52,7 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "smollm3": smollm3,
     "stablelm": stablelm,
     "starcoder2": starcoder2,
+    "whisper": whisper,
 }
 ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
     "bert": bert,

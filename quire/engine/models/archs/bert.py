@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.engine.models.archs.jina import jina_bert
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.pooler_spec import Dense, HeadStep
 from quire.engine.models.spec import (
@@ -21,10 +22,12 @@ _MPNET_BUCKETS = 32
 
 
 def bert(config: Any) -> EncoderSpec:
-    """BERT: learned positions, norms after the sums."""
+    """BERT: learned positions, norms after the sums. With ALiBi it is Jina's."""
     kind = getattr(config, "position_embedding_type", "absolute")
+    if kind == "alibi":
+        return jina_bert(config)
     if kind not in (None, "absolute"):
-        raise UnsupportedModel(f"position_embedding_type {kind!r} is not supported; supported is 'absolute'")
+        raise UnsupportedModel(f"position_embedding_type {kind!r} is not supported; supported are absolute and alibi")
     return _encoder(config, _attention(config))
 
 

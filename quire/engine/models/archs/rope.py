@@ -121,9 +121,18 @@ def _longrope_factor(config: Any, params: Params, trained: int) -> float:
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
 
 
+def _ntk(plain: Frequencies, params: Params, _trained: int) -> Frequencies:
+    """GTE's "ntk": a base that is `factor` times as large, and frequencies lower by factor^(2 / dim)."""
+    dim, factor = 2 * len(plain), np.float32(params["factor"])
+    exponents = np.arange(2, dim + 2, 2, dtype=np.float32) / np.float32(dim)
+    scaled: Frequencies = plain / np.power(factor, exponents)
+    return scaled
+
+
 _SCALINGS: dict[str, Callable[[Frequencies, Params, int], Frequencies]] = {
     "linear": _linear,
     "llama3": _llama3,
+    "ntk": _ntk,
     "yarn": _yarn,
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import GroupedAttention, QKNorm, TransformerSpec
+from quire.engine.models.spec import GroupedAttention, QKNorm, StackSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 
@@ -16,7 +16,7 @@ from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 class GroupedAttentionLayer(nn.Module):
     """Projections, optional norms, rope, paged attention, output projection."""
 
-    def __init__(self, index: int, spec: GroupedAttention, model: TransformerSpec) -> None:
+    def __init__(self, index: int, spec: GroupedAttention, model: StackSpec) -> None:
         super().__init__()
         self.index = index
         self.spec = spec
@@ -56,7 +56,7 @@ class GroupedAttentionLayer(nn.Module):
         heads = qkv.unflatten(1, (-1, spec.head_dim)).split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
         return torch.cat((self.q_norm(heads[0]), self.k_norm(heads[1]), heads[2]), 1).flatten(1)
 
-    def _norm(self, size: int, model: TransformerSpec) -> RMSNorm | LayerNorm | None:
+    def _norm(self, size: int, model: StackSpec) -> RMSNorm | LayerNorm | None:
         if self.spec.qk_norm is None:
             return None
         return make_norm(self.spec.head_dim if self.spec.qk_norm is QKNorm.HEAD else size, model.norm)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import DisentangledAttention, TransformerSpec
+from quire.engine.models.spec import DisentangledAttention, StackSpec
 from quire.engine.models.spec import LayerNorm as LayerNormSpec
 
 
@@ -24,7 +24,7 @@ def _span(spec: DisentangledAttention) -> int:
 class RelativePositions(nn.Module):
     """The table of relative positions that all layers share."""
 
-    def __init__(self, spec: DisentangledAttention, model: TransformerSpec) -> None:
+    def __init__(self, spec: DisentangledAttention, model: StackSpec) -> None:
         super().__init__()
         assert isinstance(model.norm, LayerNormSpec)
         self.weight = nn.Parameter(torch.empty(2 * _span(spec), model.hidden), requires_grad=False)
@@ -38,7 +38,7 @@ class RelativePositions(nn.Module):
 class DisentangledAttentionLayer(nn.Module):
     """Each sequence attends to itself, with the scores of contents and of relative positions summed."""
 
-    def __init__(self, spec: DisentangledAttention, model: TransformerSpec) -> None:
+    def __init__(self, spec: DisentangledAttention, model: StackSpec) -> None:
         super().__init__()
         self.spec = spec
         size = spec.heads * spec.head_dim

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import LatentAttention, TransformerSpec
+from quire.engine.models.spec import LatentAttention, StackSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.rope import apply_rope
 
@@ -22,7 +22,7 @@ class LatentAttentionLayer(nn.Module):
     latent space, where all heads attend as queries of a single key, and the attended latent is taken out of it.
     """
 
-    def __init__(self, index: int, spec: LatentAttention, model: TransformerSpec) -> None:
+    def __init__(self, index: int, spec: LatentAttention, model: StackSpec) -> None:
         super().__init__()
         self.index = index
         self.spec = spec

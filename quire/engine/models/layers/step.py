@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.inputs import Attend
+from quire.engine.models.inputs import Attend, CrossAttend
 from quire.engine.models.spec import Rope
 from quire.kernels.qk_norm_rope import CosSin
 
@@ -21,6 +21,7 @@ class StepContext:
         cu_seqlens: see `ModelInputs`.
         relative_bias: see `AttentionParams.bias`.
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
+        cross: the step's cross-attention; None in models without it.
     """
 
     ropes: dict[Rope, CosSin]
@@ -30,3 +31,4 @@ class StepContext:
     cu_seqlens: Tensor | None = None
     relative_bias: Tensor | None = None
     relative_positions: Tensor | None = None
+    cross: CrossAttend | None = None

@@ -7,17 +7,24 @@ from quire.engine.models.names.classic import classic_names
 from quire.engine.models.names.llama import LLAMA, LLAMA_POST_NORMS
 from quire.engine.models.names.modern import modern_names
 from quire.engine.models.names.rules import WeightNames
+from quire.engine.models.names.whisper import WHISPER
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.spec import DecoderSpec, EncoderSpec, TransformerSpec
+
+_STATIC = WeightNames(((r"embed\.weight", "embed.weight"),))
 
 
 def names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec | None) -> WeightNames:
     """How the checkpoints of an architecture name their tensors."""
+    if isinstance(spec, DecoderSpec) and spec.encoder is not None:
+        return WHISPER
     steps = 0 if pooler is None else len(pooler.classify)
+    if not spec.layers:
+        return _STATIC
     if (modern := modern_names(model_type, steps)) is not None:
         return modern
     if isinstance(spec, EncoderSpec) and any(layer.sum_norm for layer in spec.layers):
-        return bert_like(steps)
+        return bert_like(steps, ups_first=any(layer.inner_sum_norm for layer in spec.layers))
     if isinstance(spec, DecoderSpec) and (classic := classic_names(model_type, spec)) is not None:
         return classic
     return LLAMA_POST_NORMS if any(layer.post_norm for layer in spec.layers) else LLAMA

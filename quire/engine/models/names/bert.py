@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.models.names.rules import KIND, LAYER, WeightNames
+from quire.engine.models.names.rules import KIND, LAYER, WeightNames, swap_halves
 
 _LAYER = LAYER.replace("layers", "encoder\\.layer")
 _PREFIXES = r"(?:model\.|bert\.|roberta\.|electra\.|distilbert\.|mpnet\.|deberta\.|xlm_roberta\.|camembert\.)"
@@ -19,7 +19,15 @@ _LAYERS = (
     (_LAYER + r"attention\.self\.pos_(?P<side>q)uery_proj" + KIND, "attn.pos_{side}.{kind}"),
     (_LAYER + r"attention\.self\.pos_(?P<side>k)ey_proj" + KIND, "attn.pos_{side}.{kind}"),
     (_LAYER + r"attention\.output\.dense" + KIND, "attn.out.{kind}"),
+    (_LAYER + r"attention\.output\.LayerNorm" + KIND, "attn_inner_norm.{kind}"),  # Jina, with layer_norm_1
     (_LAYER + r"attention\.output\.LayerNorm" + KIND, "attn_sum_norm.{kind}"),
+    (_LAYER + r"attention\.self\.layer_norm_(?P<side>q|k)" + KIND, "attn.{side}_norm.{kind}"),
+    (_LAYER + r"layer_norm_1" + KIND, "attn_sum_norm.{kind}"),
+    (_LAYER + r"layer_norm_2" + KIND, "ffn_sum_norm.{kind}"),
+    (_LAYER + r"mlp\.layernorm" + KIND, "ffn_sum_norm.{kind}"),
+    (_LAYER + r"mlp\.gated_layers" + KIND, "ffn.gate_up.{kind}"),
+    (_LAYER + r"mlp\.up_gated_layer" + KIND, "ffn.gate_up.{kind}"),
+    (_LAYER + r"mlp\.(?:wo|down_layer)" + KIND, "ffn.down.{kind}"),
     (_LAYER + r"attention\.attn\.(?P<part>q|k|v)" + KIND, "attn.qkv.{kind}"),  # MPNet
     (_LAYER + r"attention\.attn\.o" + KIND, "attn.out.{kind}"),
     (_LAYER + r"attention\.LayerNorm" + KIND, "attn_sum_norm.{kind}"),
@@ -32,6 +40,7 @@ _LAYERS = (
 )
 # A head is one linear layer behind the pooler's, or two of its own.
 _HEADS = (
+    (r"linear\.weight", "heads.token_embed.0.weight"),  # ColBERT
     (r"pooler\.dense" + KIND, "heads.classify.0.{kind}"),
     (r"classifier\.dense" + KIND, "heads.classify.0.{kind}"),
     (r"pre_classifier" + KIND, "heads.classify.0.{kind}"),
@@ -64,8 +73,14 @@ _DISTILBERT = (
 )
 
 
-def bert_like(head_steps: int) -> WeightNames:
-    """Names of BERT and its relatives. `head_steps`: linear layers of the classification head."""
+def bert_like(head_steps: int, *, ups_first: bool = False) -> WeightNames:
+    """Names of BERT and its relatives.
+
+    Args:
+        head_steps: linear layers of the classification head.
+        ups_first: gated feed-forward layers have the ups before the gates.
+    """
     heads = tuple((pattern, target.replace("{last}", str(max(0, head_steps - 1)))) for pattern, target in _HEADS)
+    convert = {"ffn.gate_up.weight": swap_halves} if ups_first else {}
     rules = (*_EMBEDDINGS, *_LAYERS, *_DISTILBERT, *heads, *_MASKED_LM)
-    return WeightNames(rules, prefixes=_PREFIXES, ignored=_IGNORED, gamma_beta=True)
+    return WeightNames(rules, prefixes=_PREFIXES, ignored=_IGNORED, gamma_beta=True, convert=convert)

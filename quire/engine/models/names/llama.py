@@ -46,7 +46,11 @@ _POST_NORMS = (
     (LAYER + r"pre_feedforward_layernorm\.weight", "ffn_norm.weight"),
     (LAYER + r"post_feedforward_layernorm\.weight", "ffn_post_norm.weight"),
 )
-_HEADS = ((r"score" + KIND, "heads.classify.0.{kind}"),)
+_HEADS = (
+    (r"score" + KIND, "heads.classify.0.{kind}"),
+    (r"score\.0" + KIND, "heads.classify.0.{kind}"),  # reward models
+    (r"score\.2" + KIND, "heads.classify.1.{kind}"),
+)
 
 LLAMA = WeightNames((*_RULES, *_NORMS, *_HEADS), ignored=_IGNORED)
 LLAMA_POST_NORMS = WeightNames((*_RULES, *_POST_NORMS, *_HEADS), ignored=_IGNORED)

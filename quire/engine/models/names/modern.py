@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from quire.engine.models.names.rules import KIND, LAYER, WeightNames
+from quire.engine.models.names.rules import KIND, LAYER, WeightNames, swap_halves
 
 _ENCODER_LAYER = LAYER.replace("layers", r"encoder\.layers?")
 _EMBEDDINGS = (
@@ -12,6 +10,7 @@ _EMBEDDINGS = (
     (r"embeddings\.token_type_embeddings\.weight", "embed_sum.types"),
     (r"(?:embeddings\.LayerNorm|embeddings\.norm|emb_ln)" + KIND, "embed_sum.norm.{kind}"),
 )
+_COLBERT = ((r"linear\.weight", "heads.token_embed.0.weight"),)
 _MODERNBERT = (
     *_EMBEDDINGS,
     (LAYER + r"attn\.Wqkv" + KIND, "attn.qkv.{kind}"),
@@ -24,6 +23,7 @@ _MODERNBERT = (
     (r"head\.dense" + KIND, "heads.classify.0.{kind}"),
     (r"head\.norm" + KIND, "heads.classify.1.{kind}"),
     (r"classifier" + KIND, "heads.classify.2.{kind}"),
+    *_COLBERT,
 )
 _NOMIC = (
     *_EMBEDDINGS,
@@ -44,6 +44,7 @@ _GTE = (
     (_ENCODER_LAYER + r"mlp\.down_proj" + KIND, "ffn.down.{kind}"),
 )
 _HEADS = (
+    *_COLBERT,
     (r"pooler\.dense" + KIND, "heads.classify.0.{kind}"),
     (r"classifier" + KIND, "heads.classify.{last}.{kind}"),
 )
@@ -60,11 +61,6 @@ def modern_names(model_type: str, head_steps: int) -> WeightNames | None:
             return WeightNames((*_NOMIC, *heads), r"(?:model|nomic_bert)\.", _MASKED_LM)
         case "gte" | "new":
             return WeightNames(
-                (*_GTE, *heads), r"(?:model|gte|new)\.", _MASKED_LM, convert={"ffn.gate_up.weight": _swap_halves}
+                (*_GTE, *heads), r"(?:model|gte|new)\.", _MASKED_LM, convert={"ffn.gate_up.weight": swap_halves}
             )
     return None
-
-
-def _swap_halves(weight: Tensor) -> Tensor:
-    """All gates before all ups."""
-    return weight.roll(len(weight) // 2, 0)

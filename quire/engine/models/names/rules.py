@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -13,6 +13,11 @@ KIND = r"\.(?P<kind>weight|bias)"
 _PARTS = {"q": 0, "k": 1, "v": 2, "query": 0, "key": 1, "value": 2} | {"gate": 0, "up": 1, "w1": 0, "w3": 1, "w2": None}
 _PARTS |= {"12": 0, "11": 1}  # Nomic's gate and up
 _OWN = re.compile(r"heads\..*")  # what Quire reads from other files than the checkpoint
+
+
+def swap_halves(weight: Tensor) -> Tensor:
+    """All gates before all ups, from a tensor that has the ups first."""
+    return weight.roll(len(weight) // 2, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +47,15 @@ class WeightNames:
         ignored: a pattern of tensors that are not needed if the model has no parameter for them.
         gamma_beta: old checkpoints call weight and bias of norms gamma and beta.
         convert: by the parameter's name after the layer, takes a tensor into our order.
+        zero_keys: a pattern of biases of queries, keys and values whose part for keys no checkpoint has: it is 0.
     """
 
     rules: Sequence[tuple[str, str]]
     prefixes: str = r"model\."
     ignored: str = r"(?!)"
     gamma_beta: bool = False
-    convert: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    convert: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    zero_keys: str = r"(?!)"
     _compiled: list[tuple[re.Pattern[str], str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

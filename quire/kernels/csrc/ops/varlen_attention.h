@@ -50,8 +50,8 @@ struct VarlenAttention {
 };
 REGISTER_OP(VarlenAttention);
 
-constexpr int64_t KEYS = 256;               // that are packed at a time; a multiple of PANEL
-constexpr int64_t QUERIES = 21 * MAX_ROWS;  // about as many share packed keys
+constexpr int64_t KEYS = 128;               // that are packed at a time, as fit into the first-level cache; a multiple of PANEL
+constexpr int64_t QUERIES = 42 * MAX_ROWS;  // about as many share packed keys
 constexpr int64_t SCORE_STRIDE = KEYS + LANES, WEIGHT_STRIDE = KEYS + PAIR;
 constexpr float LOWEST = -1e30f;            // finite, so that differences to -inf are -inf
 constexpr float LOG2_E = 1.44269504088896341f;
@@ -209,16 +209,23 @@ class PackedAttention {
         auto score = word_matmul_for<T, StoreScores>(rows, counts);
         for (int64_t key = begin; key < end; key += PANEL)
             score((const uint32_t *)q, copies_ ? words_ : a_.q_stride / PER_WORD, &keys_[(key - origin) * words_], words_, {scores_ + key - origin});
-        float factors[MAX_ROWS];
+        bool scaled = a_.softcap > 0.0f || a_.alibi_slopes || a_.biases;
+        float scale = scaled ? LOG2_E : a_.scale * LOG2_E;
+        alignas(64) float before[LANES] = {}, largest[LANES] = {}, factors[LANES];
         for (int64_t row = 0; row < rows; row++) {
             float *scores = scores_ + row * SCORE_STRIDE - origin;
             int64_t first = first_seen(query + row), last = last_seen(block, query + row);
-            bool scaled = a_.softcap > 0.0f || a_.alibi_slopes || a_.biases;
             if (scaled) scale_scores(scores, begin, end, head, query + row);
             std::fill(scores + begin, scores + std::clamp(first, begin, end), -INFINITY);
             std::fill(scores + std::clamp(last, begin, end), scores + end, -INFINITY);
-            factors[row] = softmax(scores, weights_ + row * WEIGHT_STRIDE - origin, begin, end,
-                                   scaled ? LOG2_E : a_.scale * LOG2_E, tops_[slot + row], totals_[slot + row]);
+            before[row] = tops_[slot + row];
+            largest[row] = tops_[slot + row] = largest_score(scores, begin, end, before[row]);
+        }
+        Float32::store(factors, vector_exp2((Float32::load(before) - Float32::load(largest)) * scale));
+        for (int64_t row = 0; row < rows; row++) {
+            float total = exponentiate(scores_ + row * SCORE_STRIDE - origin, weights_ + row * WEIGHT_STRIDE - origin,
+                                       begin, end, scale, largest[row] * scale);
+            totals_[slot + row] = totals_[slot + row] * factors[row] + total;
         }
         auto accumulate = word_matmul_for<T, AddValues>(rows, counts);
         int64_t word = (begin - origin) / PER_WORD, used = (std::min(end, block.length) - begin + PER_WORD - 1) / PER_WORD;
@@ -242,21 +249,22 @@ class PackedAttention {
         for (int64_t key = begin; key < end; key++) scores[key] += biases[std::clamp(key - query, -a_.reach, a_.reach)];
     }
 
-    // Weights 2^(x * scale - top * scale) of scores x, where top is the largest one so far. Returns the factor of earlier sums.
-    static float softmax(const float *scores, Element *weights, int64_t begin, int64_t end, float scale, float &top,
-                         float &total) {
-        Floats largest = broadcast(top), sums = broadcast(0.0f);
+    // The largest of some scores and one more.
+    static float largest_score(const float *scores, int64_t begin, int64_t end, float other) {
+        Floats largest = broadcast(other);
         for (int64_t i = begin; i < end; i += LANES) largest = maximum(largest, Float32::load(scores + i));
-        float before = top;
-        for (int i = 0; i < LANES; i++) top = std::max(top, largest[i]);
-        float factor = before == top ? 1.0f : std::exp2((before - top) * scale), shift = top * scale;
+        return horizontal_max(largest);
+    }
+
+    // Weights 2^(x * scale - shift) of scores x; returns their sum.
+    static float exponentiate(const float *scores, Element *weights, int64_t begin, int64_t end, float scale, float shift) {
+        Floats sums = broadcast(0.0f);
         for (int64_t i = begin; i < end; i += LANES) {
             Floats weight = vector_exp2(Float32::load(scores + i) * scale - shift);
             T::store(weights + i, weight);
             sums += weight;
         }
-        total = total * factor + horizontal_sum(sums);
-        return factor;
+        return horizontal_sum(sums);
     }
 
     void write_row(int64_t row, Element *out) const {

@@ -16,6 +16,7 @@ from quire.api.protocol.custom import MAX_TOOLS
 from quire.engine.wire.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server
+from tests.support.tokenizer import EOS, byte_tokenizer
 
 PATH = "/v1/chat/completions"
 TOOLS = [
@@ -63,6 +64,23 @@ async def test_calls_are_distinguished_from_text(tmp_path: Path) -> None:
     assert message["content"] == "Let me see."
     assert choice["finish_reason"] == "tool_calls"
     assert all(call["type"] == "function" and call["id"] for call in message["tool_calls"])
+
+
+@pytest.mark.parametrize("choice", [None, "none", "auto", "required"])
+async def test_an_empty_list_of_tools_is_no_tools(tmp_path: Path, choice: str | None) -> None:
+    async with serving(tmp_path, "hello") as server:
+        answered = await ask(server, tools=[], tool_choice=choice)
+    assert (answered["message"]["content"], answered["finish_reason"]) == ("hello", "stop")
+
+
+async def test_every_chunk_has_token_ids_if_wanted(tmp_path: Path) -> None:
+    """Null where a piece of text shares its tokens with the next piece, or has none."""
+    async with serving(tmp_path, TWO) as server:
+        chunks = await stream(server, return_token_ids=True)
+        assert not any("token_ids" in chunk for chunk in await stream(server))
+    assert chunks[0]["token_ids"] is None
+    found = [token for chunk in chunks for token in chunk["token_ids"] or ()]
+    assert found == [*byte_tokenizer().encode(TWO).ids, EOS]
 
 
 async def test_a_stream_adds_up_to_the_same_calls(tmp_path: Path) -> None:

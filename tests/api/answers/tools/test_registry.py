@@ -115,6 +115,12 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("seed_oss",
      "<seed:tool_call>\n<function=get_weather>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>", "",
      [("get_weather", {"days": 3})]),
+    ("step3",
+     'I.<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">\n'
+     '<steptml:parameter name="city">Rio "de" Janeiro</steptml:parameter>\n<steptml:parameter name="days">3'
+     "</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
+     '<steptml:invoke name="now">\n</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>', "I.", [WEATHER, NOW]),
+    ("step3", '<steptml:invoke name="now"></steptml:invoke> a < b', "a < b", [NOW]),
     (
         "deepseek_v3",
         "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"days\": 3}\n```"

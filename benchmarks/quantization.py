@@ -1,6 +1,6 @@
 """Quality of quantized weights and int8 pages: quire-nano's tasks and perplexity by data type.
 
-    python -m benchmarks.quantisation --out benchmarks/results/FILE.json
+    python -m benchmarks.quantization --out benchmarks/results/FILE.json
 
 Answers come from `quire serve` with the bundled model. Perplexity is that of the right answers to held-out requests.
 """

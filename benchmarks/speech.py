@@ -1,0 +1,196 @@
+"""Transcription by the engine beside transformers and CTranslate2, which faster-whisper runs: random weights, features.
+
+python -m benchmarks.speech --size tiny --out benchmarks/results/FILE.json
+
+Files of 30 s become --tokens tokens each. Rounds alternate between all; a result is the fastest round. CTranslate2
+(package ctranslate2) is left out where it is not installed. Features are given: audio is not decoded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from benchmarks.cpu.limits import Limits
+from benchmarks.cpu.steps import RecordingChannel
+from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.build import CoreConfig, build_core
+from quire.engine.models.model_config import read_model_config
+from quire.engine.wire.protocol import AddRequest, MediaItem, SamplingParams
+from quire.kernels import native
+
+SECONDS = 30  # of audio in a file
+SIZES = {"tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}  # hidden size, layers, heads
+_MELS, _COLUMNS, _POSITIONS, _VOCAB, _END, _PROMPT = 80, 3000, 1500, 51865, 50257, (50258, 50259, 50359, 50363)
+Files = list[NDArray[np.float32]]
+Run = Callable[[Files], object]
+
+
+def make_folder(folder: Path, size: str) -> Path:
+    """Write a whisper of a size with random weights."""
+    hidden, layers, heads = SIZES[size]
+    torch.manual_seed(0)
+    stacks = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (
+        ("layers", layers), ("attention_heads", heads), ("ffn_dim", 4 * hidden),
+    )}  # fmt: skip
+    config = transformers.WhisperConfig(
+        vocab_size=_VOCAB, d_model=hidden, pad_token_id=_END, eos_token_id=_END, bos_token_id=_END, **stacks
+    )
+    model = transformers.WhisperForConditionalGeneration(config).to(torch.bfloat16)
+    model.generation_config = transformers.GenerationConfig(eos_token_id=_END, pad_token_id=_END, max_length=448)
+    model.generation_config.no_timestamps_token_id = _PROMPT[-1]
+    model.save_pretrained(folder)
+    return folder
+
+
+def encoder_operations(size: str) -> float:
+    """Multiplications and additions of encoding one file."""
+    hidden, layers, _ = SIZES[size]
+    stem = _COLUMNS * 3 * _MELS * hidden + _POSITIONS * 3 * hidden * hidden
+    layer = _POSITIONS * (4 + 8) * hidden * hidden + 2 * _POSITIONS * _POSITIONS * hidden
+    return 2.0 * (stem + layers * layer)
+
+
+class Quire:
+    """The engine core; its steps are called directly."""
+
+    def __init__(self, folder: Path, quantization: str, tokens: int) -> None:
+        self._channel = RecordingChannel()
+        config = CoreConfig(
+            folder=folder,
+            model_config=read_model_config(folder),
+            model=ModelOptions(quantization=quantization, dtype="bfloat16"),
+            engine=EngineOptions(kv_cache_memory=3 << 30, max_num_seqs=32, prefix_caching=False),
+        )
+        self._core, _ = build_core(config, self._channel)  # type: ignore[arg-type]
+        self._params = SamplingParams(max_tokens=tokens, temperature=0.0)
+
+    def __call__(self, files: Files) -> None:
+        """Transcribe files, which arrive together."""
+        for index, features in enumerate(files):
+            item = MediaItem(hash=hashlib.sha256(features.tobytes()).digest(), features=features)
+            prompt = np.array(_PROMPT, np.int32)
+            self._core._handle(AddRequest(str(index), prompt, self._params, items=(item,)))
+        while self._core.has_work:
+            self._core.step()
+
+
+def transformers_run(folder: Path, dtype: torch.dtype, tokens: int) -> Run:
+    """`generate` of transformers on all files in one batch."""
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
+
+    @torch.inference_mode()
+    def run(files: Files) -> object:
+        return transformers.GenerationMixin.generate(
+            model,
+            torch.from_numpy(np.stack(files)).to(dtype),
+            decoder_input_ids=torch.tensor([_PROMPT] * len(files)),
+            decoder_start_token_id=_PROMPT[0],
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+        )
+
+    return run
+
+
+def ctranslate2_run(folder: Path, compute_type: str, tokens: int, threads: int) -> Run:
+    """`Whisper.generate` of CTranslate2 on all files in one batch."""
+    import ctranslate2  # type: ignore[import-not-found]  # noqa: PLC0415 where it is installed
+    from ctranslate2.converters.transformers import WhisperLoader  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    spec = WhisperLoader().get_model_spec(
+        transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    )
+    names = {_END: "<|endoftext|>", 50258: "<|startoftranscript|>", 50363: "<|notimestamps|>", 50362: "<|nospeech|>"}
+    spec.register_vocabulary([names.get(token, f"token-{token}") for token in range(_VOCAB)])
+    spec.config.suppress_ids, spec.config.suppress_ids_begin, spec.config.lang_ids = [], [], [50259]
+    spec.config.alignment_heads = [[1, 1]]
+    spec.validate()
+    spec.optimize(quantization=compute_type)
+    converted = folder / compute_type
+    converted.mkdir()
+    spec.save(str(converted))
+    model = ctranslate2.models.Whisper(str(converted), compute_type=compute_type, intra_threads=threads)
+
+    def run(files: Files) -> object:
+        answers = model.generate(
+            ctranslate2.StorageView.from_array(np.stack(files)),
+            [list(_PROMPT)] * len(files),
+            beam_size=1,
+            max_length=2 * tokens,  # it counts half of a limit
+            suppress_blank=False,
+            suppress_tokens=[_END],
+        )
+        made = {len(answer.sequences_ids[0]) for answer in answers}
+        assert all(abs(count - tokens) <= len(_PROMPT) for count in made), f"{made} tokens instead of {tokens}"
+        return answers
+
+    return run
+
+
+def seconds(run: Run, files: Files) -> float:
+    """Seconds of a run."""
+    started = time.perf_counter()
+    run(files)
+    return time.perf_counter() - started
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="tiny", choices=SIZES)
+    parser.add_argument("--files", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    transformers.logging.set_verbosity_error()
+    limits, tokens, threads = Limits.measured(), options.tokens, torch.get_num_threads()
+    generator = np.random.default_rng(0)
+    files: Files = [generator.normal(size=(_MELS, _COLUMNS)).astype(np.float32) for _ in range(options.files)]
+    with tempfile.TemporaryDirectory() as directory:
+        folder = make_folder(Path(directory), options.size)
+        runs: dict[str, Run] = {
+            "quire bfloat16": Quire(folder, "none", tokens),
+            "quire int8": Quire(folder, "int8", tokens),
+            "transformers float32": transformers_run(folder, torch.float32, tokens),
+            "transformers bfloat16": transformers_run(folder, torch.bfloat16, tokens),
+        }
+        if importlib.util.find_spec("ctranslate2") is not None:
+            for compute_type in ("float32", "int8"):
+                runs[f"ctranslate2 {compute_type}"] = ctranslate2_run(folder, compute_type, tokens, threads)
+        rounds = [{name: seconds(run, files) for name, run in runs.items()} for _ in range(options.rounds)]
+    times = {name: min(one[name] for one in rounds) for name in runs}
+    speeds = {name: round(len(files) * SECONDS / spent, 1) for name, spent in times.items()}
+    report: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "size": options.size,
+        "files": len(files),
+        "tokens": tokens,
+        "threads": threads,
+        "instructions": native.instructions(),
+        "bfloat16_gflops": round(limits.operations / 1e9),
+        "encoding_floor_s_per_file": round(encoder_operations(options.size) / limits.operations, 4),
+        "audio_seconds_per_second": speeds,
+    }
+    print(json.dumps(report, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

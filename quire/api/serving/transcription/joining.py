@@ -1,0 +1,40 @@
+"""Joins the texts of windows to one, piece by piece."""
+
+from __future__ import annotations
+
+from quire.api.serving.transcription.types import TextDelta
+
+_WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+
+
+class Joiner:
+    """The text so far has no white space at its ends, and a space between windows where the language has them."""
+
+    def __init__(self, language: str | None) -> None:
+        self._spaced = language not in _WITHOUT_SPACES
+        self._texts: list[str] = []
+        self._held = ""  # white space that is given once something follows
+        self._fresh = False  # the next piece is the first of a window
+
+    @property
+    def text(self) -> str:
+        """What was given."""
+        return "".join(self._texts)
+
+    def next_window(self) -> None:
+        """A window follows."""
+        self._fresh = True
+
+    def add(self, piece: TextDelta) -> TextDelta | None:
+        """The piece as it is given; None if there is nothing to give yet."""
+        text = self._held + piece.text
+        if not self._texts:
+            text = text.lstrip()
+        elif self._fresh and self._spaced and piece.text and not text[:1].isspace():
+            text = f" {text}"
+        self._fresh = self._fresh and not piece.text
+        given = text.rstrip()
+        self._held = text[len(given) :]
+        if given:
+            self._texts.append(given)
+        return TextDelta(given, piece.logprobs) if given or piece.logprobs else None

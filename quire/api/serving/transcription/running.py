@@ -1,0 +1,76 @@
+"""The windows of one transcription in the engine: some run beside the first one while there are places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.window import WindowDecoder, WindowResult
+from quire.engine.wire.client import EngineClient
+from quire.multimodal.audio.cuts import Window
+
+_MOST = 16  # windows at once: enough to fill the encoder, and a few megabytes of features
+
+
+class RunningWindows:
+    """Runs the windows in order. The first place is the caller's; others are taken while half of all are free."""
+
+    def __init__(
+        self, client: EngineClient, decoder: WindowDecoder, audio: NDArray[np.float32], windows: Sequence[Window]
+    ) -> None:
+        """Start the first windows."""
+        self._client = client
+        self._decoder = decoder
+        self._audio = audio
+        self._windows = windows
+        self._feeds = [Feed() for _ in windows]
+        self._tasks: list[asyncio.Task[list[WindowResult]]] = []
+        self._running: set[int] = set()
+        self._start()
+
+    def take_turn(self, number: int, *, live: bool) -> Feed:
+        """The feed of a window, which is read now."""
+        self._feeds[number].live = live
+        return self._feeds[number]
+
+    async def results(self, number: int) -> list[WindowResult]:
+        """What a window says, once its feed has ended.
+
+        Raises:
+            EngineError: the engine failed.
+            QueueFull: too many jobs wait.
+        """
+        return await self._tasks[number]
+
+    async def aclose(self) -> None:
+        """Abort what runs and give its places back."""
+        left, self._running = len(self._running), set()
+        if left:
+            self._client.release_slots(left - 1)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self) -> None:
+        while len(self._tasks) < len(self._windows) and len(self._running) < _MOST:
+            if self._running and not self._client.take_slot():
+                return
+            number = len(self._tasks)
+            self._running.add(number)
+            self._tasks.append(asyncio.create_task(self._run(number)))
+
+    async def _run(self, number: int) -> list[WindowResult]:
+        try:
+            results = await self._decoder.decode(self._audio, self._windows[number], self._feeds[number])
+        finally:
+            self._feeds[number].end()
+            if number in self._running:  # else they were closed
+                self._running.remove(number)
+                if self._running:  # the first place is the caller's
+                    self._client.release_slots(1)
+        self._start()
+        return results

@@ -1,0 +1,158 @@
+"""What a transcription is asked for, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SpeechTask = Literal["transcribe", "translate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoiceOptions:
+    """How audio is cut by voice activity; see `quire.multimodal.audio.voice_activity`."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionOptions:
+    """What is to be done with the audio.
+
+    Attributes:
+        language: ISO code; None: it is detected, if the model knows several.
+        languages: ISO codes of those that are considered then; empty: all of them.
+        prompt: earlier text, in whose style and vocabulary the transcription goes on. Its last tokens are used.
+        hotwords: words that are likely to occur; put before the prompt.
+        temperature: 0: the likeliest text, and higher temperatures where that fails.
+        timestamps: segments with times, as the model writes them; otherwise a window is one segment.
+        words: times of words.
+        logprobs: log-probabilities of tokens.
+        live: text is given while it is generated. A window whose text was given is not decoded again.
+        voice: leave out silence and cut between stretches of speech; None: cut at the quietest places.
+        max_tokens: greatest number of tokens generated for a window; None: what the model can.
+        priority, timeout, seed, top_p, top_k, min_p and penalties: as for completions.
+    """
+
+    task: SpeechTask = "transcribe"
+    language: str | None = None
+    languages: tuple[str, ...] = ()
+    prompt: str = ""
+    hotwords: str = ""
+    temperature: float = 0.0
+    timestamps: bool = False
+    words: bool = False
+    logprobs: bool = False
+    live: bool = True
+    voice: VoiceOptions | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of a token of the text."""
+
+    token: str
+    logprob: float
+    bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word and when it is spoken, in seconds from the start of the audio."""
+
+    word: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of the text with its times, in seconds from the start of the audio.
+
+    Attributes:
+        id: its number.
+        seek: start of its window, in hundredths of a second.
+        tokens: of the text, with its timestamps.
+        temperature, avg_logprob, compression_ratio, no_speech_prob: of its window.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechUsage:
+    """What a transcription cost.
+
+    Attributes:
+        seconds: of audio.
+        audio_tokens: positions of the encoder that held audio.
+        text_tokens: of all prompts: earlier text, and tokens for task and language.
+        output_tokens: generated, without those of discarded attempts.
+    """
+
+    seconds: float
+    audio_tokens: int = 0
+    text_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens of audio and text."""
+        return self.audio_tokens + self.text_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of the text. All pieces together are the text."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDone:
+    """A segment whose text has been given, with its words if they were asked for."""
+
+    segment: Segment
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of a transcription.
+
+    Attributes:
+        text: without white space at its ends.
+        language: ISO code; None if the model knows only one and does not say which.
+        duration: of the audio in seconds.
+    """
+
+    text: str
+    language: str | None
+    duration: float
+    usage: SpeechUsage
+    segments: tuple[Segment, ...] = field(default=())
+    words: tuple[Word, ...] = field(default=())
+
+
+TranscriptionEvent = TextDelta | SegmentDone | Finished

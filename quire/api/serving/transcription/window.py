@@ -1,0 +1,280 @@
+"""Decodes one window of audio: attempts at rising temperatures, segments, and times of words."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.quality import TEMPERATURES, Quality, compression_ratio, probably_silent
+from quire.api.serving.transcription.segments import Span, spans_of
+from quire.api.serving.transcription.tokens import SpeechPrompt, SpeechTokens
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.api.serving.transcription.words import timed_words, within_segments
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.detokenizer import Detokenizer, TextParams
+from quire.engine.wire.errors import DeadlineExceeded
+from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams, TokenProbs
+from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
+from quire.multimodal.audio.cuts import Window, quietest
+from quire.multimodal.audio.features import HOP, SAMPLE_RATE, log_mel
+from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.tokenizer import Tokenizer
+
+Samples = NDArray[np.float32]
+_SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The output of one request to the engine.
+
+    Attributes:
+        output: all tokens, with timestamps and the end.
+        pieces: of the text, as they came.
+        limited: it ended because there was no room for more tokens.
+    """
+
+    temperature: float
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pieces: list[TextDelta] = field(default_factory=list)
+    no_speech_prob: float = 0.0
+    limited: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def quality(self) -> Quality:
+        """Figures by which it is judged."""
+        mean = sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+        return Quality(mean, compression_ratio(self.text), self.no_speech_prob)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowResult:
+    """What a window says. `words` have the index of the token they begin with."""
+
+    window: Window
+    attempt: Attempt
+    quality: Quality
+    spans: Sequence[Span]
+    words: Sequence[tuple[int, Word]]
+    text_tokens: Sequence[int]
+    prompt_tokens: int
+    audio_tokens: int
+
+
+class WindowDecoder:
+    """Decodes the windows of one transcription."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        reader: AudioReader,
+        tokenizer: Tokenizer,
+        tokens: SpeechTokens,
+        options: TranscriptionOptions,
+        tenant: str,
+    ) -> None:
+        self._client = client
+        self._reader = reader
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._options = options
+        self._tenant = tenant
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = None if options.timeout is None else self._clock() + options.timeout
+        self._kept: tuple[Window, MediaItem] | None = None
+        self.language = options.language
+        self.earlier: Sequence[int] = ()
+
+    async def _item(self, samples: Samples) -> MediaItem:
+        info = self._tokens.info
+        return await self._reader.run(
+            partial(_item, samples, info.num_mel_bins, info.chunk_seconds), tenant=self._tenant
+        )
+
+    async def detect(self, audio: Samples, window: Window) -> dict[str, float]:
+        """The probability of each language in a window, by ISO code. Its features are kept until it is decoded.
+
+        Raises:
+            EngineError: the engine failed.
+            QueueFull: too many jobs wait.
+        """
+        info = self._tokens.info
+        item = await self._item(audio[window.start : window.end])
+        self._kept = (window, item)
+        codes = list(info.languages)
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            eos_token_ids=(info.end_token,),
+            token_probs=TokenProbs(0, tuple(info.languages[code] for code in codes)),
+        )
+        request = GenerateRequest(
+            prompt=np.array([info.start_token], np.int32), params=params, items=(item,), timeout=self._time_left()
+        )
+        probabilities: list[float] = []
+        async with aclosing(self._client.generate(request)) as deltas:
+            async for delta in deltas:
+                probabilities = delta.token_probs or probabilities
+        total = sum(probabilities) or 1.0
+        return {code: value / total for code, value in zip(codes, probabilities, strict=True)}
+
+    async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
+        """Decode a window. If its text has no room, its two halves instead.
+
+        Raises:
+            EngineError: the engine failed.
+            QueueFull: too many jobs wait.
+        """
+        samples = audio[window.start : window.end]
+        kept, self._kept = self._kept, None
+        item = kept[1] if kept is not None and kept[0] == window else await self._item(samples)
+        prompt = self._tokens.prompt(self._options, self.language, self.earlier)
+        attempt = await self._best_attempt(item, prompt, feed)
+        quality = attempt.quality
+        if attempt.limited and not feed.given and not quality.repeats and len(samples) > _SHORTEST:
+            middle = window.start + len(samples) // 4 + quietest(samples[len(samples) // 4 : -len(samples) // 4])
+            halves = Window(window.start, middle), Window(middle, window.end)
+            return [result for half in halves for result in await self.decode(audio, half, Feed())]
+        if quality.silent and not feed.given:
+            attempt.output, attempt.pieces = [], []
+        text_tokens = [token for token in attempt.output if self._tokens.is_text(token)]
+        spans = spans_of(attempt.output, self._tokens, window.seconds)
+        return [
+            WindowResult(
+                window=window,
+                attempt=attempt,
+                quality=quality,
+                spans=spans,
+                words=await self._words(item, text_tokens, spans, window) if self._options.words else (),
+                text_tokens=text_tokens,
+                prompt_tokens=len(prompt.tokens),
+                audio_tokens=self._positions(len(samples)),
+            )
+        ]
+
+    async def _best_attempt(self, item: MediaItem, prompt: SpeechPrompt, feed: Feed) -> Attempt:
+        """The first attempt that can be trusted, or the last one. What the reader has got is not replaced."""
+        given = self._options.temperature
+        for temperature in (given,) if given else TEMPERATURES:
+            attempt = await self._attempt(item, prompt, temperature, feed)
+            if feed.given or attempt.limited or not attempt.quality.failed:
+                break
+        return attempt
+
+    async def _attempt(self, item: MediaItem, prompt: SpeechPrompt, temperature: float, feed: Feed) -> Attempt:
+        attempt = Attempt(temperature)
+        detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
+        request = GenerateRequest(
+            prompt=prompt.tokens,
+            params=self._params(prompt, temperature),
+            items=(item,),
+            timeout=self._time_left(),
+        )
+        async with aclosing(self._client.generate(request)) as deltas:
+            async for delta in deltas:
+                self._take(attempt, delta, detokenizer)
+                if feed.live and not probably_silent(attempt.no_speech_prob):
+                    feed.give(attempt.pieces)
+        return attempt
+
+    def _take(self, attempt: Attempt, delta: Delta, detokenizer: Detokenizer) -> None:
+        if delta.token_probs:
+            attempt.no_speech_prob = delta.token_probs[0]
+        attempt.output += delta.token_ids
+        logprobs = [entry.logprobs[0] for entry in delta.logprobs]
+        attempt.logprobs += logprobs
+        last = delta.finish_reason is not None
+        attempt.limited = delta.finish_reason == "length" and self._options.max_tokens is None
+        shown = [index for index, token in enumerate(delta.token_ids) if self._tokens.is_text(token)]
+        text = detokenizer.push([delta.token_ids[index] for index in shown], last=last)
+        details: tuple[TokenLogprob, ...] = ()
+        if self._options.logprobs:
+            details = tuple(self._token_logprob(delta.token_ids[index], logprobs[index]) for index in shown)
+        if text or details:
+            attempt.pieces.append(TextDelta(text, details))
+
+    def _token_logprob(self, token: int, logprob: float) -> TokenLogprob:
+        return TokenLogprob(self._tokenizer.token_text(token), logprob, self._tokenizer.token_bytes(token))
+
+    def _params(self, prompt: SpeechPrompt, temperature: float) -> SamplingParams:
+        info, options = self._tokens.info, self._options
+        room = info.max_output_tokens - len(prompt.tokens)
+        return SamplingParams(
+            max_tokens=room if options.max_tokens is None else min(room, options.max_tokens),
+            temperature=temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            seed=options.seed,
+            eos_token_ids=(info.end_token,),
+            allowed_tokens=self._tokens.allowed(timestamps=options.timestamps),
+            begin_suppress_tokens=info.begin_suppress_tokens,
+            timestamp_rule=self._tokens.rule if options.timestamps else None,
+            token_probs=None if info.no_speech_token is None else TokenProbs(prompt.start, (info.no_speech_token,)),
+            logprobs=0,
+        )
+
+    async def _words(
+        self, item: MediaItem, text_tokens: Sequence[int], spans: Sequence[Span], window: Window
+    ) -> list[tuple[int, Word]]:
+        """The words of a window with their times, and the index of the token with which each begins."""
+        info = self._tokens.info
+        control = self._tokens.prompt(_untimed(self._options), self.language).tokens
+        known = list(text_tokens[: info.max_output_tokens - len(control) - 1])
+        if not known or not info.aligns_words:
+            return []
+        params = PoolingParams(
+            task="align", skip_tokens=len(control) - 1, frames=self._positions(window.end - window.start)
+        )
+        prompt = np.array([*control, *known, info.end_token], np.int32)
+        request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._time_left())
+        alignment = (await self._client.pool(request)).data[:-1]  # a row tells the time of the token behind it
+        words = await self._reader.run(
+            partial(timed_words, alignment, known, self._tokens, self.language), tenant=self._tenant
+        )
+        within_segments(words, spans)
+        return [
+            (word.first, Word(word.text.strip(), window.offset + word.start, window.offset + word.end))
+            for word in words
+        ]
+
+    def _positions(self, samples: int) -> int:
+        """Positions of the encoder that hold audio."""
+        info = self._tokens.info
+        per_position = max(1, info.num_frames // info.num_positions)
+        return min(info.num_positions, max(1, math.ceil(samples / HOP / per_position)))
+
+    def _time_left(self) -> float | None:
+        if self._deadline is None:
+            return None
+        left = self._deadline - self._clock()
+        if left <= 0:
+            raise DeadlineExceeded(f"The request timed out after {self._options.timeout:g} seconds.")
+        return left
+
+
+def _item(samples: Samples, num_mel_bins: int, seconds: float) -> MediaItem:
+    features = log_mel(samples, num_mel_bins, seconds)
+    return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
+
+
+def _untimed(options: TranscriptionOptions) -> TranscriptionOptions:
+    return TranscriptionOptions(task=options.task, timestamps=False)

@@ -1,0 +1,159 @@
+"""Times of words, from how strongly each token belongs to each frame of the audio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.tokens import SpeechTokens
+
+_WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages that do not put spaces between words
+_OPENING = "\"'“‘「『（《【¿([{"  # punctuation that belongs to the word behind it
+_DIAGONAL, _UP, _LEFT = 0, 1, 2
+
+
+@dataclass(slots=True)
+class WordTokens:
+    """A word of several tokens.
+
+    Attributes:
+        first, last: indices of its tokens; `last` is not included.
+        spoken: `last` without the punctuation at its end, which takes a pause.
+        start, end: in seconds from the start of the window, once they are known.
+    """
+
+    text: str
+    first: int
+    last: int
+    spoken: int
+    start: float = 0.0
+    end: float = 0.0
+
+
+def timed_words(
+    alignment: NDArray[np.float32], text_tokens: Sequence[int], tokens: SpeechTokens, language: str | None
+) -> list[WordTokens]:
+    """The words of a window with their times. Takes some milliseconds.
+
+    Args:
+        alignment: (len(text_tokens) + 1, frames); the last row is that of the end.
+        text_tokens: of the window.
+        tokens: of the model.
+        language: ISO code.
+    """
+    starts = starts_of_tokens(alignment) * tokens.info.time_precision
+    words = [word for word in words_of(text_tokens, tokens, language) if word.text.strip()]
+    for word in words:
+        word.start, word.end = float(starts[word.first]), float(starts[word.spoken])
+    return words
+
+
+def within_segments(words: Sequence[WordTokens], spans: Sequence[Span]) -> None:
+    """Cut off what of the first and the last word is outside of their segment.
+
+    Pauses belong to one of the words beside them, as the path through the alignment leaves out no frame.
+    """
+    for span in spans:
+        own = [word for word in words if span.first <= word.first < span.last]
+        if own:
+            own[0].start = max(own[0].start, min(span.start, own[0].end))
+            own[-1].end = min(own[-1].end, max(span.end, own[-1].start))
+
+
+def starts_of_tokens(alignment: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The frame at which each token begins, by dynamic time warping.
+
+    Args:
+        alignment: (tokens, frames); larger is closer.
+
+    Returns:
+        Array of shape (tokens,), not decreasing.
+    """
+    rows, columns = _warp(-alignment.astype(np.float64))
+    changes = np.diff(rows, prepend=-1) > 0
+    return columns[changes]
+
+
+def _warp(distance: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The monotonic path from the first to the last cell whose distances have the smallest sum.
+
+    Cells of one anti-diagonal depend only on those before it, so they are computed at once.
+    """
+    height, width = distance.shape
+    stride = width + 1
+    cost = np.full((height + 1) * stride, np.inf)
+    trace = np.full((height + 1, stride), -1, np.int8)
+    cost[0] = 0.0
+    flat = trace.reshape(-1)
+    for diagonal in range(2, height + width + 1):
+        first, last = max(1, diagonal - width), min(height, diagonal - 1)
+        begin = first * stride + diagonal - first
+        cells = slice(begin, begin + (last - first) * width + 1, width)
+        count = last - first + 1
+        both = cost[begin - stride - 1 :: width][:count]
+        up = cost[begin - stride :: width][:count]
+        left = cost[begin - 1 :: width][:count]
+        choice = np.where((both < up) & (both < left), _DIAGONAL, np.where((up < both) & (up < left), _UP, _LEFT))
+        row = np.arange(first, last + 1)
+        cost[cells] = distance[row - 1, diagonal - row - 1] + np.minimum(both, np.minimum(up, left))
+        flat[cells] = choice
+    return _path(trace, height, width)
+
+
+def _path(trace: NDArray[np.int8], row: int, column: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    trace[0, :], trace[:, 0] = _LEFT, _UP
+    rows, columns = [], []
+    while row > 0 or column > 0:
+        rows.append(row - 1)
+        columns.append(column - 1)
+        step = trace[row, column]
+        row -= step != _LEFT
+        column -= step != _UP
+    return np.array(rows[::-1]), np.array(columns[::-1])
+
+
+def words_of(text_tokens: Sequence[int], tokens: SpeechTokens, language: str | None) -> list[WordTokens]:
+    """The words in the text tokens of a window. All tokens are in exactly one word.
+
+    A word begins with a space; in languages without spaces each character is one, with the punctuation at its sides.
+    """
+    words: list[WordTokens] = []
+    spaced = language not in _WITHOUT_SPACES
+    opened = False  # the last word is only opening punctuation
+    for piece in _characters(text_tokens, tokens):
+        mark = piece.text.strip()
+        silent = all(not char.isalnum() for char in mark)
+        begins = (
+            piece.text[:1].isspace() if spaced else not opened and (not silent or (mark != "" and mark in _OPENING))
+        )
+        if begins or not words:
+            words.append(piece)
+        else:
+            words[-1].text += piece.text
+            words[-1].last = piece.last
+            if not silent:
+                words[-1].spoken = piece.last
+        opened = silent and mark != "" and mark in _OPENING and words[-1].text.strip() == mark
+    return words
+
+
+def _characters(text_tokens: Sequence[int], tokens: SpeechTokens) -> list[WordTokens]:
+    """Tokens grouped so that each group ends with a character: a character may take several tokens."""
+    groups: list[WordTokens] = []
+    content, first = b"", 0
+    for index, token in enumerate(text_tokens):
+        content += tokens.text_bytes(token)
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            continue
+        groups.append(WordTokens(text, first, index + 1, index + 1))
+        content, first = b"", index + 1
+    if first < len(text_tokens):
+        count = len(text_tokens)
+        groups.append(WordTokens(content.decode(errors="replace"), first, count, count))
+    return groups

@@ -1,0 +1,1 @@
+"""`quire listen`: live text of what is said."""

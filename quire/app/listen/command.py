@@ -1,0 +1,167 @@
+"""`quire listen`: a terminal client of /v1/realtime, which prints what is said while it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import signal
+import sys
+from contextlib import aclosing, suppress
+from typing import Any
+from urllib.parse import quote
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+
+from quire.app.listen.screen import Screen
+from quire.app.listen.sources import FILE_RATE, Chunks, from_file, from_microphone, from_stream, standard_input
+from quire.app.openai_client import ServerError
+from quire.config.commands import Listen
+
+_TRANSCRIPTION = "conversation.item.input_audio_transcription."
+
+
+def run(settings: Listen) -> int:
+    """Print the text of a file, of standard input or of what a microphone hears; returns the exit status."""
+    try:
+        asyncio.run(_listen(settings))
+    except ServerError as error:
+        print(f"quire listen: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _listen(settings: Listen) -> None:
+    file = None if settings.file is None else str(settings.file)
+    rate = int(settings.rate) if file in (None, "-") else FILE_RATE
+    chunks: Chunks
+    if settings.file is None:
+        chunks = from_microphone(settings.device, rate)
+    elif file == "-":
+        chunks = from_stream(standard_input(), rate)
+    else:
+        chunks = from_file(settings.file, paced=settings.paced)
+    async with aclosing(chunks):
+        first = await anext(chunks, b"")  # before the server is asked for anything
+        try:
+            async with connect(
+                _address(settings),
+                additional_headers={"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else None,
+                compression=None,
+                max_size=None,
+            ) as connection:
+                await _Listener(connection, settings, rate).run(first, chunks)
+        except InvalidStatus as error:
+            raise ServerError(_refusal(error)) from error
+        except (OSError, TimeoutError, InvalidURI, InvalidHandshake) as error:
+            raise ServerError(f"{settings.url}: {error or 'no answer'}") from error
+        except ConnectionClosed as error:
+            raise ServerError(f"the server has closed the connection: {error}") from error
+
+
+class _Listener:
+    """One session: sends audio and prints text until both are at their end."""
+
+    def __init__(self, connection: ClientConnection, settings: Listen, rate: int) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._rate = rate
+        self._screen = Screen(sys.stdout)
+        self._open: set[str] = set()  # utterances whose text is not complete
+        self._all_sent = False
+
+    async def run(self, first: bytes, chunks: Chunks) -> None:
+        """Run the session.
+
+        Raises:
+            ServerError: the server has reported an error.
+        """
+        await self._configure()
+        sending = asyncio.create_task(self._send_audio(first, chunks))
+        receiving = asyncio.create_task(self._print_text())
+        try:
+            await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in (sending, receiving):
+                task.cancel()
+            outcomes = await asyncio.gather(sending, receiving, return_exceptions=True)
+        for outcome in reversed(outcomes):  # what the server says comes first
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _configure(self) -> None:
+        settings = self._settings
+        transcription = {"model": settings.model_name, "language": settings.language, "prompt": settings.prompt}
+        audio_input = {
+            "format": {"type": "audio/pcm", "rate": self._rate},
+            "transcription": {name: value for name, value in transcription.items() if value is not None},
+        }
+        await self._say("session.update", session={"type": "transcription", "audio": {"input": audio_input}})
+
+    async def _send_audio(self, first: bytes, chunks: Chunks) -> None:
+        """Send the audio until it ends, or the user interrupts; then ask for the text of what was said last."""
+        sending = asyncio.create_task(self._send_chunks(first, chunks))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, sending.cancel)
+        try:
+            with suppress(asyncio.CancelledError):
+                await sending
+        finally:
+            sending.cancel()
+            loop.remove_signal_handler(signal.SIGINT)
+        await self._say("input_audio_buffer.commit", event_id="last")
+        await self._say("input_audio_buffer.clear")  # the answer comes after that of all before it
+
+    async def _send_chunks(self, first: bytes, chunks: Chunks) -> None:
+        if first:
+            await self._say("input_audio_buffer.append", audio=base64.b64encode(first).decode())
+        async for chunk in chunks:
+            await self._say("input_audio_buffer.append", audio=base64.b64encode(chunk).decode())
+
+    async def _print_text(self) -> None:
+        while not (self._all_sent and not self._open):
+            self._handle(json.loads(await self._connection.recv()))
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        item = str(event.get("item_id"))
+        match event.get("type"):
+            case "input_audio_buffer.speech_started" | "input_audio_buffer.committed":
+                self._open.add(item)
+            case "input_audio_buffer.cleared":
+                self._all_sent = True
+            case "error" if event["error"].get("event_id") != "last":
+                raise ServerError(event["error"]["message"])
+            case str(kind) if kind.startswith(_TRANSCRIPTION):
+                self._print(kind.removeprefix(_TRANSCRIPTION), item, event)
+
+    def _print(self, kind: str, item: str, event: dict[str, Any]) -> None:
+        match kind:
+            case "delta":
+                self._screen.add(event["delta"])
+            case "completed":
+                self._screen.complete(event["transcript"])
+                self._open.discard(item)
+            case "failed":
+                raise ServerError(event["error"]["message"])
+
+    async def _say(self, kind: str, **fields: Any) -> None:
+        await self._connection.send(json.dumps({"type": kind, **fields}))
+
+
+def _address(settings: Listen) -> str:
+    """The WebSocket's URL."""
+    base = settings.url.rstrip("/")
+    for scheme, socket in (("https://", "wss://"), ("http://", "ws://")):
+        if base.startswith(scheme):
+            base = socket + base.removeprefix(scheme)
+    model = settings.model_name
+    return f"{base}/realtime?" + ("intent=transcription" if model is None else f"model={quote(model, safe='')}")
+
+
+def _refusal(error: InvalidStatus) -> str:
+    try:
+        message = json.loads(error.response.body or b"")["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = "the server has refused the session"
+    return f"{error.response.status_code}: {message}"

@@ -1,0 +1,56 @@
+"""Whisper, and models of its architecture with fewer layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.engine.models.spec import (
+    AudioEncoderSpec,
+    ConvStem,
+    CrossAttention,
+    DecoderSpec,
+    Embeddings,
+    GroupedAttention,
+    Layer,
+    LayerNorm,
+    PlainMLP,
+)
+
+_NORM = LayerNorm(eps=1e-5)
+
+
+def whisper(config: Any) -> DecoderSpec:
+    """Whisper: learned positions, norms before the branches, keys without bias."""
+    hidden, act = config.d_model, config.activation_function
+    heads, dim = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
+    layer = Layer(
+        attn=_attention(hidden, heads),
+        cross=CrossAttention(heads=heads, head_dim=dim, scale=dim**-0.5),
+        ffn=PlainMLP(size=config.decoder_ffn_dim, act=act),
+    )
+    encoder_layer = Layer(
+        attn=_attention(hidden, config.encoder_attention_heads), ffn=PlainMLP(size=config.encoder_ffn_dim, act=act)
+    )
+    return DecoderSpec(
+        hidden=hidden,
+        vocab=config.vocab_size,
+        layers=(layer,) * config.decoder_layers,
+        norm=_NORM,
+        max_positions=config.max_target_positions,
+        embeddings=Embeddings(positions=config.max_target_positions),
+        tied=config.tie_word_embeddings,
+        encoder=AudioEncoderSpec(
+            stem=ConvStem(channels=config.num_mel_bins, act="gelu"),  # whatever the other activations are
+            hidden=hidden,
+            layers=(encoder_layer,) * config.encoder_layers,
+            norm=_NORM,
+            max_positions=config.max_source_positions,
+        ),
+    )
+
+
+def _attention(hidden: int, heads: int) -> GroupedAttention:
+    dim = hidden // heads
+    return GroupedAttention(
+        heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=None, qkv_bias=True, out_bias=True
+    )

@@ -1,0 +1,115 @@
+"""Layers and final norm of a `StackSpec`, which decoders and encoders share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from quire.engine.models.layers.attention import GroupedAttentionLayer
+from quire.engine.models.layers.cross import CrossAttentionLayer
+from quire.engine.models.layers.disentangled import DisentangledAttentionLayer
+from quire.engine.models.layers.latent import LatentAttentionLayer
+from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
+from quire.engine.models.layers.moe import MoELayer
+from quire.engine.models.layers.norm import make_norm
+from quire.engine.models.layers.step import StepContext
+from quire.engine.models.spec import (
+    Attention,
+    DisentangledAttention,
+    FeedForward,
+    GatedMLP,
+    GroupedAttention,
+    Layer,
+    Parallel,
+    PlainMLP,
+    StackSpec,
+)
+from quire.kernels.add_scaled import add_scaled
+from quire.kernels.take_rows import take_rows
+
+
+class TransformerLayer(nn.Module):
+    """Attention and feed-forward, and cross-attention where there is one, each in a residual branch."""
+
+    def __init__(self, index: int, spec: Layer, model: StackSpec, source: int) -> None:
+        """`source`: elements of a position that cross-attention reads."""
+        super().__init__()
+        self.scale = spec.residual_scale
+        self.parallel = spec.parallel
+        self.attn = _attention(index, spec.attn, model)
+        self.ffn = _feed_forward(spec.ffn, model)
+
+        def norm(exists: bool) -> nn.Module:
+            return make_norm(model.hidden, model.norm) if exists else nn.Identity()
+
+        self.attn_norm = norm(spec.pre_norm and spec.pre_attn_norm)
+        self.ffn_norm = norm(spec.pre_norm and spec.parallel is not Parallel.ONE_NORM)
+        self.attn_post_norm, self.ffn_post_norm = norm(spec.post_norm), norm(spec.post_norm)
+        self.attn_inner_norm = make_norm(model.hidden, model.norm) if spec.inner_sum_norm else None
+        self.attn_sum_norm = make_norm(model.hidden, model.norm) if spec.sum_norm else None
+        self.ffn_sum_norm = make_norm(model.hidden, model.norm) if spec.sum_norm else None
+        self.cross = None if spec.cross is None else CrossAttentionLayer(index, spec.cross, model.hidden, source)
+        self.cross_norm = norm(spec.cross is not None)
+
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
+        normed = self.attn_norm(x)
+        attended = self.attn_post_norm(self.attn(normed, step, last_layer=last_layer))
+        logits_rows = last_layer and step.last_token_only and step.logits_indices is not None
+        if logits_rows:
+            assert step.logits_indices is not None
+            x, normed = take_rows(x, step.logits_indices), take_rows(normed, step.logits_indices)
+        if self.parallel is not None:
+            read = normed if self.parallel is Parallel.ONE_NORM else self.ffn_norm(x)
+            return add_scaled(x, add_scaled(attended, self.ffn(read)))
+        if self.attn_sum_norm is not None and self.ffn_sum_norm is not None:
+            if self.attn_inner_norm is not None:
+                attended = self.attn_inner_norm(attended, x)
+            x = self.attn_sum_norm(attended, x)
+            summed: Tensor = self.ffn_sum_norm(self.ffn(x), x)
+            return summed
+        x = add_scaled(x, attended, self.scale)
+        if self.cross is not None:
+            x = add_scaled(x, self.cross(self.cross_norm(x), step, logits_rows=logits_rows))
+        return add_scaled(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))), self.scale)
+
+
+class LayerStack(nn.Module):
+    """The layers of a `StackSpec`."""
+
+    def __init__(self, spec: StackSpec, source: int = 0) -> None:
+        """`source`: elements of a position that cross-attention reads."""
+        super().__init__()
+        layers = (TransformerLayer(index, layer, spec, source) for index, layer in enumerate(spec.layers))
+        self.layers = nn.ModuleList(layers)
+        self.norm = make_norm(spec.hidden, spec.norm) if spec.final_norm else nn.Identity()
+
+    def run_layers(self, x: Tensor, step: StepContext, between_layers: Callable[[], None] | None = None) -> Tensor:
+        """(tokens, hidden) to the hidden states after the norm.
+
+        `between_layers`: called after each layer but the last.
+        """
+        for layer in self.layers:
+            is_last = layer is self.layers[-1]
+            x = layer(x, step, last_layer=is_last)
+            if between_layers is not None and not is_last:
+                between_layers()
+        hidden: Tensor = self.norm(x)
+        return hidden
+
+
+def _attention(index: int, spec: Attention, model: StackSpec) -> nn.Module:
+    if isinstance(spec, GroupedAttention):
+        return GroupedAttentionLayer(index, spec, model)
+    if isinstance(spec, DisentangledAttention):
+        return DisentangledAttentionLayer(spec, model)
+    return LatentAttentionLayer(index, spec, model)
+
+
+def _feed_forward(spec: FeedForward, model: StackSpec) -> nn.Module:
+    if isinstance(spec, GatedMLP):
+        return GatedMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, down_bias=spec.down_bias)
+    if isinstance(spec, PlainMLP):
+        return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias)
+    return MoELayer(model.hidden, spec)

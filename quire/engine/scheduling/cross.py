@@ -1,0 +1,60 @@
+"""CrossGroup: blocks for the encoded positions of items, beside those for the tokens of a sequence."""
+
+from __future__ import annotations
+
+from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.plan import CrossItem
+from quire.engine.scheduling.request import BlockHash, CrossCache, Hasher, Request
+from quire.engine.wire.protocol import MediaItem, StepStats
+
+
+class CrossGroup:
+    """Takes an item's blocks from the pool when its sequence enters the batch: all of them, filled in that step.
+
+    They are found again by the item's hash, as long as all of them are cached.
+    """
+
+    def __init__(self, pool: BlockPool, hasher: Hasher | None, stride: int) -> None:
+        """`stride`: see `SchedulerLimits.cross_stride`; the other arguments are the scheduler's."""
+        self._pool = pool
+        self._hasher = hasher
+        self._stride = stride
+
+    def attach(self, request: Request, item: MediaItem) -> None:
+        """Let all tokens of a new request attend to an item: their keys depend on it, too."""
+        length = item.features.shape[1] // self._stride
+        hashes: list[BlockHash] = []
+        if self._hasher is not None:
+            key = self._hasher(request.root + b"item" + item.hash)
+            request.root = self._hasher(key + b"tokens")
+            hashes = [self._hasher(key + b"block%d" % index) for index in range(self._pool.blocks_for(length))]
+        request.cross = CrossCache(item, length, hashes)
+
+    def cached(self, cross: CrossCache | None) -> list[int]:
+        """The blocks of an item that is still encoded; none if only some of them are left."""
+        if cross is None or not cross.hashes:
+            return []
+        found = self._pool.match(cross.hashes)
+        if len(found) == len(cross.hashes):
+            return found
+        self._pool.retract(found)  # nobody holds them: who does holds all of them
+        return []
+
+    def enter(self, cross: CrossCache, cached: list[int], stats: StepStats) -> CrossItem:
+        """Take the blocks of an item, which this step fills unless they are cached."""
+        stats.item_queries += 1
+        if cached:
+            self._pool.acquire(cached)
+            cross.blocks = cached
+            stats.item_hits += 1
+            return CrossItem(tuple(cached), cross.length, None)
+        cross.blocks = self._pool.allocate(self._pool.blocks_for(cross.length))
+        for block, key in zip(cross.blocks, cross.hashes, strict=False):  # without a prefix cache there are no hashes
+            self._pool.publish(block, key)
+        return CrossItem(tuple(cross.blocks), cross.length, cross.item)
+
+    def leave(self, cross: CrossCache | None) -> None:
+        """Give the blocks of an item back."""
+        if cross is not None:
+            self._pool.release(cross.blocks)
+            cross.blocks = []

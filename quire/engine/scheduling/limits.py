@@ -1,0 +1,29 @@
+"""SchedulerLimits: what a step may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Limits of a step. `max_tokens` is at least `max_seqs`, so that every running sequence can advance.
+
+    Attributes:
+        max_draft: longest draft of a sequence in tokens; 0 for no speculation.
+        rope_switch: see `LanguageModel.rope_switch`.
+        cross_stride: columns of an item's features for each encoded position; 0 if the model reads no items.
+        max_encoded: encoded positions of a step, of more than one item.
+    """
+
+    max_seqs: int
+    max_tokens: int
+    max_model_len: int
+    max_draft: int = 0
+    rope_switch: int | None = None
+    cross_stride: int = 0
+    max_encoded: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < self.max_seqs:
+            raise ValueError("max_tokens must be at least max_seqs")

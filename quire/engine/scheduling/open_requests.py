@@ -1,0 +1,66 @@
+"""OpenRequests: requests whose prompts arrive in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quire.engine.scheduling.plan import Extension, NewSequence
+from quire.engine.scheduling.request import Request
+
+
+class OpenRequests:
+    """Keeps the requests whose prompts are not complete.
+
+    Attributes:
+        parked: ids of those that hold nothing, and are not in the queue either, until their prompts grow.
+    """
+
+    def __init__(self) -> None:
+        self.parked: set[str] = set()
+        self._open: dict[str, Request] = {}
+        self._extended: list[tuple[Request, tuple[int, ...]]] = []  # since the last plan
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    @property
+    def all_idle(self) -> bool:
+        """Whether each of them waits for more of its prompt."""
+        return all(name in self.parked or request.is_idle for name, request in self._open.items())
+
+    def add(self, request: Request) -> None:
+        """Keep a request if more of its prompt follows."""
+        if request.held_back:
+            self._open[request.id] = request
+
+    def discard(self, request: Request) -> None:
+        """A request has left the scheduler."""
+        self._open.pop(request.id, None)
+        self.parked.discard(request.id)
+
+    def extend(self, request: Request, tokens: list[int], *, last: bool) -> bool:
+        """Append tokens to the prompt of one of the requests; returns whether it was parked and can go on."""
+        request.extend(tokens, last=last)
+        if last:
+            del self._open[request.id]
+        if request.blocks and tokens:
+            self._extended.append((request, tuple(tokens)))
+        resumes = request.id in self.parked and (last or bool(tokens))
+        if resumes:
+            self.parked.remove(request.id)
+        return resumes
+
+    def take_extensions(self, entered: Collection[NewSequence]) -> list[Extension]:
+        """What has been appended to sequences in the batch, other than those that enter it in this step."""
+        extended, self._extended = self._extended, []
+        names = {new.request_id for new in entered}
+        return [
+            Extension(request.id, tokens) for request, tokens in extended if request.blocks and request.id not in names
+        ]
+
+    def check(self) -> None:
+        """Assert that parked requests are open."""
+        assert self.parked <= self._open.keys(), "a request is parked whose prompt is complete"

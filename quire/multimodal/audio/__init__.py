@@ -1,0 +1,1 @@
+"""Audio in: decoding, log-mel features, cuts of long audio and voice activity. NumPy only; samples are mono float32."""

@@ -1,0 +1,261 @@
+"""Decodes audio files to mono float32 at 16 kHz: libsndfile for what it knows, FFmpeg's libraries for the rest.
+
+Runs in worker processes: parsers of media formats are native code that reads what a stranger has sent.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from quire.multimodal.audio.features import SAMPLE_RATE
+from quire.multimodal.audio.formats import NAMES, AudioFormat, recognize
+from quire.multimodal.audio.limits import AudioLimits
+from quire.multimodal.errors import PromptError
+
+PARAM = "file"
+_BLOCK = 1 << 16  # frames that are read at once
+_MIN_RATE, _MAX_RATE = 1000, 768_000  # samples per second
+_MAX_CHANNELS = 64
+_MISSING = 0.25  # seconds of the announced length that may be missing: encoders pad
+_CONTAINERS = frozenset({"wav", "ogg"})  # of codecs that libsndfile does not know, or cut off where it needs the end
+_STREAMED = 0x7FFF0000  # sizes from here on mean that the writer did not know the size
+_ESTIMATED = frozenset({"mp3", "ogg", "aac"})  # whose length is a guess
+Block = NDArray[np.float32]  # (frames, channels)
+Source = Iterator[tuple[Block, int]]  # with the sample rate
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedAudio:
+    """Decoded audio.
+
+    Attributes:
+        samples: 1-D float32 at 16 kHz; all channels averaged.
+        format: of the file.
+    """
+
+    samples: NDArray[np.float32]
+    format: str
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return len(self.samples) / SAMPLE_RATE
+
+
+class AudioError(PromptError):
+    """A file is not audio, is broken, or exceeds a limit."""
+
+    def __init__(self, message: str, param: str = PARAM) -> None:
+        super().__init__(message, param)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AudioError, (str(self), self.param)
+
+
+class _Unreadable(AudioError):
+    """A library cannot make sense of the file; another one may."""
+
+
+def worker(limits: AudioLimits) -> Callable[[bytes], DecodedAudio]:
+    """The function of a worker process."""
+    return lambda content: decode(content, limits)
+
+
+def decode(content: bytes, limits: AudioLimits) -> DecodedAudio:
+    """Decode a file.
+
+    Raises:
+        AudioError: it is empty, not audio, broken, or beyond a limit.
+    """
+    if not content:
+        raise AudioError("The file is empty.")
+    if len(content) > limits.size:
+        raise AudioError(
+            f"Maximum file size exceeded: the file has {len(content)} bytes, this server accepts {limits.size} "
+            "(--max-audio-size)."
+        )
+    kind = recognize(content)
+    if kind is None:
+        raise AudioError(f"Invalid or unsupported audio file. Supported formats: {NAMES}.")
+    if kind.library == "av":
+        return DecodedAudio(_collect(_through_av(content, kind), kind, limits), kind.name)
+    try:
+        return DecodedAudio(_collect(_through_soundfile(content, kind), kind, limits), kind.name)
+    except _Unreadable as error:
+        if kind.name not in _CONTAINERS or find_spec("av") is None:
+            raise
+        try:
+            return DecodedAudio(_collect(_through_av(content, kind), kind, limits), kind.name)
+        except _Unreadable:
+            raise error from None
+
+
+def _collect(source: Source, kind: AudioFormat, limits: AudioLimits) -> NDArray[np.float32]:
+    """All blocks, mixed down, resampled once, and checked against the limits while they arrive."""
+    target = _Growing(round(limits.seconds * SAMPLE_RATE))
+    resampler: soxr.ResampleStream | None = None
+    rate = decoded = 0
+    for block, new_rate in source:
+        if not rate:
+            rate = new_rate
+            if rate != SAMPLE_RATE:
+                resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, "float32", "HQ")
+        elif rate != new_rate:
+            raise AudioError(f"The {kind.name} file changes its sample rate from {rate} to {new_rate}.")
+        decoded += block.nbytes
+        if decoded > limits.decoded_size:
+            raise AudioError(
+                f"The {kind.name} file decodes to more than {limits.decoded_size} bytes (--max-audio-decoded-size)."
+            )
+        mono = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
+        target.add(mono if resampler is None else resampler.resample_chunk(np.ascontiguousarray(mono)))
+    if resampler is not None:
+        target.add(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+    if not target.length:
+        raise _Unreadable(f"The {kind.name} file contains no audio.")
+    return target.samples()
+
+
+class _Growing:
+    """A float32 array that grows up to a limit, without a second copy for long."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer = np.empty(min(limit, 1 << 18), np.float32)
+        self.length = 0
+
+    def add(self, samples: NDArray[np.float32]) -> None:
+        end = self.length + len(samples)
+        if end > self._limit:
+            raise AudioError(
+                f"The audio is longer than {self._limit / SAMPLE_RATE:g} s, the limit of this server "
+                "(--max-audio-seconds)."
+            )
+        if end > len(self._buffer):
+            self._buffer.resize(min(self._limit, max(end, 2 * len(self._buffer))), refcheck=False)
+        self._buffer[self.length : end] = samples
+        if not np.isfinite(self._buffer[self.length : end]).all():
+            raise AudioError("The file contains samples that are not finite numbers.")
+        self.length = end
+
+    def samples(self) -> NDArray[np.float32]:
+        return self._buffer[: self.length]
+
+
+def _check_header(rate: int, channels: int, kind: AudioFormat) -> None:
+    if not _MIN_RATE <= rate <= _MAX_RATE:
+        raise AudioError(
+            f"The {kind.name} file has {rate} samples per second; accepted are {_MIN_RATE} to {_MAX_RATE}."
+        )
+    if not 1 <= channels <= _MAX_CHANNELS:
+        raise AudioError(f"The {kind.name} file has {channels} channels; accepted are 1 to {_MAX_CHANNELS}.")
+
+
+def _through_soundfile(content: bytes, kind: AudioFormat) -> Source:
+    given = 0
+    try:
+        with _Sequential(_Bytes(content)) as file:
+            rate, announced = file.samplerate, file.frames
+            _check_header(rate, file.channels, kind)
+            while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+                given += len(block)
+                yield block, rate
+    except soundfile.LibsndfileError as error:
+        raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.error_string)}") from error
+    if kind.name == "wav":
+        announced = _frames_of_wav(content, announced)
+    if kind.name not in _ESTIMATED:
+        _check_length(given / rate, announced / rate, kind)
+
+
+class _Sequential(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no types
+    """A file that is read from its start to its end: soundfile would seek behind each block to where it is anyway."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+class _Bytes(io.BytesIO):
+    """A file in which libsndfile may seek before the start: an exception in its callback would only be printed."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        try:
+            return super().seek(offset, whence)
+        except ValueError:
+            return super().seek(0)
+
+
+def _frames_of_wav(content: bytes, counted: int) -> int:
+    """The frames that the header of a wav file announces. libsndfile gives those that are there."""
+    position, align = 12, 0
+    while position + 8 <= len(content):
+        name, size = content[position : position + 4], int.from_bytes(content[position + 4 : position + 8], "little")
+        if name == b"fmt ":
+            align = int.from_bytes(content[position + 20 : position + 22], "little")
+        if name == b"data":
+            return size // align if align and content.startswith(b"RIFF") and size < _STREAMED else counted
+        position += 8 + size + size % 2
+    return counted
+
+
+def _through_av(content: bytes, kind: AudioFormat) -> Source:
+    if find_spec("av") is None:
+        raise AudioError(
+            f"This server does not decode {kind.name}: it lacks the package av (pip install 'quire[audio]')."
+        )
+    import av  # noqa: PLC0415 not everybody has it
+
+    end = 0.0
+    try:
+        file = io.BytesIO(content)
+        with av.open(file, "r", format=kind.demuxer, metadata_errors="ignore", io_open=_refuse_to_open) as container:
+            if not container.streams.audio:
+                raise AudioError(f"The {kind.name} file contains no audio.")
+            stream = container.streams.audio[0]
+            stream.codec_context.thread_count = 1
+            for frame in container.decode(stream):
+                _check_header(frame.sample_rate, len(frame.layout.channels), kind)
+                yield _samples_of(frame), frame.sample_rate
+                end = max(end, (frame.time or 0.0) + frame.samples / frame.sample_rate)
+            announced = (container.duration or 0) / av.time_base
+    except av.FFmpegError as error:
+        raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.strerror or str(error))}") from error
+    if kind.name not in _ESTIMATED:
+        _check_length(end, announced, kind)
+
+
+def _refuse_to_open(url: str, flags: int, options: Any) -> Any:
+    """A file that refers to others is not followed."""
+    raise PermissionError(f"a reference to another file: {url[:100]}")
+
+
+def _samples_of(frame: Any) -> Block:
+    """The samples of one of FFmpeg's frames, as float32 in [-1, 1]."""
+    samples = frame.to_ndarray()
+    channels = len(frame.layout.channels)
+    given = samples.T if frame.format.is_planar else samples.reshape(-1, channels)
+    block: Block = given.astype(np.float32)
+    if given.dtype == np.uint8:
+        block = (block - np.float32(128)) / np.float32(128)
+    elif np.issubdtype(given.dtype, np.integer):
+        block = block / np.float32(1 << (8 * given.dtype.itemsize - 1))
+    return block
+
+
+def _check_length(given: float, announced: float, kind: AudioFormat) -> None:
+    """Refuse a file that has less than its header says: the rest of a speech would silently be missing."""
+    if given < announced - _MISSING:
+        raise AudioError(f"The {kind.name} file is cut off: it has {given:.2f} s of {announced:.2f} s of audio.")
+
+
+def _reason(text: str) -> str:
+    return text.strip().rstrip(".")[:200] + "."

@@ -1,0 +1,84 @@
+"""Log-mel spectrograms as Whisper's feature extractor makes them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLE_RATE = 16_000  # samples per second
+HOP = 160  # samples between frames
+_WINDOW = 400  # samples of a frame
+_PAD = _WINDOW // 2
+_FLOOR = 1e-10  # of the power
+_RANGE = 8.0  # powers of ten below the loudest value that are kept
+_SLICE = 1024  # frames that are transformed at once: 6 MiB
+_MAX_HZ = SAMPLE_RATE / 2
+_LINEAR_HZ = 1000.0  # Slaney's mel scale is linear below, and logarithmic above
+_LINEAR_MELS = 15.0  # mels of the linear part
+_LOG_STEP = 27.0 / np.log(6.4)  # mels for each factor of e
+
+
+def log_mel(samples: NDArray[np.float32], num_mel_bins: int, seconds: float = 30.0) -> NDArray[np.float32]:
+    """The normalized log-mel spectrogram of audio that is padded with silence.
+
+    Args:
+        samples: 1-D at 16 kHz; what is longer than `seconds` is cut off.
+        num_mel_bins: 80 or 128 with Whisper.
+        seconds: to which the audio is padded.
+
+    Returns:
+        Array of shape (num_mel_bins, 100 * seconds).
+    """
+    total = round(seconds * SAMPLE_RATE)
+    frames = total // HOP
+    samples = samples[:total]
+    padded = _padded(samples, total)
+    # Frames that begin behind the audio are silent.
+    sounding = min(frames, -(-(len(samples) + _PAD) // HOP) + 1)
+    spectrogram = np.full((num_mel_bins, frames), np.log10(_FLOOR), np.float64)
+    filters = mel_filters(num_mel_bins)
+    views = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::HOP]
+    for start in range(0, sounding, _SLICE):
+        part = views[start : min(start + _SLICE, sounding)] * _hann()
+        transformed = np.fft.rfft(part)
+        power = transformed.real**2 + transformed.imag**2
+        mels = np.maximum(filters @ power.T, _FLOOR)
+        spectrogram[:, start : start + len(part)] = np.log10(mels)
+    np.maximum(spectrogram, spectrogram.max() - _RANGE, out=spectrogram)
+    spectrogram += 4.0
+    spectrogram /= 4.0
+    return spectrogram.astype(np.float32)
+
+
+def _padded(samples: NDArray[np.float32], total: int) -> NDArray[np.float64]:
+    """The audio, then silence, with both ends reflected: a frame is centered at each multiple of the hop."""
+    padded = np.zeros(total + 2 * _PAD, np.float64)
+    padded[_PAD : _PAD + len(samples)] = samples
+    padded[:_PAD] = padded[2 * _PAD : _PAD : -1]
+    padded[total + _PAD :] = padded[total + _PAD - 2 : total - 2 : -1]
+    return padded
+
+
+@lru_cache(maxsize=1)
+def _hann() -> NDArray[np.float64]:
+    steps = np.arange(_WINDOW, dtype=np.float64)
+    return 0.5 - 0.5 * np.cos(2 * np.pi * steps / _WINDOW)
+
+
+@lru_cache(maxsize=4)
+def mel_filters(count: int) -> NDArray[np.float64]:
+    """Triangular filters of equal area, spaced evenly on Slaney's mel scale up to 8 kHz: (count, 201)."""
+    top = _LINEAR_MELS + _LOG_STEP * np.log(_MAX_HZ / _LINEAR_HZ)
+    mels = np.linspace(0.0, top, count + 2)
+    edges = np.where(
+        mels < _LINEAR_MELS,
+        mels * _LINEAR_HZ / _LINEAR_MELS,
+        _LINEAR_HZ * np.exp((mels - _LINEAR_MELS) / _LOG_STEP),
+    )
+    bins = np.linspace(0.0, _MAX_HZ, _WINDOW // 2 + 1)
+    low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
+    triangles: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))
+    return triangles * (2.0 / (high - low))

@@ -1,0 +1,20 @@
+"""Limits of audio files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AudioLimits:
+    """What a file may have.
+
+    Attributes:
+        size: bytes of the file.
+        seconds: of audio.
+        decoded_size: bytes of all channels, decoded to float32 at the file's sample rate. They are never held at once.
+    """
+
+    size: int
+    seconds: float
+    decoded_size: int

@@ -1,0 +1,152 @@
+"""Decodes files in worker processes and computes features in threads, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.config.options import AudioOptions
+from quire.multimodal.audio.decode import AudioError, DecodedAudio
+from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
+from quire.multimodal.audio.limits import AudioLimits
+from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
+from quire.workers.limits import WorkerLimits
+from quire.workers.pool import WorkerPool
+from quire.workers.threads import FairThreads
+
+Result = TypeVar("Result")
+_SECONDS = 90.0  # of processor time to decode a file; an hour of Opus takes 25
+_WORKER_MEMORY = 256 << 20  # bytes, beside the file and the result
+_HELD = 1 << 30  # bytes of decoded audio in this process from which on further files wait
+
+
+class AudioReader:
+    """Prepares the audio of one model's requests."""
+
+    def __init__(self, options: AudioOptions, *, max_queued: int = 1024, held: int = _HELD) -> None:
+        """Nothing is started yet.
+
+        Args:
+            options: limits of files.
+            max_queued: files that may wait for a process.
+            held: bytes of decoded audio from which on further files wait before they are decoded.
+        """
+        self.limits = AudioLimits(
+            int(options.max_audio_size), options.max_audio_seconds, int(options.max_audio_decoded_size)
+        )
+        memory = _WORKER_MEMORY + 4 * self.limits.size + round(5 * SAMPLE_RATE * self.limits.seconds)
+        self._processes = WorkerPool(
+            "audio",
+            "quire.multimodal.audio.decode:worker",
+            (self.limits,),
+            WorkerLimits(memory=memory, seconds=_SECONDS, stack=1 << 24),
+            size=2,
+            max_queued=max_queued,
+        )
+        self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued)
+        self._room = _Room(held)
+
+    async def decode(self, file: BinaryIO | bytes, *, tenant: str = "") -> DecodedAudio:
+        """The audio of a file. While much audio is held (see `hold`), it waits before it is decoded.
+
+        Args:
+            file: its bytes, or where they are read from once a process is free to decode them.
+            tenant: whose file it is; tenants take turns.
+
+        Raises:
+            AudioError: it is empty, not audio, broken, or beyond a limit.
+            QueueFull: too many files wait.
+            WorkerError: processes cannot be started.
+        """
+        await self._room.wait()
+        try:
+            audio: DecodedAudio = await self._processes.run(_Content(file), tenant=tenant)
+        except JobTimedOut as error:
+            if error.stalled:
+                raise QueueFull("the server is too busy to decode the file") from error
+            raise AudioError(f"Decoding the file took more than {_SECONDS:g} s.") from error
+        except JobKilled as error:
+            raise AudioError(f"The file cannot be decoded: {error}.") from error
+        return audio
+
+    @contextmanager
+    def hold(self, audio: DecodedAudio) -> Iterator[None]:
+        """Count audio as held by this process, until the context ends."""
+        size = audio.samples.nbytes
+        self._room.take(size)
+        try:
+            yield
+        finally:
+            self._room.give_back(size)
+
+    async def log_mel(
+        self, samples: NDArray[np.float32], num_mel_bins: int, seconds: float, *, tenant: str = ""
+    ) -> NDArray[np.float32]:
+        """See `features.log_mel`; computed in a thread.
+
+        Raises:
+            QueueFull: too many jobs wait.
+        """
+        return await self.run(partial(log_mel, samples, num_mel_bins, seconds), tenant=tenant)
+
+    async def run(self, work: Callable[[], Result], *, tenant: str = "") -> Result:
+        """Run a function in a thread; see `FairThreads.run`."""
+        return await self._threads.run(work, tenant=tenant)
+
+    async def close(self) -> None:
+        """End the threads and processes."""
+        self._threads.close()
+        await self._processes.close()
+
+
+class _Content:
+    """The bytes of a file, which are read when it is sent to a process: until then a large one stays on disk."""
+
+    def __init__(self, file: BinaryIO | bytes) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._file, bytes):
+            return bytes, (self._file,)
+        self._file.seek(0)
+        return bytes, (self._file.read(),)
+
+
+class _Room:
+    """Counts decoded bytes, and lets those who want to decode more wait in order while there are too many."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Return once less than the bound is held."""
+        if self._held < self._size and not self._waiting:
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        finally:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+
+    def take(self, size: int) -> None:
+        """Count some bytes."""
+        self._held += size
+
+    def give_back(self, size: int) -> None:
+        """Stop counting some bytes, and let others go on."""
+        self._held -= size
+        while self._waiting and self._held < self._size:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)

@@ -1,0 +1,1 @@
+"""The wire formats of sessions: OpenAI's GA and beta, and vLLM's."""

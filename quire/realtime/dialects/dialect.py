@@ -1,0 +1,97 @@
+"""What a session says and understands, independent of its wire format."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from quire.realtime.client_events import ClientEvent
+from quire.realtime.errors import EventError
+from quire.realtime.settings import SessionSettings
+
+Body = dict[str, Any]  # a server event
+
+
+@dataclass(slots=True)
+class SessionFacts:
+    """Who a session is, and how it is set.
+
+    Attributes:
+        expires_at: Unix time at which it ends; None: never.
+    """
+
+    settings: SessionSettings
+    expires_at: int | None
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the transcription of an utterance has cost.
+
+    Attributes:
+        seconds: of audio.
+        audio_tokens, text_tokens: of the prompts.
+        output_tokens: generated.
+    """
+
+    seconds: float
+    audio_tokens: int = 0
+    text_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.seconds + other.seconds,
+            self.audio_tokens + other.audio_tokens,
+            self.text_tokens + other.text_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+class Dialect(Protocol):
+    """One wire format. Methods that answer return the events to send, in order.
+
+    Attributes:
+        commits_end_utterances: a commit ends an utterance; otherwise it begins or ends a generation.
+        defaults: settings of a new session.
+    """
+
+    commits_end_utterances: ClassVar[bool]
+    defaults: ClassVar[SessionSettings]
+
+    def updated_settings(self, event: ClientEvent, settings: SessionSettings) -> SessionSettings:
+        """The settings after an update.
+
+        Raises:
+            EventError: the update is not valid.
+        """
+
+    def created(self, session: SessionFacts) -> list[Body]: ...
+
+    def updated(self, session: SessionFacts) -> list[Body]: ...
+
+    def error(self, error: EventError) -> list[Body]: ...
+
+    def session_error(self, code: str, message: str) -> list[Body]:
+        """The session ends for this reason."""
+
+    def speech_started(self, item: str, milliseconds: int) -> list[Body]: ...
+
+    def speech_stopped(self, item: str, milliseconds: int) -> list[Body]: ...
+
+    def committed(self, item: str, previous: str | None) -> list[Body]: ...
+
+    def cleared(self) -> list[Body]: ...
+
+    def delta(self, item: str, text: str) -> list[Body]: ...
+
+    def completed(self, item: str, text: str, usage: Usage, language: str | None) -> list[Body]: ...
+
+    def failed(self, item: str, code: str, message: str, *, servers_fault: bool) -> list[Body]: ...
+
+    def generated(self) -> list[Body]:
+        """The generation that a client has ended is complete."""

@@ -1,0 +1,191 @@
+"""OpenAI's events: generally available, and the beta before it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import ClassVar
+
+from msgspec import UNSET
+
+from quire.realtime.client_events import ClientEvent, SessionUpdate, TranscriptionSessionUpdate, convert
+from quire.realtime.dialects.dialect import Body, SessionFacts, Usage
+from quire.realtime.dialects.openai_session import (
+    BetaSession,
+    Session,
+    apply,
+    apply_beta,
+    beta_session_body,
+    session_body,
+)
+from quire.realtime.errors import EventError
+from quire.realtime.settings import SessionSettings
+
+_TRANSCRIPTION = "conversation.item.input_audio_transcription"
+
+
+class OpenAI:
+    """The events of transcription sessions in GA."""
+
+    commits_end_utterances: ClassVar[bool] = True
+    defaults: ClassVar[SessionSettings] = SessionSettings()
+    item_events: ClassVar[tuple[str, ...]] = ("conversation.item.added",)
+
+    def updated_settings(self, event: ClientEvent, settings: SessionSettings) -> SessionSettings:
+        """The settings after `session.update`."""
+        if not isinstance(event, SessionUpdate):
+            raise EventError(
+                f"{event.kind} is an event of the beta; this session is one of the general availability, whose clients "
+                "send session.update.",
+                "unknown_event",
+                "type",
+            )
+        if event.session is UNSET:
+            raise EventError("session.update needs a `session`.", "invalid_event", "session")
+        return apply(convert(event.session, Session, "session"), settings)
+
+    def session(self, session: SessionFacts) -> Body:
+        """The session object of events."""
+        return session_body(session)
+
+    def created(self, session: SessionFacts) -> list[Body]:
+        """The first event. It has the fields of vLLM's as well."""
+        body = self._event("session.created", id=f"sess-{session.key}", created=session.created)
+        return [{**body, "session": self.session(session)}]
+
+    def updated(self, session: SessionFacts) -> list[Body]:
+        """The settings after an update."""
+        return [self._event("session.updated", session=self.session(session))]
+
+    def error(self, error: EventError) -> list[Body]:
+        """An event was refused."""
+        detail = {
+            "type": "invalid_request_error",
+            "code": error.code,
+            "message": error.message,
+            "param": error.param,
+            "event_id": error.event_id,
+        }
+        return [self._event("error", error=detail)]
+
+    def session_error(self, code: str, message: str) -> list[Body]:
+        """The session ends."""
+        return [self._event("error", error={**_error("invalid_request_error", code, message), "event_id": None})]
+
+    def speech_started(self, item: str, milliseconds: int) -> list[Body]:
+        """Speech was noticed, which has begun at this time."""
+        return [self._event("input_audio_buffer.speech_started", audio_start_ms=milliseconds, item_id=item)]
+
+    def speech_stopped(self, item: str, milliseconds: int) -> list[Body]:
+        """Speech has ended at this time."""
+        return [self._event("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=item)]
+
+    def committed(self, item: str, previous: str | None) -> list[Body]:
+        """The audio of an item is complete."""
+        body = _item(item, "in_progress", None)
+        return [
+            self._event("input_audio_buffer.committed", item_id=item, previous_item_id=previous),
+            *(self._event(kind, item=body, previous_item_id=previous) for kind in self.item_events),
+        ]
+
+    def cleared(self) -> list[Body]:
+        """The audio was discarded."""
+        return [self._event("input_audio_buffer.cleared")]
+
+    def delta(self, item: str, text: str) -> list[Body]:
+        """More text of an item."""
+        return [self._event(f"{_TRANSCRIPTION}.delta", item_id=item, content_index=0, delta=text)]
+
+    def completed(self, item: str, text: str, usage: Usage, language: str | None) -> list[Body]:
+        """All text of an item."""
+        body = self._event(
+            f"{_TRANSCRIPTION}.completed", item_id=item, content_index=0, transcript=text, usage=_usage(usage)
+        )
+        if language is not None:
+            body["languages"] = [{"code": language}]
+        return [body, *self._done(item, text)]
+
+    def failed(self, item: str, code: str, message: str, *, servers_fault: bool) -> list[Body]:
+        """An item has no text."""
+        kind = "server_error" if servers_fault else "invalid_request_error"
+        error = _error(kind, code, message)
+        return [self._event(f"{_TRANSCRIPTION}.failed", item_id=item, content_index=0, error=error)]
+
+    def generated(self) -> list[Body]:
+        """Nothing: generations are vLLM's."""
+        return []
+
+    def _done(self, item: str, text: str) -> list[Body]:
+        body = _item(item, "completed", text)
+        return [self._event("conversation.item.done", item=body, previous_item_id=None)]
+
+    @staticmethod
+    def _event(kind: str, **fields: object) -> Body:
+        return {"type": kind, "event_id": f"event_{uuid.uuid4().hex[:24]}", **fields}
+
+
+class OpenAIBeta(OpenAI):
+    """The events of the beta.
+
+    Attributes:
+        of_transcription: the client has asked for a transcription session, whose events have names of their own.
+    """
+
+    item_events: ClassVar[tuple[str, ...]] = ("conversation.item.created",)
+
+    def __init__(self, *, of_transcription: bool) -> None:
+        self.of_transcription = of_transcription
+
+    def updated_settings(self, event: ClientEvent, settings: SessionSettings) -> SessionSettings:
+        """The settings after `transcription_session.update` or `session.update`."""
+        assert isinstance(event, SessionUpdate | TranscriptionSessionUpdate)
+        if event.session is UNSET:
+            raise EventError(f"{event.kind} needs a `session`.", "invalid_event", "session")
+        self.of_transcription = isinstance(event, TranscriptionSessionUpdate)
+        return apply_beta(convert(event.session, BetaSession, "session"), settings)
+
+    def session(self, session: SessionFacts) -> Body:
+        """The session object of events."""
+        return beta_session_body(session)
+
+    def created(self, session: SessionFacts) -> list[Body]:
+        """The first event."""
+        return [{**super().created(session)[0], "type": f"{self._prefix}.created"}]
+
+    def updated(self, session: SessionFacts) -> list[Body]:
+        """The settings after an update."""
+        return [self._event(f"{self._prefix}.updated", session=self.session(session))]
+
+    @property
+    def _prefix(self) -> str:
+        return "transcription_session" if self.of_transcription else "session"
+
+    def _done(self, item: str, text: str) -> list[Body]:
+        return []
+
+
+def _error(kind: str, code: str, message: str) -> Body:
+    return {"type": kind, "code": code, "message": message, "param": None}
+
+
+def _item(item: str, status: str, transcript: str | None) -> Body:
+    return {
+        "id": item,
+        "type": "message",
+        "object": "realtime.item",
+        "role": "user",
+        "status": status,
+        "content": [{"type": "input_audio", "transcript": transcript}],
+    }
+
+
+def _usage(usage: Usage) -> Body:
+    if not usage.output_tokens:
+        return {"type": "duration", "seconds": usage.seconds}
+    given = usage.audio_tokens + usage.text_tokens
+    return {
+        "type": "tokens",
+        "input_tokens": given,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": given + usage.output_tokens,
+        "input_token_details": {"audio_tokens": usage.audio_tokens, "text_tokens": usage.text_tokens},
+    }

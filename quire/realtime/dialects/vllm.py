@@ -1,0 +1,105 @@
+"""vLLM's own events: a client starts a generation, sends audio, and ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from quire.realtime.audio import PCM_16K
+from quire.realtime.client_events import ClientEvent, SessionUpdate
+from quire.realtime.dialects.dialect import Body, SessionFacts, Usage
+from quire.realtime.dialects.openai import OpenAI
+from quire.realtime.errors import EventError
+from quire.realtime.settings import SessionSettings
+from quire.realtime.stable_prefix import separator
+
+_CODES = {"event_too_large": "invalid_event", "unsupported_event": "unknown_event"}
+_KNOWN = ("invalid_json", "invalid_audio", "model_not_validated", "model_not_found", "unknown_event", "invalid_event")
+
+
+class Vllm:
+    """The events of vLLM. A generation is made of utterances like any session; its text is theirs, joined."""
+
+    commits_end_utterances: ClassVar[bool] = False
+    defaults: ClassVar[SessionSettings] = SessionSettings(audio_format=PCM_16K)
+
+    def __init__(self) -> None:
+        self._text = ""  # of the utterances of this generation that are complete
+        self._begun: set[str] = set()  # utterances that are not, of which something was told
+        self._usage = Usage(0.0)
+
+    def updated_settings(self, event: ClientEvent, settings: SessionSettings) -> SessionSettings:
+        """The settings after `session.update`."""
+        if not isinstance(event, SessionUpdate):
+            raise EventError(f"Unknown event type {event.kind!r}.", "unknown_event", "type")
+        if not isinstance(event.model, str) or not event.model:
+            raise EventError("session.update needs a `model`.", "invalid_event", "model")
+        return replace(settings, model=event.model)
+
+    def created(self, session: SessionFacts) -> list[Body]:
+        """The first event, with the fields of OpenAI's."""
+        return OpenAI().created(session)
+
+    def updated(self, session: SessionFacts) -> list[Body]:
+        """Nothing."""
+        return []
+
+    def error(self, error: EventError) -> list[Body]:
+        """An event was refused."""
+        code = _CODES.get(error.code, error.code)
+        return [_error(code if code in _KNOWN else "invalid_event", error.message)]
+
+    def session_error(self, code: str, message: str) -> list[Body]:
+        """The session ends."""
+        return [_error(code, message)]
+
+    def speech_started(self, item: str, milliseconds: int) -> list[Body]:
+        """Nothing."""
+        return []
+
+    def speech_stopped(self, item: str, milliseconds: int) -> list[Body]:
+        """Nothing."""
+        return []
+
+    def committed(self, item: str, previous: str | None) -> list[Body]:
+        """Nothing."""
+        return []
+
+    def cleared(self) -> list[Body]:
+        """Nothing."""
+        return []
+
+    def delta(self, item: str, text: str) -> list[Body]:
+        """More text."""
+        if item not in self._begun:
+            self._begun.add(item)
+            text = separator(self._text, text) + text
+        return [{"type": "transcription.delta", "delta": text}]
+
+    def completed(self, item: str, text: str, usage: Usage, language: str | None) -> list[Body]:
+        """Nothing yet: the generation has one text."""
+        self._begun.discard(item)
+        self._text += separator(self._text, text) + text
+        self._usage += usage
+        return []
+
+    def failed(self, item: str, code: str, message: str, *, servers_fault: bool) -> list[Body]:
+        """An utterance has no text."""
+        self._begun.discard(item)
+        return [_error("processing_error", message)]
+
+    def generated(self) -> list[Body]:
+        """All text of the generation."""
+        text, usage = self._text, self._usage
+        self._text, self._usage = "", Usage(0.0)
+        given = usage.audio_tokens + usage.text_tokens
+        counts = {
+            "prompt_tokens": given,
+            "completion_tokens": usage.output_tokens,
+            "total_tokens": given + usage.output_tokens,
+        }
+        return [{"type": "transcription.done", "text": text, "usage": counts}]
+
+
+def _error(code: str, message: str) -> Body:
+    return {"type": "error", "error": message, "code": code}

@@ -1,0 +1,80 @@
+"""Keys for clients that may not have the server's own: they expire, and open realtime sessions only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+import msgspec
+
+from quire.realtime.errors import EventError
+
+PREFIX = "ek_"
+_MAX_SESSION = 8192  # bytes of a session's JSON: the secret travels in a header
+_DIGEST = hashlib.sha256().digest_size
+
+
+class Secret(msgspec.Struct, frozen=True, array_like=True):
+    """What a client secret says.
+
+    Attributes:
+        expires_at: Unix time.
+        owner: which of the server's API keys has made it; None: the server has none.
+        session: JSON of the session's settings.
+        beta: they have the form of the beta.
+        nonce: makes secrets differ.
+    """
+
+    expires_at: int
+    owner: int | None
+    session: bytes
+    beta: bool
+    nonce: bytes
+
+
+class ClientSecrets:
+    """Makes and checks secrets. They are signed, so that nothing is kept for them; no other server accepts them."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def make(self, session: bytes, *, seconds: int, owner: int | None, beta: bool) -> tuple[str, int]:
+        """A secret and its expiry.
+
+        Raises:
+            EventError: the session's settings are too long.
+        """
+        if len(session) > _MAX_SESSION:
+            raise EventError(
+                f"The `session` of a client secret may have {_MAX_SESSION} bytes, this one has {len(session)}.",
+                "invalid_value",
+                "session",
+            )
+        secret = Secret(int(time.time()) + seconds, owner, session, beta, secrets.token_bytes(12))
+        content = msgspec.msgpack.encode(secret)
+        return PREFIX + urlsafe_b64encode(self._signature(content) + content).decode().rstrip("="), secret.expires_at
+
+    def read(self, text: str) -> Secret | None:
+        """What a secret says; None if it is not one of this server, or has expired."""
+        if not text.startswith(PREFIX):
+            return None
+        encoded = text.removeprefix(PREFIX)
+        try:
+            signed = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+        except ValueError:
+            return None
+        signature, content = signed[:_DIGEST], signed[_DIGEST:]
+        if not hmac.compare_digest(signature, self._signature(content)):
+            return None
+        secret = msgspec.msgpack.decode(content, type=Secret)
+        return secret if secret.expires_at > time.time() else None
+
+    def is_valid(self, text: str) -> bool:
+        """Whether this is a secret that opens sessions."""
+        return self.read(text) is not None
+
+    def _signature(self, content: bytes) -> bytes:
+        return hmac.digest(self._key, content, hashlib.sha256)

@@ -1,0 +1,290 @@
+"""One session: what a client sends becomes audio, utterances and text, until one of the two sides ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass, replace
+
+import msgspec
+import orjson
+from msgspec import UNSET
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from quire.api.http.errors import ApiError
+from quire.api.serving.models import ServerState
+from quire.config.options import RealtimeOptions
+from quire.realtime.audio import RATE, AudioDecoder, Samples
+from quire.realtime.captions import Captions, Utterance
+from quire.realtime.client_events import (
+    Append,
+    Clear,
+    ClientEvent,
+    Commit,
+    SessionUpdate,
+    TranscriptionSessionUpdate,
+    parse_event,
+)
+from quire.realtime.dialects.choice import Choice
+from quire.realtime.dialects.dialect import Body, Dialect, SessionFacts
+from quire.realtime.errors import EventError, SessionOver
+from quire.realtime.outbound import Outbound
+from quire.realtime.settings import SessionSettings
+from quire.realtime.speech import Speech, SpeechOf
+from quire.realtime.turns import ActivityOf, Began, Ended, Turns
+
+_MAX_UNSENT = 256 << 10  # bytes of events that a client has not read
+_TRY_AGAIN = 1012  # close code: the server restarts
+_NORMAL = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the sessions of a server share.
+
+    Attributes:
+        slots: of passes over utterances that are being spoken.
+        draining: set once the server shuts down.
+    """
+
+    state: ServerState
+    options: RealtimeOptions
+    speech_of: SpeechOf
+    activity_of: ActivityOf
+    slots: asyncio.Semaphore
+    draining: asyncio.Event
+
+
+class Session:
+    """A session over an accepted WebSocket."""
+
+    def __init__(self, websocket: WebSocket, shared: Surroundings, choice: Choice, facts: SessionFacts) -> None:
+        self._websocket = websocket
+        self._shared = shared
+        self._choice = choice
+        self._facts = facts
+        self._outbound = Outbound(_MAX_UNSENT)
+        self._decoder = AudioDecoder(facts.settings.audio_format)
+        detection = facts.settings.effective_detection
+        self._turns = Turns(detection, shared.activity_of, shared.options.max_realtime_audio)
+        self._utterance: Utterance | None = None
+        self._item = ""  # of the current utterance
+        self._previous_item: str | None = None
+
+    async def run(self) -> SessionOver:
+        """Serve the client; returns why the session is over. What runs for it has ended then."""
+        seconds = self._shared.options.realtime_session_timeout
+        try:
+            async with asyncio.timeout(seconds or None):
+                over = await self._run_tasks()
+        except TimeoutError:
+            over = SessionOver(
+                _NORMAL, f"The session has reached its maximum duration of {seconds:g} s.", "session_expired"
+            )
+        return over
+
+    def farewell(self, over: SessionOver) -> list[Body]:
+        """The events that tell the client why the session is over."""
+        return [] if over.name is None else self._dialect.session_error(over.name, over.reason)
+
+    @property
+    def _dialect(self) -> Dialect:
+        return self._choice.dialect
+
+    async def _run_tasks(self) -> SessionOver:
+        over = SessionOver(None)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._captions = Captions(
+                    group,
+                    self._send,
+                    lambda: self._dialect,
+                    self._shared.slots,
+                    self._shared.options.realtime_interim_interval,
+                )
+                group.create_task(self._write())
+                reading = group.create_task(self._read())
+                group.create_task(self._drain(reading))
+        except* SessionOver as group_of_one:
+            found = group_of_one.exceptions[0]
+            assert isinstance(found, SessionOver)
+            over = found
+        return over
+
+    async def _write(self) -> None:
+        while True:
+            frame = await self._outbound.get()
+            try:
+                await self._websocket.send_text(frame.decode())
+            except (WebSocketDisconnect, RuntimeError) as error:  # RuntimeError: it has been closed
+                raise SessionOver(None) from error
+            await self._outbound.written(frame)
+
+    async def _send(self, bodies: list[Body]) -> None:
+        for body in bodies:
+            await self._outbound.put(orjson.dumps(body))
+
+    async def _drain(self, reading: asyncio.Task[None]) -> None:
+        """End the session when the server shuts down: what has been said is still transcribed."""
+        await self._shared.draining.wait()
+        reading.cancel()
+        await asyncio.wait((reading,))
+        if self._turns.speaking_since is not None:
+            await self._end(self._turns.finish())
+        await self._captions.complete()
+        await self._outbound.flushed()
+        raise SessionOver(_TRY_AGAIN, "the server is shutting down")
+
+    async def _read(self) -> None:
+        await self._send(self._dialect.created(self._facts))
+        idle = self._shared.options.realtime_idle_timeout
+        while True:
+            try:
+                async with asyncio.timeout(idle or None):
+                    message = await self._websocket.receive()
+            except TimeoutError as error:
+                reason = f"The session has ended because the client sent nothing for {idle:g} s."
+                raise SessionOver(_NORMAL, reason, "session_idle") from error
+            if message["type"] == "websocket.disconnect":
+                raise SessionOver(None)
+            try:
+                await self._handle_frame(message.get("text"))
+            except EventError as error:
+                await self._send(self._dialect.error(error))
+
+    async def _handle_frame(self, text: str | None) -> None:
+        if text is None:
+            raise EventError("Binary frames are not accepted: events are JSON in text frames.", "invalid_event")
+        event = parse_event(text, int(self._shared.options.max_realtime_event_size))
+        try:
+            self._decide_dialect(event)
+            await self._handle(event)
+        except EventError as error:
+            error.event_id = event.event_id
+            raise
+
+    def _decide_dialect(self, event: ClientEvent) -> None:
+        if (
+            self._choice.decide(event)
+            and self._facts.settings.audio_format != self._choice.dialect.defaults.audio_format
+        ):
+            self._configure(replace(self._facts.settings, audio_format=self._choice.dialect.defaults.audio_format))
+
+    async def _handle(self, event: ClientEvent) -> None:
+        match event:
+            case SessionUpdate() | TranscriptionSessionUpdate():
+                await self._update(event)
+            case Append(audio=audio):
+                await self._append(audio)
+            case Commit(final=final):
+                await self._commit(final)
+            case Clear():
+                await self._clear()
+
+    async def _update(self, event: SessionUpdate | TranscriptionSessionUpdate) -> None:
+        settings = self._dialect.updated_settings(event, self._facts.settings)
+        check_settings(self._shared, self._dialect, settings)
+        self._configure(settings)
+        await self._send(self._dialect.updated(self._facts))
+
+    def _configure(self, settings: SessionSettings) -> None:
+        before, self._facts.settings = self._facts.settings, settings
+        if settings.audio_format != before.audio_format:
+            self._decoder = AudioDecoder(settings.audio_format)
+        if settings.effective_detection != before.effective_detection:
+            self._turns.detect(settings.effective_detection)
+
+    def _speech(self) -> Speech:
+        return speech_of(self._shared, self._dialect, self._facts.settings)
+
+    async def _append(self, audio: str) -> None:
+        speech = self._speech()
+        self._turns.check_room(self._decoder.seconds(audio))
+        async for samples in self._decoder.decode(audio):
+            await self._hear(samples, speech)
+            await asyncio.sleep(0)  # large events leave room for other sessions
+
+    async def _hear(self, samples: Samples, speech: Speech) -> None:
+        for event in self._turns.push(samples):
+            match event:
+                case Began(start=start):
+                    await self._begin(start, speech)
+                case Ended():
+                    await self._end(event)
+        if self._utterance is not None and self._turns.speaking_since is not None:
+            await self._utterance.grow(self._turns.position - self._turns.speaking_since)
+
+    async def _begin(self, start: int, speech: Speech) -> None:
+        self._item = _new_item()
+        await self._send(self._dialect.speech_started(self._item, _milliseconds(start)))
+        self._utterance = await self._captions.begin(self._item, self._facts.settings, speech, self._turns.current)
+
+    async def _end(self, ended: Ended) -> None:
+        """The current utterance is complete, or, without voice activity, all audio so far is one."""
+        if self._utterance is None:
+            if not ended.heard:
+                self._item = _new_item()
+            speech = self._speech()
+            self._utterance = await self._captions.begin(self._item, self._facts.settings, speech, lambda: ended.audio)
+        if ended.heard:
+            await self._send(self._dialect.speech_stopped(self._item, _milliseconds(ended.end)))
+        await self._send(self._dialect.committed(self._item, self._previous_item))
+        self._previous_item = self._item
+        utterance, self._utterance = self._utterance, None
+        await utterance.end(ended.audio)
+
+    async def _commit(self, final: bool | msgspec.UnsetType) -> None:
+        speech = self._speech()
+        if not self._dialect.commits_end_utterances:
+            if final is UNSET or not final:
+                return  # a generation begins, or goes on: audio is transcribed as it comes
+            await self._hear(self._decoder.flush(), speech)
+            if self._turns.speaking_since is not None:
+                await self._end(self._turns.finish())
+            self._captions.when_complete()
+            return
+        await self._hear(self._decoder.flush(), speech)
+        await self._end(self._turns.commit())
+
+    async def _clear(self) -> None:
+        self._decoder.flush()
+        self._turns.clear()
+        if self._utterance is not None:
+            self._captions.discard(self._utterance)
+            self._utterance = None
+        await self._send(self._dialect.cleared())
+
+
+def speech_of(shared: Surroundings, dialect: Dialect, settings: SessionSettings) -> Speech:
+    """The model of a session.
+
+    Raises:
+        EventError: it does not exist, does not transcribe, or has not been named.
+    """
+    if settings.model is None and not dialect.commits_end_utterances:
+        raise EventError("Send session.update with a `model` first.", "model_not_validated")
+    try:
+        return shared.speech_of(shared.state.model_for(settings.model, "transcribe"))
+    except ApiError as error:
+        raise EventError(error.message, "model_not_found", "model") from error
+
+
+def check_settings(shared: Surroundings, dialect: Dialect, settings: SessionSettings) -> None:
+    """Refuse settings that no model can follow.
+
+    Raises:
+        EventError: the model, or what it is asked for, is not possible.
+    """
+    speech = speech_of(shared, dialect, settings)
+    try:
+        speech.check(settings)
+    except ApiError as error:
+        raise EventError(error.message, "invalid_value", error.param) from error
+
+
+def _new_item() -> str:
+    return f"item_{uuid.uuid4().hex[:24]}"
+
+
+def _milliseconds(samples: int) -> int:
+    return samples * 1000 // RATE

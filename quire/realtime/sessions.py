@@ -1,0 +1,182 @@
+"""All sessions of a server: who may open one, how many there may be, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import replace
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from quire.api.http.credentials import KEY_PROTOCOL, key_of, subprotocols
+from quire.api.http.errors import ApiError, InvalidRequest, NotFound, Overloaded, Unauthorized
+from quire.api.http.tenant import AUTHENTICATED, set_tenant
+from quire.api.serving.models import ServerState
+from quire.config.options import RealtimeOptions, ServerOptions
+from quire.metrics.prometheus import Metrics
+from quire.realtime.client_events import SessionUpdate, TranscriptionSessionUpdate
+from quire.realtime.dialects.choice import Choice, guess
+from quire.realtime.dialects.dialect import Dialect, SessionFacts
+from quire.realtime.dialects.openai import OpenAI, OpenAIBeta
+from quire.realtime.errors import EventError, SessionOver
+from quire.realtime.secrets import PREFIX, ClientSecrets, Secret
+from quire.realtime.session import Session, Surroundings, check_settings
+from quire.realtime.speech import SpeechOf
+from quire.realtime.turns import ActivityOf, voice_activity
+
+logger = logging.getLogger(__name__)
+_INTERIM_PASSES = 8  # over utterances that are being spoken, of all sessions at once
+_FAREWELL_SECONDS = 5.0
+_FAILED = 1011  # close code: an unexpected condition
+_PROTOCOL = "realtime"
+
+
+class Sessions:
+    """The sessions of a server. Created on the event loop that serves."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        options: RealtimeOptions,
+        server: ServerOptions,
+        metrics: Metrics,
+        speech_of: SpeechOf,
+        activity_of: ActivityOf = voice_activity,
+    ) -> None:
+        self.secrets = ClientSecrets()
+        self._options = options
+        self._server = server
+        self._metrics = metrics
+        self._running = 0
+        self.shared = Surroundings(
+            state, options, speech_of, activity_of, asyncio.Semaphore(_INTERIM_PASSES), asyncio.Event()
+        )
+
+    @property
+    def running(self) -> int:
+        """Number of sessions that have not ended."""
+        return self._running
+
+    def drain(self) -> None:
+        """End all sessions once what was said in them is transcribed."""
+        self.shared.draining.set()
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """Open a session for a client and run it to its end, or refuse the client before the upgrade."""
+        try:
+            choice, facts = self._open(websocket)
+        except ApiError as error:
+            await error.response(websocket.url.path)(websocket.scope, websocket.receive, websocket.send)
+            return
+        set_tenant(websocket.scope)
+        self._running += 1
+        started = time.monotonic()
+        self._metrics.realtime_sessions.inc()
+        self._metrics.realtime_opened.inc()
+        try:
+            await self._serve(websocket, Session(websocket, self.shared, choice, facts))
+        finally:
+            self._running -= 1
+            self._metrics.realtime_sessions.dec()
+            self._metrics.realtime_seconds.observe(time.monotonic() - started)
+
+    def session_facts(self, dialect: Dialect, secret: Secret | None, model: str | None) -> SessionFacts:
+        """A new session.
+
+        Raises:
+            EventError: its settings are not possible.
+        """
+        settings = dialect.defaults
+        if model:
+            settings = replace(settings, model=model)
+        if secret is not None:
+            kind = TranscriptionSessionUpdate if secret.beta else SessionUpdate
+            settings = dialect.updated_settings(kind(session=msgspec.Raw(secret.session)), settings)
+        if dialect.commits_end_utterances:
+            check_settings(self.shared, dialect, settings)
+        seconds = self._options.realtime_session_timeout
+        return SessionFacts(settings, int(time.time() + seconds) if seconds else None)
+
+    def _open(self, websocket: WebSocket) -> tuple[Choice, SessionFacts]:
+        """What a session starts with.
+
+        Raises:
+            ApiError: it may not start.
+        """
+        if self._running >= self._options.max_realtime_sessions:
+            raise Overloaded(
+                f"The server has {self._running} realtime sessions and accepts no more (--max-realtime-sessions).",
+                headers={"Retry-After": "5"},
+            )
+        secret = self._secret(websocket)
+        if secret is None:
+            self._check_origin(websocket)
+        query = websocket.query_params
+        if "call_id" in query:
+            raise InvalidRequest("`call_id` is not supported: the server takes part in no calls.", "call_id")
+        dialect = guess(websocket.headers, query, subprotocols(websocket.headers))
+        if secret is not None:
+            dialect = OpenAIBeta(of_transcription=True) if secret.beta else OpenAI()
+        try:
+            return Choice(dialect), self.session_facts(dialect, secret, query.get("model"))
+        except EventError as error:
+            kind = NotFound if error.code == "model_not_found" else InvalidRequest
+            raise kind(error.message, error.param) from error
+
+    def _secret(self, websocket: WebSocket) -> Secret | None:
+        given = key_of(websocket.headers).decode("latin-1")
+        if not given.startswith(PREFIX) or AUTHENTICATED in websocket.scope:
+            return None
+        secret = self.secrets.read(given)
+        if secret is None:
+            raise Unauthorized("The client secret is not valid, or has expired.")
+        if secret.owner is not None:
+            websocket.scope[AUTHENTICATED] = secret.owner
+        return secret
+
+    def _check_origin(self, websocket: WebSocket) -> None:
+        """Refuse web pages of other origins while no API key keeps them out: browsers let them open WebSockets.
+
+        Raises:
+            ApiError: the page is not one of this server, or of --allowed-origins.
+        """
+        origin = websocket.headers.get("origin")
+        if origin is None or self._server.api_key or {"*", origin} & set(self._server.allowed_origins):
+            return
+        if urlsplit(origin).netloc != websocket.headers.get("host"):
+            raise ForeignOrigin(f"Pages of {origin[:200]!r} may not open sessions; see --allowed-origins.")
+
+    async def _serve(self, websocket: WebSocket, session: Session) -> None:
+        offered = [name for name in subprotocols(websocket.headers) if name]
+        # A browser that has offered protocols needs one of them.
+        chosen = _PROTOCOL if _PROTOCOL in offered else next(iter(_public(offered) or offered), None)
+        try:
+            await websocket.accept(chosen)
+            over = await session.run()
+        except Exception:
+            logger.exception("a realtime session failed")
+            over = SessionOver(_FAILED, "Internal server error", "server_error")
+        if over.code is None:
+            return
+        # The client may be slow, or gone: then the connection is closed without a word.
+        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                for body in session.farewell(over):
+                    await websocket.send_json(body)
+                await websocket.close(over.code, over.reason[:120])
+
+
+class ForeignOrigin(ApiError):
+    """A web page of another origin."""
+
+    status = HTTPStatus.FORBIDDEN
+    kind = "PermissionDeniedError"
+
+
+def _public(offered: list[str]) -> list[str]:
+    return [name for name in offered if not name.startswith(KEY_PROTOCOL)]

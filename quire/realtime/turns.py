@@ -1,0 +1,203 @@
+"""Where utterances begin and end in the audio of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.multimodal.audio.cuts import quietest
+from quire.multimodal.audio.voice_activity import SpeechEvent, SpeechStarted, VoiceActivity
+from quire.realtime.audio import RATE, Samples, to_float
+from quire.realtime.buffer import AudioBuffer
+from quire.realtime.errors import EventError
+from quire.realtime.settings import TurnDetection
+
+_KEPT_SECONDS = 2.0  # beyond the prefix padding: how much later than it began speech may be noticed
+_LONGEST_SECONDS = 30.0  # of an utterance; then it is cut
+_SEARCH_SECONDS = 5.0  # before the longest end, where the quietest place is searched for
+_SHORTEST_SECONDS = 0.1  # of audio that a client commits, as with OpenAI
+_GATE = RATE // 50  # samples that the noise floor is compared with
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """Speech has begun, `start` samples after the session did."""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The utterance has ended.
+
+    Attributes:
+        audio: all of it.
+        start, end: in samples since the beginning of the session.
+        heard: its end was heard in the audio; the client has not asked for it.
+    """
+
+    audio: Samples
+    start: int
+    end: int
+    heard: bool
+
+
+class Activity(Protocol):
+    """A detector of speech with state. Positions are counted from its own first sample."""
+
+    def push(self, samples: NDArray[np.float32]) -> list[SpeechEvent]:
+        """Take further samples and return what was noticed, with padding included."""
+
+
+ActivityOf = Callable[[TurnDetection], Activity]
+
+
+def voice_activity(detection: TurnDetection) -> Activity:
+    """The detector with these settings."""
+    return VoiceActivity(RATE, detection.threshold, detection.prefix_padding_ms, detection.silence_duration_ms)
+
+
+class Turns:
+    """Cuts a session's audio into utterances: by voice activity, or where the client commits.
+
+    Attributes:
+        speaking_since: start of the current utterance in samples; None outside of utterances.
+    """
+
+    def __init__(self, detection: TurnDetection | None, activity_of: ActivityOf, max_seconds: float) -> None:
+        """`max_seconds`: how much audio may wait for the client's commit."""
+        self._activity_of = activity_of
+        self._max_samples = int(max_seconds * RATE)
+        self._buffer = AudioBuffer()
+        self.speaking_since: int | None = None
+        self._ignored_before = 0  # audio that was committed or cleared; no utterance begins in it
+        self.detect(detection)
+
+    @property
+    def position(self) -> int:
+        """Samples of the session so far."""
+        return self._buffer.end
+
+    @property
+    def automatic(self) -> bool:
+        """Whether voice activity ends utterances."""
+        return self._activity is not None
+
+    def detect(self, detection: TurnDetection | None) -> None:
+        """Use other settings from here on; an utterance that has begun goes on."""
+        self._detection = detection
+        self._activity = None if detection is None else self._activity_of(detection)
+        self._origin = self.position  # of the activity's positions
+
+    def check_room(self, seconds: float) -> None:
+        """Refuse audio that there is no room for.
+
+        Raises:
+            EventError: the client has not committed for too long.
+        """
+        if not self.automatic and len(self._buffer) + seconds * RATE > self._max_samples:
+            raise EventError(
+                f"The audio buffer holds at most {self._max_samples / RATE:g} s of audio that is not committed; "
+                "commit or clear it first.",
+                "input_audio_buffer_full",
+                "audio",
+            )
+
+    def push(self, samples: Samples) -> Iterator[Began | Ended]:
+        """Add audio; returns what happened in it, in order."""
+        self._buffer.append(samples)
+        if self._activity is None:
+            return
+        for event in self._activity.push(self._gated(to_float(samples))):
+            at = self._origin + event.at_sample
+            if isinstance(event, SpeechStarted):
+                if self.speaking_since is None:
+                    yield self._begin(at)
+            elif self.speaking_since is not None:
+                yield self._end(at, heard=True)
+        while self.speaking_since is not None and self.position - self.speaking_since >= _LONGEST_SECONDS * RATE:
+            cut = self._quietest(self.speaking_since + int(_LONGEST_SECONDS * RATE))
+            yield self._end(cut, heard=True)
+            yield self._begin(cut)
+        if self.speaking_since is None:
+            self._keep_tail()
+
+    def current(self) -> Samples:
+        """The utterance so far; without voice activity, the audio that is not committed."""
+        start = self._buffer.start if self.speaking_since is None else self.speaking_since
+        return self._buffer.copy(start, self.position)
+
+    def commit(self) -> Ended:
+        """End the utterance now.
+
+        Raises:
+            EventError: there is none, or it is shorter than models can use.
+        """
+        start = self.speaking_since
+        if start is None:
+            if self.automatic:
+                raise EventError("There is no speech in the audio buffer.", "input_audio_buffer_commit_empty")
+            start = max(self._buffer.start, self._ignored_before)
+        seconds = (self.position - start) / RATE
+        if seconds < _SHORTEST_SECONDS:
+            raise EventError(
+                f"The audio buffer is too small: it holds {1000 * seconds:.0f} ms of audio, and at least "
+                f"{1000 * _SHORTEST_SECONDS:.0f} ms are required.",
+                "input_audio_buffer_commit_empty",
+            )
+        self.speaking_since = start
+        ended = self._end(self.position, heard=False)
+        self.detect(self._detection)
+        return ended
+
+    def finish(self) -> Ended:
+        """End the utterance that has begun, however short it is."""
+        ended = self._end(self.position, heard=True)
+        self.detect(self._detection)
+        return ended
+
+    def clear(self) -> None:
+        """Forget all audio that has not been committed."""
+        self.speaking_since = None
+        self._ignored_before = self.position
+        self._buffer.drop_before(self.position)
+        self.detect(self._detection)
+
+    def _begin(self, at: int) -> Began:
+        self.speaking_since = max(at, self._buffer.start, self._ignored_before)
+        return Began(self.speaking_since)
+
+    def _end(self, at: int, *, heard: bool) -> Ended:
+        assert self.speaking_since is not None
+        start = self.speaking_since
+        end = min(max(at, start + int(_SHORTEST_SECONDS * RATE)), self.position)
+        self.speaking_since = None
+        self._ignored_before = end
+        audio = self._buffer.copy(start, end)
+        self._buffer.drop_before(end)
+        return Ended(audio, start, end, heard)
+
+    def _keep_tail(self) -> None:
+        assert self._detection is not None
+        kept = int((self._detection.prefix_padding_ms / 1000 + _KEPT_SECONDS) * RATE)
+        self._buffer.drop_before(self.position - kept)
+
+    def _quietest(self, end: int) -> int:
+        """Where to cut an utterance that should end before `end`: the middle of its quietest tenth of a second."""
+        start = end - int(_SEARCH_SECONDS * RATE)
+        return start + quietest(to_float(self._buffer.copy(start, end)))
+
+    def _gated(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The samples for voice activity: what is below the noise floor is silence to it."""
+        assert self._detection is not None
+        if self._detection.noise_floor is None:
+            return samples
+        padded = np.zeros(-(-len(samples) // _GATE) * _GATE, np.float32)
+        padded[: len(samples)] = samples
+        frames = padded.reshape(-1, _GATE)
+        frames[np.square(frames).mean(axis=1) < 10 ** (self._detection.noise_floor / 10)] = 0
+        return padded[: len(samples)]

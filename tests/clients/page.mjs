@@ -1,0 +1,77 @@
+// Drives the built-in page in Chromium: node page.mjs URL FOLDER WAV KEY. Writes screenshots into the folder.
+// Chromium's microphone plays the wav file, over and over.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import path from "node:path";
+import { chromium } from "playwright-core";
+
+const [url, folder, wav, key] = process.argv.slice(2);
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+  args: [
+    "--no-sandbox",
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",
+    `--use-file-for-fake-audio-capture=${wav}`,
+  ],
+});
+const complaints = [];
+try {
+  const context = await browser.newContext({ permissions: ["microphone"], viewport: { width: 1100, height: 640 } });
+  const page = await context.newPage();
+  page.on("console", (message) => ["error", "warning"].includes(message.type()) && complaints.push(message.text()));
+  page.on("pageerror", (error) => complaints.push(String(error)));
+  page.on("request", (request) => {
+    const target = new URL(request.url());
+    if (target.protocol !== "blob:" && target.host !== new URL(url).host) complaints.push(`request to ${target.host}`);
+  });
+
+  await page.goto(url);
+  if (key) {
+    await page.getByText("This server needs an API key.").waitFor();
+    assert.deepEqual(complaints.splice(0).filter((text) => !text.includes("401")), []);
+    await page.locator("#key").fill(key);
+    await page.locator("#key").blur();
+  }
+
+  // Live captions: text appears while the utterance is open, and stays when it is complete.
+  const toggle = page.locator("#toggle");
+  await page.waitForFunction(() => !document.getElementById("toggle").disabled);
+  await toggle.click();
+  await page.waitForFunction(() => /w1/.test(document.querySelector("#captions p.open")?.textContent ?? ""));
+  await page.screenshot({ path: path.join(folder, "speaking.png") });
+  await page.locator("#captions p:not(.open)").nth(1).waitFor({ timeout: 60000 });
+  const lines = await page.locator("#captions p:not(.open)").allTextContents();
+  for (const line of lines) assert.match(line, /^\d+:\d\d\s*w1 w2/);
+  await page.screenshot({ path: path.join(folder, "captions.png") });
+  await toggle.click();
+  assert.equal(await toggle.textContent(), "Start microphone");
+
+  // A file: transcript and subtitles. The model of this test only hears sessions, so the endpoint's answer is made up.
+  const segments = [
+    { start: 0.52, end: 2.9, text: " Hello there." },
+    { start: 62.04, end: 3725.5, text: " General <b>remarks</b>." },
+  ];
+  await page.route("**/v1/audio/transcriptions", async (route) => {
+    const body = route.request().postDataBuffer().toString("latin1");
+    for (const part of ['name="file"; filename="speech.wav"', 'name="model"', "verbose_json"]) assert.ok(body.includes(part), part);
+    await route.fulfill({ json: { text: "Hello there. General <b>remarks</b>.", segments } });
+  });
+  await page.locator("#file").setInputFiles(wav);
+  await page.waitForFunction(() => !document.getElementById("srt").hidden || !document.getElementById("notice").hidden);
+  assert.equal(await page.locator("#notice").isVisible(), false, await page.locator("#notice").textContent());
+  const expected = {
+    srt: "1\n00:00:00,520 --> 00:00:02,900\nHello there.\n\n2\n00:01:02,040 --> 01:02:05,500\nGeneral <b>remarks</b>.\n",
+    vtt: "WEBVTT\n\n00:00:00.520 --> 00:00:02.900\nHello there.\n\n00:01:02.040 --> 01:02:05.500\nGeneral <b>remarks</b>.\n",
+    txt: "Hello there. General <b>remarks</b>.\n",
+  };
+  for (const [id, content] of Object.entries(expected)) {
+    const [download] = await Promise.all([page.waitForEvent("download"), page.locator(`#${id}`).click()]);
+    assert.equal(download.suggestedFilename(), `${path.basename(wav, ".wav")}.${id}`);
+    assert.equal(await readFile(await download.path(), "utf8"), content);
+  }
+  await page.screenshot({ path: path.join(folder, "file.png") });
+  assert.deepEqual(complaints, []);
+} finally {
+  await browser.close();
+}
