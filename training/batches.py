@@ -30,10 +30,11 @@ LENGTHS = (48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768)
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids and their loss mask, padded to one of ``LENGTHS``."""
+    """Token ids and their loss mask, padded to one of ``LENGTHS``; the theme of each row."""
 
     ids: Tensor
     loss_mask: Tensor
+    themes: tuple[str, ...]
 
 
 class Batches:
@@ -55,14 +56,15 @@ class Batches:
     def _make_block(self, number: int) -> list[Batch]:
         rng = Random(f"{self.seed}-{number}")
         themes, weights = list(self.mix), list(self.mix.values())
-        waiting: dict[int, list[Encoded]] = {length: [] for length in LENGTHS}
+        waiting: dict[int, list[tuple[str, Encoded]]] = {length: [] for length in LENGTHS}
         full: list[Batch] = []
         while len(full) < self.block:
-            encoded = self._draw(rng.choices(themes, weights)[0], rng)
+            theme = rng.choices(themes, weights)[0]
+            encoded = self._draw(theme, rng)
             length = next((length for length in LENGTHS if len(encoded.ids) <= length), None)
             if length is None or not any(encoded.loss_mask[1:]):
                 continue
-            waiting[length].append(encoded)
+            waiting[length].append((theme, encoded))
             if len(waiting[length]) == max(1, self.tokens // length):
                 full.append(self._batch(waiting[length], length))
                 waiting[length] = []
@@ -77,10 +79,10 @@ class Batches:
             return encode_table(table_rows(rng), self.tokenizer)
         return encode(make_conversation(theme, rng), self.tokenizer)
 
-    def _batch(self, rows: list[Encoded], length: int) -> Batch:
+    def _batch(self, rows: list[tuple[str, Encoded]], length: int) -> Batch:
         ids = torch.full((len(rows), length), self.padding, dtype=torch.long)
         loss_mask = torch.zeros((len(rows), length), dtype=torch.bool)
-        for at, row in enumerate(rows):
+        for at, (_, row) in enumerate(rows):
             ids[at, : len(row.ids)] = torch.tensor(row.ids)
             loss_mask[at, : len(row.loss_mask)] = torch.tensor(row.loss_mask)
-        return Batch(ids, loss_mask)
+        return Batch(ids, loss_mask, tuple(theme for theme, _ in rows))

@@ -19,7 +19,7 @@ from torch import nn
 from training.batches import Batch, Batches
 from training.model import Nano, Shape
 from training.optim import make_optimizers, rate_factor
-from training.recipe import Recipe
+from training.recipe import Phase, Recipe
 from training.tokens import load_or_build, padded_size
 
 CLIP = 1.0
@@ -45,12 +45,17 @@ class Trainer:
         if compiled:
             self.model.compile()
         self.optimizers = make_optimizers(self.model, recipe.weight_decay)
+        self.teacher: Nano | None = None
         self.step = self.warmup_start = 0
+
+    def learn_from(self, folder: Path) -> None:
+        """Hold the old themes of a phase to the predictions of an exported folder, besides the text."""
+        self.teacher = Nano(self.model.shape, self.model.dtype)
+        self.teacher.load_state_dict(_weights(folder))
 
     def start_from(self, folder: Path, step: int) -> None:
         """Load the weights of an exported folder as those of ``step``; the learning rate warms up again."""
-        weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
-        self.model.load_state_dict(weights)
+        self.model.load_state_dict(_weights(folder))
         self.step = self.warmup_start = step
 
     def resume(self) -> bool:
@@ -100,7 +105,7 @@ class Trainer:
             while self.step < until and self.recipe.phase_at(self.step)[0] is phase:
                 while pause_file is not None and pause_file.exists():
                     time.sleep(PAUSE)
-                losses.append(self._take_step(list(islice(batches, phase.batches)), phase.rates, meter))
+                losses.append(self._take_step(list(islice(batches, phase.batches)), phase, meter))
                 self.step += 1
                 if self.step == self.recipe.average_from:
                     torch.save(self.model.state_dict(), self.work / EARLIER)
@@ -111,13 +116,13 @@ class Trainer:
         self.save()
         return losses
 
-    def _take_step(self, batches: list[Batch], rates: tuple[float, float], meter: Meter) -> float:
+    def _take_step(self, batches: list[Batch], phase: Phase, meter: Meter) -> float:
         recipe = self.recipe
         factor = rate_factor(self.step, self.warmup_start, recipe.steps, recipe.warmup, recipe.decay_share)
-        for optimizer, rate in zip(self.optimizers, rates, strict=True):
+        for optimizer, rate in zip(self.optimizers, phase.rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
-        value = sum(self._add_gradient(batch, len(batches)) for batch in batches)
+        value = sum(self._add_gradient(batch, len(batches), phase.new) for batch in batches)
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -127,8 +132,9 @@ class Trainer:
         meter.add(value, sum(batch.ids.numel() for batch in batches))
         return value
 
-    def _add_gradient(self, batch: Batch, share: int) -> float:
-        loss = self.model.loss(batch.ids, batch.loss_mask) / share
+    def _add_gradient(self, batch: Batch, share: int, new: tuple[str, ...]) -> float:
+        taught = torch.tensor([theme not in new for theme in batch.themes])
+        loss = self.model.loss(batch.ids, batch.loss_mask, self.teacher, taught) / share
         loss.backward()
         return loss.item()
 
@@ -138,6 +144,10 @@ class Trainer:
         with (self.work / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
         report(f"step {self.step}/{self.recipe.steps} {phase} loss {loss:.4f} {speed:.0f} tokens/s")
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
 
 
 class Meter:

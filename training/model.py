@@ -165,8 +165,18 @@ class Nano(nn.Module):
         """Return the logits of the next token."""
         return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
 
-    def loss(self, ids: Tensor, loss_mask: Tensor) -> Tensor:
-        """Return the mean cross entropy of the tokens in the loss mask."""
-        hidden = self.hidden(ids)[:, :-1]
+    def loss(self, ids: Tensor, loss_mask: Tensor, teacher: Nano | None = None, taught: Tensor | None = None) -> Tensor:
+        """Return the mean cross entropy of the tokens in the loss mask.
+
+        In the rows ``taught`` (booleans), half of it is replaced by the divergence from the ``teacher``'s predictions.
+        """
         mask = loss_mask[:, 1:]
-        return F.cross_entropy(self.logits(hidden[mask]), ids[:, 1:][mask])
+        logits = self.logits(self.hidden(ids)[:, :-1][mask])
+        losses = F.cross_entropy(logits, ids[:, 1:][mask], reduction="none")
+        if teacher is None or taught is None or not taught.any():
+            return losses.mean()
+        tokens = taught[:, None].expand_as(mask)[mask]
+        with torch.no_grad():
+            wanted = teacher.logits(teacher.hidden(ids[taught])[:, :-1][mask[taught]]).log_softmax(-1)
+        apart = F.kl_div(logits[tokens].log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)
+        return (losses[~tokens].sum() + (losses[tokens] + apart).sum() / 2) / len(losses)

@@ -30,6 +30,8 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--start", type=Path, help="without a checkpoint: start from the weights of this folder")
     parser.add_argument("--start-step", type=int, default=0, help="the step number of these weights")
+    parser.add_argument("--teacher", type=Path,
+                        help="hold the themes that are not new in a phase to this folder's predictions")  # fmt: skip
     parser.add_argument("--warmup", type=int, default=recipe.warmup, help="steps of warm-up of the learning rates")
     parser.add_argument("--decay-share", type=float, default=recipe.decay_share,
                         help="share of --steps over which the learning rates decay to 0")  # fmt: skip
@@ -69,6 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"resuming from step {trainer.step}", flush=True)
     elif chosen.start:
         trainer.start_from(chosen.start, chosen.start_step)
+    if chosen.teacher:
+        trainer.learn_from(chosen.teacher)
     trainer.train(
         min(chosen.until or recipe.steps, recipe.steps), chosen.save_every, lambda line: print(line, flush=True),
         chosen.pause_file,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training import run
+from training.batches import Batches
 from training.export import export
 from training.loop import Trainer
 from training.model import Nano
@@ -40,6 +42,26 @@ def test_resumed_run_has_the_same_losses(tmp_path: Path) -> None:
     assert second.step == 5
     losses += second.train(8, save_every=100, report=lambda _: None)
     assert losses == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_teacher_keeps_old_themes_but_not_new_ones(tmp_path: Path) -> None:
+    phase = Phase("a", None, (0.02, 3e-3), 1, MIX)
+    old = _after_lessons(tmp_path / "old", phase)
+    assert old < 0.8 * _after_lessons(tmp_path / "new", replace(phase, new=tuple(MIX)))
+
+
+def _after_lessons(work: Path, phase: Phase) -> float:
+    """Trains on MIX with the initial weights as the teacher; returns how far arithmetic is from the teacher's."""
+    trainer(work)
+    made = Trainer(replace(TINY, steps=40, phases=(phase,)), work, compiled=False, dtype=torch.float32)
+    export(made.model, made.tokenizer, work / "teacher")
+    made.learn_from(work / "teacher")
+    made.train(40, save_every=100, report=lambda _: None)
+    assert made.teacher is not None
+    batch = next(Batches(made.tokenizer, "other", {"arithmetic": 1.0}, 512).start_at(0))
+    with torch.no_grad():
+        ours, theirs = (one.logits(one.hidden(batch.ids)).log_softmax(-1) for one in (made.model, made.teacher))
+    return float((theirs.exp() * (theirs - ours)).sum(-1)[batch.loss_mask.roll(-1)].mean())
 
 
 def test_command_line_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
