@@ -7,12 +7,11 @@ from typing import Any
 
 from quire.engine.models.errors import UnsupportedModel
 
-RENAMED: Mapping[str, str] = {"new": "gte"}  # model types
 _NEEDED = {"layer_norm_type": "layer_norm", "position_embedding_type": "rope", "logn_attention_scale": False}
 
 
 def with_known_type(raw: dict[str, Any]) -> dict[str, Any]:
-    """The config under the name that transformers has for its model type.
+    """The config under the name that transformers has for its model type; the argument itself if that is the same.
 
     Raises:
         UnsupportedModel: an option is not one of those that transformers' implementation has.
@@ -29,4 +28,4 @@ def with_known_type(raw: dict[str, Any]) -> dict[str, Any]:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     rope = {**scaling, "rope_type": kind, "rope_theta": raw.get("rope_theta", 10000.0)}
     names = [name.replace("New", "Gte") for name in raw.get("architectures") or []]
-    return {**known, "model_type": RENAMED["new"], "architectures": names, "rope_parameters": rope}
+    return {**known, "model_type": "gte", "architectures": names, "rope_parameters": rope}

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from quire.engine.models.archs import ARCHITECTURES, ENCODERS, spec_of
 from quire.engine.models.config_checks import check_raw, check_spec
-from quire.engine.models.custom_configs import RENAMED, with_known_type
+from quire.engine.models.custom_configs import with_known_type
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
@@ -166,14 +166,14 @@ def read_config(folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> A
     if overrides and isinstance(raw, dict):
         raw = _merged(raw, overrides)
     check_raw(raw, str(path))
-    is_changed = bool(overrides) or raw.get("model_type") in RENAMED
-    raw = with_known_type(raw)
+    known = with_known_type(raw)
+    is_changed = bool(overrides) or known is not raw
     from transformers import AutoConfig  # noqa: PLC0415 takes most of a second
 
     try:
         if is_changed:
             with tempfile.TemporaryDirectory() as merged:  # reads a folder as it would read the model's
-                (Path(merged) / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+                (Path(merged) / "config.json").write_text(json.dumps(known), encoding="utf-8")
                 config = AutoConfig.from_pretrained(merged, local_files_only=True)
         else:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
