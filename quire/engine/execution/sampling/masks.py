@@ -157,7 +157,7 @@ class Timestamps(_ByRow[TimestampRule]):
             logits[: state.begin] = -torch.inf
             if state.max_initial is not None:
                 logits[state.begin + state.max_initial + 1 :] = -torch.inf
-        # All timestamps together are likelier than any other token. What normalizes them cancels out.
+        # All timestamps together are more likely than any other token. What normalizes them cancels out.
         if bool(logits[state.begin :].logsumexp(0) > logits[: state.begin].max()):
             logits[: state.begin] = -torch.inf
 
