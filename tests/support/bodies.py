@@ -307,7 +307,8 @@ BODIES: dict[str, list[Body]] = {
                         "format": {"type": "audio/pcm", "rate": 24000}, "noise_reduction": None,
                         "transcription": {"language": "en", "prompt": "Hi"},
                         "turn_detection": {
-                            "type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": 500,
+                            "type": "server_vad", "threshold": 0.5,
+                            "prefix_padding_ms": 300, "silence_duration_ms": 500,
                         },
                     },
                 },
