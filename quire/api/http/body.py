@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ Body = TypeVar("Body", bound=BaseModel)
 # Levels of nested arrays and objects. What a response, an event or a grammar adds around a part of the request keeps it
 # below what orjson and pydantic can serialize.
 MAX_DEPTH = 200
+_LARGE = 1 << 20  # bytes
 _ORJSON_DEPTH = 254  # levels that orjson serializes
 
 
@@ -40,37 +42,52 @@ class JsonRequest(Request):
         self.app.state.heap.received(len(content))
         containers = await check_number_of_values(content, self.app.state.max_json_values)
         try:
-            return parse_json(content, containers)
+            value = _load(content)
+            if (_containers(content) if containers is None else containers) > MAX_DEPTH:
+                await _give_way(content)
+                check_depth(value)
         except NestedTooDeeply as error:
             raise InvalidRequest(str(error), _deepest_field(content)) from error
+        await _give_way(content)
+        return value
 
     def drop_body(self) -> None:
         """Free the body, which has been parsed."""
         self._body = b""
 
 
-def parse_json(content: bytes | str, containers: int | None = None) -> Any:
+def parse_json(content: bytes | str) -> Any:
     """The value of a JSON text.
-
-    Args:
-        containers: an upper bound of the number of its arrays and objects, if known: to count takes 20 ms for 30 MB.
 
     Raises:
         NestedTooDeeply: it has more than `MAX_DEPTH` levels.
         orjson.JSONDecodeError: it is not valid JSON.
     """
+    value = _load(content)
+    if _containers(content) > MAX_DEPTH:
+        check_depth(value)
+    return value
+
+
+def _containers(content: bytes | str) -> int:
+    """An upper bound of the number of arrays and objects."""
+    brackets = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")
+    return sum(map(content.count, brackets))  # type: ignore[arg-type]  # the same type as the content
+
+
+def _load(content: bytes | str) -> Any:
     try:
-        value = load_json(content)
+        return load_json(content)
     except orjson.JSONDecodeError as error:
         if "limit exceeded" in error.msg:  # more than 1,024 levels
             raise NestedTooDeeply from error
         raise
-    if containers is None:
-        brackets = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")
-        containers = sum(map(content.count, brackets))  # type: ignore[arg-type]  # the same type as the content
-    if containers > MAX_DEPTH:
-        check_depth(value)
-    return value
+
+
+async def _give_way(content: bytes) -> None:
+    """Let other requests run between two passes over a large body, each of which takes tens of milliseconds."""
+    if len(content) > _LARGE:
+        await asyncio.sleep(0)
 
 
 def check_depth(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quire.api.http import body
 from quire.api.http.body import MAX_DEPTH
 from tests.support.server import running_server
 
@@ -144,3 +146,33 @@ async def test_deep_arguments_in_text_are_not_an_error_of_the_server(tmp_path: P
                 (RESPONSES, {"input": [{"type": "function_call", "call_id": "a", **function}]}),
             ):
                 assert (await server.post(path, body)).status_code == 400
+
+
+async def test_others_run_between_the_passes_over_a_large_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = 0
+    seen: list[int] = []
+    check = body.check_depth
+
+    def check_depth(value: Any) -> None:
+        seen.append(turns)
+        check(value)
+
+    def load(content: bytes | str) -> Any:
+        seen.append(turns)
+        return json.loads(content)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(body, "check_depth", check_depth)
+    monkeypatch.setattr(body, "load_json", load)
+    async with running_server(tmp_path) as server:
+        running = asyncio.create_task(others())
+        answer = await server.http.post("/v1/embeddings", json={"input": [[1] * 400] * 2000})
+        running.cancel()
+    assert answer.status_code == 400, "the fake model has no task for it"
+    assert len(seen) == 2
+    assert seen[0] < seen[1]
