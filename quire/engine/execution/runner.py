@@ -212,11 +212,19 @@ class ModelRunner:
     def _report_probs(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
         """Probabilities of tokens after a position of a prompt."""
         for span in spans:
-            wanted = self._table.params_of([span.row])[0].token_probs
-            assert wanted is not None
-            at = span.offset + wanted.position - span.start
-            probs = compute_logits(self.model.lm_head, hidden, slice(at, at + 1))[0].softmax(-1)
-            result.token_probs[self._table[span.row].request_id] = probs[list(wanted.token_ids)].tolist()
+            request_id = self._table[span.row].request_id
+            try:
+                result.token_probs[request_id] = self._token_probs(hidden, span)
+            except Exception as error:  # error boundary: only this sequence fails
+                logger.exception("the token probabilities of request %s failed", request_id)
+                result.errors[request_id] = SequenceError(f"token_probs failed: {type(error).__name__}: {error}")
+
+    def _token_probs(self, hidden: Tensor, span: Span) -> list[float]:
+        wanted = self._table.params_of([span.row])[0].token_probs
+        assert wanted is not None
+        at = span.offset + wanted.position - span.start
+        probs: Tensor = compute_logits(self.model.lm_head, hidden, slice(at, at + 1))[0].softmax(-1)
+        return [float(prob) for prob in probs[list(wanted.token_ids)]]
 
     def _aligns(self, span: Span) -> bool:
         return self._aligner is not None and span.row in self._aligner.rows
