@@ -114,5 +114,14 @@ def _tokenized(prompt: Prompt, model: ServedModel, *, names: bool) -> bytes:
 def _card(model: ServedModel, name: str) -> ModelCard:
     info = model.info
     return ModelCard(
-        id=name, created=model.created, root=model.root, max_model_len=info.max_model_len, tasks=list(model.tasks)
+        id=name,
+        created=model.created,
+        root=model.root,
+        max_model_len=info.max_model_len,
+        tasks=list(model.tasks),
+        input_modalities=["audio"]
+        if info.speech is not None
+        else ["text"]
+        if info.audio is None
+        else ["text", "audio"],
     )

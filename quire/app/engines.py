@@ -114,7 +114,7 @@ class RunningEngine:
             parser_tokens=parser_tokens(reasoning, tools, self._tokenizer.special_tokens),
             priority_scheduling=settings.scheduling_policy == "priority",
         )
-        if info.speech is not None:
+        if "transcribe" in info.tasks:
             queued = settings.max_num_seqs + settings.max_queued_requests
             model = replace(model, audio=AudioReader(AudioOptions.of(settings), max_queued=queued))
         if "generate" in info.tasks:

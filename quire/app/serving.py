@@ -24,13 +24,21 @@ from quire.app.models import ModelSource
 from quire.app.server import Server
 from quire.app.supervision import supervise
 from quire.config.commands import Serve
-from quire.config.options import ConnectionOptions, EngineOptions, LimitOptions, RealtimeOptions, ServerOptions
+from quire.config.options import (
+    ConnectionOptions,
+    EngineOptions,
+    LimitOptions,
+    MediaOptions,
+    RealtimeOptions,
+    ServerOptions,
+)
 from quire.config.tool_servers import labelled
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import model_config_of
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.multimodal.media.sources import media_policy
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import speech_models
 
@@ -93,6 +101,8 @@ async def _serve_models(
         stall_timeout=settings.stall_timeout,
         sse_keepalive=settings.sse_keepalive,
         transcription_events=settings.transcription_events,
+        media=media_policy(MediaOptions.of(settings)),
+        max_audio_parts=settings.max_audio_parts,
     )
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names

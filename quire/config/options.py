@@ -183,6 +183,21 @@ class AudioOptions(Options):
     )
 
 
+class MediaOptions(Options):
+    """What messages may refer to."""
+
+    allowed_media_domains: Origins = Field(
+        (),
+        description="host names from which audio in messages may be fetched, without redirects; default: none, so that "
+        "it comes in data URLs only",
+    )
+    allowed_local_media_path: Path | None = Field(
+        None, description="directory from which messages may name files by file:// URLs; default: none"
+    )
+    media_fetch_timeout: Seconds = Field(10.0, description="seconds that fetching a URL in a message may take")
+    max_audio_parts: NonNegativeInt = Field(16, description="maximum number of pieces of audio in a chat")
+
+
 class RealtimeOptions(Options):
     """Sessions of /v1/realtime."""
 
@@ -289,6 +304,11 @@ class EngineOptions(Options):
     )
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5, description="share of the free memory (after loading) used for all KV caches"
+    )
+    encoder_cache_memory: Size = Field(
+        ByteSize(256 << 20),
+        description="size of the embeddings of audio that are kept for the following chunks of a prompt and for other "
+        "prompts with the same audio; they are beside the KV cache, and those of one item always fit",
     )
     prefix_caching: Flag = Field(True, description="reuse the KV blocks of common prompt prefixes")
     prefix_hash: Literal["sha256", "xxhash"] = Field(

@@ -26,7 +26,7 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import EncoderRunner
 from quire.engine.execution.executor import LocalExecutor
-from quire.engine.execution.item_encoder import ItemEncoder
+from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
@@ -38,6 +38,7 @@ from quire.engine.models.encoder import Encoder
 from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import ModelConfig
+from quire.engine.models.spec import DecoderSpec
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
@@ -130,6 +131,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         tasks=_tasks(loaded),
         pooling=None if loaded.pooler is None else pooling_info(loaded.pooler, loaded.model),
         speech=_speech_info(loaded, core.scheduler.limits.max_model_len),
+        audio=loaded.audio,
     )
     return core, info
 
@@ -141,6 +143,8 @@ def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechInfo | None:
 def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
     if loaded.speech is not None:
         return ("transcribe",)
+    if loaded.audio is not None:
+        return ("generate", "transcribe")
     return ("generate",) if loaded.pooler is None else loaded.pooler.tasks
 
 
@@ -174,6 +178,8 @@ def _build_decoder(
     shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
     per_block = block_bytes(shapes, options.block_size, cache_dtype)
     available = device.free_memory() if config.memory_share is None else config.memory_share
+    if max_cached := _cached_embeddings(loaded, options):
+        available -= max_cached * _embedding_bytes(loaded)
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
     longest = loaded.context_len + cross_blocks * options.block_size
@@ -208,14 +214,29 @@ def _build_decoder(
         grammars=grammars,
         pooler=loaded.pooler,
         speech=None if loaded.speech is None else loaded.speech.info,
+        audio=loaded.audio,
     )
     return core, num_blocks, num_blocks * per_block
 
 
-def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder | None:
+def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> CrossWriter | TokenEmbedder | None:
     if not isinstance(model, Decoder) or model.encoder is None:
         return None
-    return ItemEncoder(model, model.encoder, cache, block_size)
+    assert isinstance(model.spec, DecoderSpec)
+    crosses = model.spec.has_cross_attention
+    return CrossWriter(model, model.encoder, cache, block_size) if crosses else TokenEmbedder(model.encoder)
+
+
+def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
+    """Embeddings of items that are kept: as many as --encoder-cache-memory has room for, at least those of one item."""
+    audio = loaded.audio
+    if audio is None:
+        return 0
+    return max(int(options.encoder_cache_memory) // _embedding_bytes(loaded), audio.lengths.tokens(audio.item_columns))
+
+
+def _embedding_bytes(loaded: LoadedModel) -> int:
+    return cast("Decoder", loaded.model).spec.hidden * loaded.dtype.itemsize
 
 
 def _scheduler(
@@ -230,6 +251,7 @@ def _scheduler(
         rope_switch=rope_switch,
         cross_stride=0 if speech is None else speech.num_frames // speech.num_positions,
         max_encoded=options.max_num_batched_tokens,
+        max_cached=_cached_embeddings(loaded, options),
     )
     return Scheduler(
         limits,

@@ -16,11 +16,13 @@ import msgspec
 
 from quire.engine.execution.executor import Executor, PendingStep
 from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.item_validation import invalid_items
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
+from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.errors import MalformedMessage
 from quire.engine.wire.protocol import (
     Abort,
@@ -64,6 +66,7 @@ class EngineCore:
         grammars: GrammarCompiler | None = None,
         pooler: PoolerSpec | None = None,
         speech: SpeechInfo | None = None,
+        audio: AudioInfo | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -75,7 +78,8 @@ class EngineCore:
             seed: of the seeds that requests without one get.
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
             pooler: what the model does with hidden states; None if it generates.
-            speech: what a model that transcribes reads; None for others.
+            speech: what a model that only transcribes reads; None for others.
+            audio: how a model reads audio among its tokens; None if it does not.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -86,6 +90,7 @@ class EngineCore:
         self._grammars = grammars
         self._pooler = pooler
         self._speech = speech
+        self._audio = audio
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
@@ -237,10 +242,13 @@ class EngineCore:
         request_id, error = message.request_id, invalid_tokens(message.tokens, self._vocab_size)
         if request_id not in self.scheduler:
             return
+        if error is None and message.items:
+            error = invalid_items(message.items, len(message.tokens), self._speech, self._audio)
         if error is not None:
             self.scheduler.abort(request_id)
         else:
-            error = self.scheduler.extend(request_id, message.tokens.tolist(), last=message.last)
+            tokens = message.tokens.tolist()
+            error = self.scheduler.extend(request_id, tokens, last=message.last, items=message.items)
         if error is not None:
             self._release([request_id])
             self._send_refusal(request_id, error)
@@ -276,5 +284,10 @@ class EngineCore:
             return f"request id {message.request_id} is in use"
         limit = self.scheduler.limits.max_model_len
         return invalid_reason(
-            message, vocab_size=self._vocab_size, max_model_len=limit, pooler=self._pooler, speech=self._speech
+            message,
+            vocab_size=self._vocab_size,
+            max_model_len=limit,
+            pooler=self._pooler,
+            speech=self._speech,
+            audio=self._audio,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
-import numpy as np
 
+from quire.engine.item_validation import invalid_items
 from quire.engine.models.pooler_spec import PoolerSpec
-from quire.engine.wire.protocol import AddRequest, MediaItem, PoolingParams, SamplingParams, SpeechInfo, TokenArray
+from quire.engine.wire.audio import AudioInfo
+from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, SpeechInfo, TokenArray
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -37,6 +38,7 @@ def invalid_reason(
     max_model_len: int,
     pooler: PoolerSpec | None = None,
     speech: SpeechInfo | None = None,
+    audio: AudioInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
     task = message.task
@@ -44,7 +46,7 @@ def invalid_reason(
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
     )
-    reason = reason or _invalid_items(message.items, speech) or _invalid_open(message)
+    reason = reason or invalid_items(message.items, len(message.prompt), speech, audio) or _invalid_open(message)
     if reason is not None:
         return reason
     if isinstance(task, PoolingParams):
@@ -72,27 +74,6 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
     if not tokens:
         return "the prompt is not a non-empty list of token ids"
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
-
-
-def _invalid_items(items: Sequence[MediaItem], speech: SpeechInfo | None) -> str | None:
-    if speech is None:
-        return "the model reads no audio or other items, only tokens" if items else None
-    if len(items) != 1:
-        return f"the model reads exactly one item of audio, not {len(items)}"
-    item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
-    stride = most // speech.num_positions
-    if (item.start, item.length) != (0, 0):
-        return "the model reads audio by cross-attention: no tokens of the prompt stand for it"
-    if not item.hash:
-        return "the item has no hash"
-    found = item.features.shape
-    fits = len(found) == 2 and found[0] == rows and found[1] in range(stride, most + 1, stride)
-    if item.features.dtype != np.float32 or not fits:
-        return (
-            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
-            f"or fewer columns in a multiple of {stride}"
-        )
-    return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"
 
 
 def _invalid_open(message: AddRequest) -> str | None:

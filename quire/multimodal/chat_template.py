@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.multimodal.json_file import read_json
 
 # Exceptions that a template may raise. Deeply nested or very long ones exceed limits of Python's compiler.
 _FAILURES = (
@@ -98,6 +99,23 @@ class ChatTemplate:
             ) from error
 
 
+# Mistral's library renders chats for Voxtral, so that its folders have no template.
+_VOXTRAL = """\
+{%- macro text(content) %}{% for part in content %}{{ part.text }}{% endfor %}{% endmacro -%}
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == "system" %}[SYSTEM_PROMPT]{{ text(message.content) }}[/SYSTEM_PROMPT]
+{%- elif message.role == "assistant" %}{{ text(message.content) }}{{ eos_token }}
+{%- elif message.role == "user" %}[INST]
+{%- for part in message.content %}
+{%- if part.type == "audio" %}[BEGIN_AUDIO][AUDIO]{% else %}{{ part.text }}{% endif %}
+{%- endfor %}[/INST]
+{%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by Voxtral.") }}
+{%- endif %}
+{%- endfor %}"""
+_BUILT_IN = {"voxtral": _VOXTRAL}  # by model type
+
+
 def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Sources of a model's chat templates by name; the main one is `default`.
 
@@ -119,6 +137,9 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     main = folder / "chat_template.jinja"
     if main.exists():
         found["default"] = _read(main)
+    kind = read_json(folder / "config.json").get("model_type")
+    if "default" not in found and kind in _BUILT_IN:
+        found["default"] = _BUILT_IN[kind]
     return found
 
 

@@ -20,19 +20,30 @@ _TEXT_PARTS = {
 }
 
 
-def normalize(messages: Sequence[Mapping[str, Any]], *, as_parts: bool) -> list[Message]:
-    """Copies of the messages, with content as text or as a list of text parts, and tool arguments as objects.
+AUDIO_PART: Message = {"type": "audio"}  # stands for audio that has been taken out of a message
+
+
+def normalize(messages: Sequence[Mapping[str, Any]], *, as_parts: bool, audio: str | None = None) -> list[Message]:
+    """Copies of the messages, with content as text or as a list of parts, and tool arguments as objects.
+
+    Args:
+        messages: of a conversation.
+        as_parts: whether contents become lists.
+        audio: the text that stands for `AUDIO_PART` in a text; None: there is no audio.
 
     Raises:
         PromptError: a content part or a tool call is not valid.
     """
-    return [_normalize(message, f"messages[{i}]", as_parts) for i, message in enumerate(messages)]
+    return [_normalize(message, f"messages[{i}]", as_parts, audio) for i, message in enumerate(messages)]
 
 
-def _normalize(message: Mapping[str, Any], where: str, as_parts: bool) -> Message:
+def _normalize(message: Mapping[str, Any], where: str, as_parts: bool, audio: str | None) -> Message:
     out = {key: value for key, value in message.items() if value is not None}
-    texts = _texts(message.get("content"), f"{where}.content")
-    out["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+    parts = _parts(message.get("content"), f"{where}.content", audio)
+    if as_parts:
+        out["content"] = [dict(AUDIO_PART) if part is None else {"type": "text", "text": part} for part in parts]
+    else:
+        out["content"] = "\n".join(audio or "" if part is None else part for part in parts)
     calls = out.get("tool_calls")
     if calls:
         out["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
@@ -44,12 +55,16 @@ def _normalize(message: Mapping[str, Any], where: str, as_parts: bool) -> Messag
     return out
 
 
-def _texts(content: Any, where: str) -> list[str]:
+def _parts(content: Any, where: str, audio: str | None) -> list[str | None]:
+    """The text of each part; None for audio."""
     if content is None:
         return []
     if isinstance(content, str):
         return [content]
-    return [_text_of(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    return [
+        None if audio is not None and part == AUDIO_PART else _text_of(part, f"{where}[{i}]")
+        for i, part in enumerate(content)
+    ]
 
 
 def _text_of(part: Any, where: str) -> str:

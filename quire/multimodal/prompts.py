@@ -36,7 +36,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """The input of a chat template: messages, tools and options."""
+    """The input of a chat template: messages, tools and options.
+
+    Attributes:
+        audio: what stands for audio in messages that are texts; None if there is no audio. See `normalize`.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -46,6 +50,7 @@ class Conversation:
     add_special_tokens: bool = False
     template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    audio: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ class PromptBuilder:
         if reserved:
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(reserved)}.", "chat_template_kwargs")
         template = self._template(conversation)
-        messages = normalize(conversation.messages, as_parts=template.wants_parts)
+        messages = normalize(conversation.messages, as_parts=template.wants_parts, audio=conversation.audio)
         final_text = _text_of(messages[-1]) if messages else ""
         text = self._render(template, conversation, messages)
         self.check_length(text, job.room)
@@ -258,7 +263,7 @@ def worker(
 
 def _text_of(message: Mapping[str, Any]) -> str:
     content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> None:
@@ -269,5 +274,5 @@ def _mark_end(messages: list[dict[str, Any]]) -> None:
     if isinstance(content, str):
         messages[-1]["content"] = content + _END_OF_CONTENT
     else:
-        last = content[-1]["text"] if content else ""
-        messages[-1]["content"] = [*content[:-1], {"type": "text", "text": last + _END_OF_CONTENT}]
+        before, last = (content[:-1], content[-1]["text"]) if content and "text" in content[-1] else (content, "")
+        messages[-1]["content"] = [*before, {"type": "text", "text": last + _END_OF_CONTENT}]

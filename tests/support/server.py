@@ -31,6 +31,7 @@ from quire.config.tool_servers import labelled
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.media.sources import media_policy
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
 from quire.realtime.sessions import Sessions
@@ -96,7 +97,7 @@ async def running_server(
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                audio=None if info.speech is None else AudioReader(options),
+                audio=AudioReader(options) if "transcribe" in info.tasks else None,
                 grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )
@@ -115,6 +116,8 @@ async def running_server(
             stall_timeout=options.stall_timeout,
             sse_keepalive=options.sse_keepalive,
             transcription_events=options.transcription_events,
+            media=media_policy(options),
+            max_audio_parts=options.max_audio_parts,
         )
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
         store = ResponseStore(database, options.response_ttl, options.response_store_size)

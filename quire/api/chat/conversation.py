@@ -10,6 +10,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest, Message
 from quire.api.protocol.models import TokenizeRequest
 from quire.api.protocol.pooling.requests import ChatInput
+from quire.engine.wire.audio import AudioInfo
 from quire.multimodal.prompts import Conversation, RenderedChat
 
 WithMessages = ChatRequest | TokenizeRequest | ChatInput
@@ -25,8 +26,13 @@ def unused_template_fields(body: WithMessages, rendered: RenderedChat) -> list[s
     ]
 
 
-def conversation_of(body: WithMessages, *, trusted: bool) -> Conversation:
-    """The input of the chat template. `trusted`: whether requests may bring their own template.
+def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | None = None) -> Conversation:
+    """The input of the chat template.
+
+    Args:
+        body: the request.
+        trusted: whether requests may bring their own template.
+        audio: how the model takes audio, if there is some in the messages.
 
     Raises:
         InvalidRequest: the request brings a template without being trusted, or a tool call is malformed.
@@ -48,6 +54,7 @@ def conversation_of(body: WithMessages, *, trusted: bool) -> Conversation:
         add_special_tokens=bool(body.add_special_tokens),
         template=body.chat_template,
         variables=variables,
+        audio=None if audio is None else audio.text,
     )
 
 

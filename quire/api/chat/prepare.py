@@ -10,6 +10,7 @@ from quire.api.answers.answer import AnswerFormat, ReasoningCounter
 from quire.api.answers.logprobs import LogprobFormatter
 from quire.api.answers.structured.constraint import checked_grammar
 from quire.api.answers.tools.choice import tool_plan
+from quire.api.chat.audio import Pieces, take_audio
 from quire.api.chat.chunks import ChunkHead
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.http.errors import InvalidRequest
@@ -26,7 +27,9 @@ from quire.api.serving.params import (
     sequences_per_prompt,
     truncate_prompt,
 )
+from quire.engine.wire.protocol import MediaItem
 from quire.engine.wire.stream import GenerateRequest
+from quire.multimodal.audio.placeholders import place_audio
 from quire.multimodal.prompts import Prompt
 
 
@@ -73,7 +76,8 @@ class PreparedChat:
 
     def usage_counter(self) -> UsageCounter:
         """A counter of all tokens of the request."""
-        return UsageCounter([len(self.prompt.token_ids)], len(self.requests))
+        audio_tokens = sum(item.length for item in self.requests[0].items)
+        return UsageCounter([len(self.prompt.token_ids)], len(self.requests), audio_tokens)
 
 
 async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState, response_id: str) -> PreparedChat:
@@ -87,12 +91,15 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     """
     apply_server_defaults(body, model, state)
     plan = tool_plan(body, model.tools)
-    conversation = conversation_of(body, trusted=state.trust_request_chat_template)
+    audio = await take_audio(body.messages, model, state.media, state.max_audio_parts)
+    conversation = conversation_of(
+        body, trusted=state.trust_request_chat_template, audio=None if audio is None else model.info.audio
+    )
     room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     rendered = await model.renderer.chat(conversation, room=room, tenant=current_tenant())
     if body.reasoning_effort is not None and "reasoning_effort" not in rendered.variables:
         raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
-    prompt = truncate_prompt(rendered.prompt, body, model)
+    prompt, items = _with_audio(rendered.prompt, audio, body, model)
     max_tokens = output_token_limit(prompt, model, body.max_completion_tokens or body.max_tokens)
     continued = rendered.final_text if body.continue_final_message else ""
     answer_format = AnswerFormat(
@@ -118,7 +125,21 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         prompt=prompt,
         answer_format=answer_format,
         final_text=rendered.final_text,
-        requests=generate_requests(body, prompt, params, state.limits, model.parser_tokens),
+        requests=generate_requests(body, prompt, params, state.limits, model.parser_tokens, items),
         unused_fields=[*unused_fields, *unused_with_beams(body)],
         beams=beam_options(body, params, model, sequences_per_prompt(body, state.limits)),
     )
+
+
+def _with_audio(
+    prompt: Prompt, audio: Pieces | None, body: ChatRequest, model: ServedModel
+) -> tuple[Prompt, tuple[MediaItem, ...]]:
+    """The prompt with all placeholders of its audio, and the items; or the truncated prompt, if there is no audio."""
+    if audio is None or model.info.audio is None:
+        return truncate_prompt(prompt, body, model), ()
+    if body.truncate_prompt_tokens is not None:
+        raise InvalidRequest(
+            "`truncate_prompt_tokens` is not supported for chats with audio.", "truncate_prompt_tokens"
+        )
+    tokens, items = place_audio(prompt.token_ids, model.info.audio, audio)
+    return Prompt(tokens, prompt.text), items

@@ -13,6 +13,8 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetPydanticSchema,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -202,9 +204,15 @@ class ChatAndCompletionFields(CommonSamplingFields):
 
 
 class PromptTokensDetails(BaseModel):
-    """Prompt tokens by origin."""
+    """Prompt tokens by origin. Without audio there is no `audio_tokens`."""
 
     cached_tokens: int
+    audio_tokens: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class CompletionTokensDetails(BaseModel):

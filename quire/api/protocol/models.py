@@ -23,6 +23,7 @@ class ModelCard(BaseModel):
     parent: str | None = None
     max_model_len: int
     tasks: list[str] = Field(description="generate, transcribe, or pooling tasks such as embed, classify and score")
+    input_modalities: list[str] = Field(description="text, audio, or both")
 
 
 class ModelList(BaseModel):

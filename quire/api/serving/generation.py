@@ -135,8 +135,10 @@ async def collect(
 class UsageCounter:
     """Counts the tokens of a request. Each of its prompts has `n` sequences."""
 
-    def __init__(self, prompt_lengths: Sequence[int], n: int) -> None:
+    def __init__(self, prompt_lengths: Sequence[int], n: int, audio_tokens: int = 0) -> None:
+        """`audio_tokens`: those of the prompts that stand for audio."""
         self._prompt = sum(prompt_lengths)
+        self._audio = audio_tokens
         self._n = n
         self._cached: dict[int, int] = {}
         self._times: list[RequestTimes] = []
@@ -183,6 +185,8 @@ class UsageCounter:
             prompt_tokens=self._prompt,
             completion_tokens=completion,
             total_tokens=self._prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(self._cached.values()), audio_tokens=self._audio or None
+            ),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
         )

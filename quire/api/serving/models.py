@@ -18,6 +18,7 @@ from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import ModelInfo
 from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.media.sources import MediaPolicy
 from quire.multimodal.renderer import Renderer
 from quire.workers.threads import FairThreads
 
@@ -86,6 +87,8 @@ class ServerState:
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
         transcription_events: of streamed transcriptions, unless a request says otherwise.
+        media: what URLs in messages may refer to.
+        max_audio_parts: most pieces of audio in a chat.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         degraded: each gives a reason why a part of the server does not work, or None.
@@ -102,6 +105,8 @@ class ServerState:
     stall_timeout: float = 120.0
     sse_keepalive: float = 15.0
     transcription_events: Literal["openai", "vllm"] = "openai"
+    media: MediaPolicy = field(default_factory=MediaPolicy)
+    max_audio_parts: int = 16
     in_flight: int = 0
     draining: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)

@@ -14,7 +14,7 @@ from quire.api.protocol.common import ChatAndCompletionFields, StreamOptions
 from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.protocol import MediaItem, SamplingParams
 from quire.engine.wire.records import AnswerGroup
 from quire.engine.wire.stream import GenerateRequest
 from quire.engine.wire.token_mask import TokenMask, token_mask
@@ -117,6 +117,7 @@ def generate_requests(
     params: SamplingParams,
     limits: LimitOptions,
     visible_tokens: tuple[int, ...] = (),
+    items: tuple[MediaItem, ...] = (),
 ) -> list[GenerateRequest]:
     """The `n` sequences of a request with one prompt; each has a seed of its own.
 
@@ -126,6 +127,7 @@ def generate_requests(
         params: the first one's parameters.
         limits: of this server.
         visible_tokens: special tokens that are kept in the text.
+        items: of the prompt.
 
     Raises:
         InvalidRequest: there are too many stop strings, or an empty one.
@@ -144,6 +146,7 @@ def generate_requests(
             priority=body.priority,
             cache_salt=body.cache_salt,
             timeout=min(timeouts, default=None),
+            items=items,
             group=group,
         )
         for index in range(count)

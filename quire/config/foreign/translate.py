@@ -11,7 +11,7 @@ from quire.config.foreign.others import LLAMA_SERVER
 from quire.config.foreign.table import ForeignFlag
 from quire.config.foreign.vllm import VLLM
 
-_LISTS = ("--served-model-name", "--api-key")  # vLLM's take several values after one flag
+_LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains")  # vLLM's take several values after one flag
 # Values that need more than another name; each gives all flags that replace the flag.
 _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--max-model-len": values.context_length,
@@ -19,6 +19,7 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--kv-cache-memory-bytes": lambda value: ["--kv-cache-memory", values.count(value)],
     "--h11-max-incomplete-event-size": lambda value: ["--max-header-size", value],
     "--allowed-origins": lambda value: values.repeated("--allowed-origins", value),
+    "--limit-mm-per-prompt": values.media_limits,
     "--speculative-config": values.speculation,
     "--structured-outputs-config": values.structured_outputs,
     "--model": lambda value: [value],

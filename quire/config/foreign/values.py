@@ -59,6 +59,15 @@ def structured_outputs(value: str) -> list[str]:
     return ["--reasoning-parser", str(parser)] if parser else []
 
 
+def media_limits(value: str) -> list[str]:
+    """--limit-mm-per-prompt as JSON: a number of each kind of media, or an object with `count`."""
+    limit = _object(value).get("audio")
+    limit = limit.get("count") if isinstance(limit, dict) else limit
+    if limit is not None and type(limit) is not int:
+        raise ValueError("the limit of audio is not a number")
+    return [] if limit is None else ["--max-audio-parts", str(limit)]
+
+
 def _object(value: str) -> dict[str, Any]:
     config = _json(value)
     if not isinstance(config, dict):

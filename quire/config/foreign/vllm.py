@@ -6,7 +6,7 @@ from quire.config.foreign.table import ForeignFlag, needless, needless_switch, r
 
 _ONE_MACHINE = "Quire runs a model on the CPUs of one machine"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
-_TEXT_ONLY = "chats are text, without images, audio and videos"
+_MEDIA = "of media, chats have audio only, which is prepared in one way"
 _GPU = "it concerns GPUs"
 _PROXY = "put a reverse proxy in front of Quire"
 _BUILT_IN = "the engine is built in"
@@ -184,12 +184,13 @@ VLLM: tuple[ForeignFlag, ...] = (
     *needless_switch("--kv-sharing-fast-prefill --enable-cumem-allocator", _GPU),
     *needless_switch("--disable-cascade-attn --enable-flashinfer-autotune --enable-mfu-metrics", _GPU),
     # media
-    *needless("--limit-mm-per-prompt --mm-processor-kwargs --media-io-kwargs --mm-processor-cache-gb", _TEXT_ONLY),
-    *needless("--mm-encoder-tp-mode --mm-processor-cache-type --allowed-local-media-path", _TEXT_ONLY),
-    *needless("--allowed-media-domains --video-pruning-rate", _TEXT_ONLY),
-    *needless("--mm-encoder-attn-backend --mm-shm-cache-max-object-size-mb --mm-hasher-algorithm", _TEXT_ONLY),
-    *needless_switch("--trust-request-mm-kwargs", _TEXT_ONLY),
-    *needless_switch("--language-model-only --skip-mm-profiling --interleave-mm-strings", _TEXT_ONLY),
-    *needless_switch("--disable-chunked-mm-input --disable-mm-preprocessor-cache", _TEXT_ONLY),
-    *refused("--enable-mm-embeds --mm-encoder-only", _TEXT_ONLY),
+    *same("--allowed-media-domains", "--allowed-local-media-path"),
+    taken_as("--limit-mm-per-prompt", "--max-audio-parts", "the limit of audio, in JSON"),
+    *needless("--mm-processor-kwargs --media-io-kwargs --mm-processor-cache-gb", _MEDIA),
+    *needless("--mm-encoder-tp-mode --mm-processor-cache-type --video-pruning-rate", _MEDIA),
+    *needless("--mm-encoder-attn-backend --mm-shm-cache-max-object-size-mb --mm-hasher-algorithm", _MEDIA),
+    *needless_switch("--trust-request-mm-kwargs", _MEDIA),
+    *needless_switch("--language-model-only --skip-mm-profiling --interleave-mm-strings", _MEDIA),
+    *needless_switch("--disable-chunked-mm-input --disable-mm-preprocessor-cache", _MEDIA),
+    *refused("--enable-mm-embeds --mm-encoder-only", _MEDIA),
 )

@@ -1,9 +1,9 @@
-"""ItemEncoder: encodes the items of a step and caches the keys and values that cross-attention reads."""
+"""Encodes the items of a step: for cross-attention, or as the embeddings of tokens."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,12 +13,23 @@ from quire.engine.execution.attention.varlen import VarlenAttend
 from quire.engine.execution.cache import KVCache
 from quire.engine.models.audio_encoder import AudioEncoder
 from quire.engine.models.decoder import Decoder
-from quire.engine.scheduling.plan import CrossItem
+from quire.engine.models.inputs import ItemEmbeddings
+from quire.engine.scheduling.plan import CrossItem, EncodedItem, ItemPart
+from quire.engine.wire.protocol import MediaItem
 from quire.kernels.paged_attention import write_pages
 
 
-class ItemEncoder:
-    """Runs the encoder of `model` and fills blocks of `cache`."""
+def encode_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> list[Tensor]:
+    """Encode items, all together: (positions, hidden) of each."""
+    weight = next(encoder.parameters())
+    features = [torch.tensor(item.features, dtype=encoder.dtype, device=weight.device) for item in items]
+    stems = [encoder.stem_of(one, item.columns) for one, item in zip(features, items, strict=True)]
+    offsets = torch.tensor([0, *itertools.accumulate(map(len, stems))])
+    return encoder.run(stems, VarlenAttend(offsets), offsets)
+
+
+class CrossWriter:
+    """Encodes items and writes the keys and values that cross-attention reads to blocks of `cache`."""
 
     def __init__(self, model: Decoder, encoder: AudioEncoder, cache: KVCache, block_size: int) -> None:
         self._model = model
@@ -28,15 +39,8 @@ class ItemEncoder:
 
     def encode(self, entries: Sequence[CrossItem]) -> None:
         """Encode the items of `entries`, all together, and write each one's keys and values to its blocks."""
-        positions = self._encoder.positions
-        features = [
-            torch.tensor(entry.item.features, dtype=positions.dtype, device=positions.device)
-            for entry in entries
-            if entry.item is not None
-        ]
-        offsets = torch.tensor([0, *itertools.accumulate(entry.length for entry in entries)])
-        encoded = self._encoder.run(features, VarlenAttend(offsets), offsets)
-        self._write(encoded, torch.cat([self._slots(entry) for entry in entries]))
+        encoded = encode_items(self._encoder, [entry.item for entry in entries if entry.item is not None])
+        self._write(torch.cat(encoded), torch.cat([self._slots(entry) for entry in entries]))
 
     def _slots(self, entry: CrossItem) -> Tensor:
         """(length,) int64 slot of each position."""
@@ -50,3 +54,43 @@ class ItemEncoder:
             cache = self._cache.layers[index]
             k, v = pad_heads(k, cache.shape.key_elements), pad_heads(v, cache.shape.value_elements)
             write_pages(cache.keys, cache.values, slots, k, v)
+
+
+class TokenEmbedder:
+    """Keeps the embeddings of items that have tokens of their own; the scheduler decides for how long."""
+
+    def __init__(self, encoder: AudioEncoder) -> None:
+        self._encoder = encoder
+        self._kept: dict[bytes, Tensor] = {}
+
+    def evict(self, keys: Iterable[bytes]) -> None:
+        """Forget items."""
+        for key in keys:
+            self._kept.pop(key, None)
+
+    def encode(self, entries: Sequence[EncodedItem]) -> None:
+        """Encode items, all together, and keep their embeddings."""
+        encoded = encode_items(self._encoder, [entry.item for entry in entries])
+        for entry, embeddings in zip(entries, encoded, strict=True):
+            self._kept[entry.key] = embeddings if len(entries) == 1 else embeddings.clone()
+
+    def missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
+        """Those that are not kept."""
+        return [entry for entry in entries if entry.key not in self._kept]
+
+    def embeddings(self, parts: Sequence[tuple[int, ItemPart]]) -> ItemEmbeddings | None:
+        """What replaces the embeddings of placeholder tokens. `parts`: with the index of the first token in the step.
+
+        Raises:
+            RuntimeError: an item is not kept, because its encoding has failed.
+        """
+        if not parts:
+            return None
+        rows, values = [], []
+        for row, part in parts:
+            kept = self._kept.get(part.key)
+            if kept is None:
+                raise RuntimeError("the item could not be encoded")
+            rows.append(torch.arange(row, row + part.count))
+            values.append(kept[part.first : part.first + part.count])
+        return ItemEmbeddings(torch.cat(rows).to(values[0].device), torch.cat(values))

@@ -56,7 +56,7 @@ class StepGraphs:
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         """See `StepRunner`."""
         rows = inputs.num_logits
-        if not attention.static or rows > _MAX_LOGITS_ROWS:
+        if not attention.static or rows > _MAX_LOGITS_ROWS or inputs.model.items is not None:
             return self._eager.logits(inputs, attention)
         if self._logits is None:
             self._logits = torch.empty(_MAX_LOGITS_ROWS, self._model.lm_head.vocab_size)

@@ -10,6 +10,7 @@ from typing import Any
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
+    ChunkedConvStem,
     ConvStem,
     CrossAttention,
     DecoderSpec,
@@ -24,6 +25,7 @@ from quire.engine.models.spec import (
     LongRope,
     MoE,
     PlainMLP,
+    Projector,
     Rope,
     TransformerSpec,
 )
@@ -44,8 +46,9 @@ _POSITIVE = (
 )
 _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),
-    AudioEncoderSpec: ("hidden", "max_positions"),
+    AudioEncoderSpec: ("hidden", "max_positions", "averaged", "joined"),
     ConvStem: ("channels",),
+    ChunkedConvStem: ("rows", "channels", "chunk"),
     CrossAttention: ("heads", "head_dim"),
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
@@ -127,6 +130,14 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"its ropes have different original_max_position_embeddings, {' and '.join(map(str, lengths))}"
         case AudioEncoderSpec(layers=()):
             yield "its encoder has no layers"
+        case DecoderSpec(encoder=AudioEncoderSpec(projector=Projector(sizes=sizes)), hidden=hidden) if (
+            sizes[-1] != hidden
+        ):
+            yield f"its encoder gives {sizes[-1]} elements for each token, but embeddings have {hidden}"
+        case AudioEncoderSpec(max_positions=positions, averaged=averaged, joined=joined) if (
+            positions % averaged or positions % joined
+        ):
+            yield f"{positions} positions cannot be grouped by {max(averaged, joined)}"
         case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"{heads} heads cannot share {kv_heads} key and value heads"
         case GroupedAttention(window=int(window)) if window < 1:

@@ -11,6 +11,19 @@ from quire.kernels.paged_attention import AttentionParams
 
 
 @dataclass(frozen=True, slots=True)
+class ItemEmbeddings:
+    """Embeddings that replace those of placeholder tokens.
+
+    Attributes:
+        rows: (n,) int64 indices of the tokens.
+        values: (n, hidden).
+    """
+
+    rows: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInputs:
     """The tokens of a step, of all its sequences side by side.
 
@@ -22,6 +35,7 @@ class ModelInputs:
             all rows.
         type_ids: (tokens,) int64 token types; None for models without any.
         cu_seqlens: of an encoder, (sequences + 1,) int64: the first token of each sequence, and the number of tokens.
+        items: of the tokens that stand for items; None if there are none.
     """
 
     token_ids: Tensor
@@ -29,6 +43,7 @@ class ModelInputs:
     logits_indices: Tensor | None = None
     type_ids: Tensor | None = None
     cu_seqlens: Tensor | None = None
+    items: ItemEmbeddings | None = None
 
 
 class Attend(Protocol):

@@ -31,6 +31,7 @@ from quire.engine.models.speech import SpeechSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.transformer import Transformer
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
+from quire.engine.wire.audio import AudioInfo
 from quire.kernels.activation import ACTIVATIONS
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class LoadedModel:
 
     Attributes:
         pooler: how it pools; None if it generates.
-        speech: what it expects; None if it does not transcribe.
+        speech: what a model that only transcribes expects; None for others.
+        audio: how a language model reads audio; None if it does not.
     """
 
     model: LanguageModel | Encoder
@@ -71,6 +73,7 @@ class LoadedModel:
     weight_bytes: int
     pooler: PoolerSpec | None = None
     speech: SpeechSpec | None = None
+    audio: AudioInfo | None = None
 
 
 def load_model(
@@ -162,6 +165,7 @@ def _load_transformer(
         _bytes(model),
         config.pooler,
         config.speech,
+        config.audio,
     )
 
 
@@ -208,7 +212,10 @@ def _check_acts(spec: TransformerSpec) -> None:
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     layers = spec.layers if encoder is None else (*spec.layers, *encoder.layers)
     ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in layers]
-    for act in (part.act for part in ffns if not isinstance(part, ClampedSwigluExperts)):
+    acts = [part.act for part in ffns if not isinstance(part, ClampedSwigluExperts)]
+    if encoder is not None and encoder.projector is not None:
+        acts.append(encoder.projector.act)
+    for act in acts:
         if act not in ACTIVATIONS:
             raise UnsupportedModel(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
-from quire.engine.models.archs import ARCHITECTURES, ENCODERS, spec_of
+from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, ENCODERS, spec_of
+from quire.engine.models.audio import read_audio
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.custom_configs import with_known_type
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
@@ -28,6 +29,7 @@ from quire.engine.models.sentence_transformers import read_modules
 from quire.engine.models.spec import DecoderSpec, EncoderSpec, Fp8Scales
 from quire.engine.models.speech import SpeechSpec, read_speech
 from quire.engine.models.static_embedding import static_spec
+from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
 
 STATIC = "static"  # the model type of a table of embeddings
@@ -46,7 +48,8 @@ class ModelConfig:
         static: folder of a table of embeddings, relative to the model's, that is all of it.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
         fp8: how the checkpoint's FP8 weights are scaled, if it has any.
-        speech: what a model that transcribes expects; None for others.
+        speech: what a model that only transcribes expects; None for others.
+        audio: how a language model reads audio; None if it does not.
     """
 
     model_type: str
@@ -56,6 +59,7 @@ class ModelConfig:
     pooler: PoolerSpec | None = None
     speech: SpeechSpec | None = None
     static: str | None = None
+    audio: AudioInfo | None = None
 
 
 def read_model_config(
@@ -85,7 +89,7 @@ def read_model_config(
     config = read_config(folder, overrides)
     names = getattr(config, "architectures", None) or []
     is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
-    known = config.model_type in ARCHITECTURES or is_encoder
+    known = config.model_type in ARCHITECTURES or config.model_type in AUDIO_MODELS or is_encoder
     if implementation == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
     scales = _fp8_scales(config)
@@ -97,12 +101,15 @@ def read_model_config(
             raise UnsupportedModel(f"{config.model_type} is an encoder, which cannot generate")
         if pooler is None:
             _check_generates(config, pooling)
-        transcribes = isinstance(spec, DecoderSpec) and spec.encoder is not None
-        if transcribes and pooler is not None:
+        encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
+        if encoder is None:
+            return ModelConfig(config.model_type, spec, extra, scales, pooler)
+        if pooler is not None:
             raise UnsupportedModel(f"{config.model_type} transcribes here; it does not pool")
-        return ModelConfig(
-            config.model_type, spec, extra, scales, pooler, read_speech(folder, config) if transcribes else None
-        )
+        if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
+            return ModelConfig(config.model_type, spec, extra, scales, speech=read_speech(folder, config))
+        audio = read_audio(folder, config, encoder, spec.vocab)
+        return ModelConfig(config.model_type, spec, extra, scales, audio=audio)
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)

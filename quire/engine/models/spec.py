@@ -294,6 +294,8 @@ class TransformerSpec(StackSpec):
 class ConvStem:
     """Two convolutions over time of width 3, each followed by `act`; the second one halves the number of positions.
 
+    Learned positions are added.
+
     Attributes:
         channels: of a column of features.
         act: an activation.
@@ -304,10 +306,52 @@ class ConvStem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AudioEncoderSpec(StackSpec):
-    """An encoder of `max_positions` positions, twice as many columns of features; learned positions after the stem."""
+class ChunkedConvStem:
+    """Three convolutions over features and time, which halve both, each followed by `act`; then a projection.
 
-    stem: ConvStem
+    Each chunk of columns is computed by itself, and has its own sinusoidal positions.
+
+    Attributes:
+        rows: of features.
+        channels: outputs of each convolution.
+        chunk: columns.
+        act: an activation.
+    """
+
+    rows: int
+    channels: int
+    chunk: int
+    act: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projector:
+    """Linear layers with `act` between them.
+
+    Attributes:
+        sizes: outputs of each.
+        bias: of all of them.
+    """
+
+    sizes: tuple[int, ...]
+    bias: bool
+    act: str = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioEncoderSpec(StackSpec):
+    """An encoder of items of audio of up to `max_positions` positions.
+
+    Attributes:
+        averaged: neighbouring positions whose mean becomes one, before the norm.
+        joined: neighbouring positions that are joined to one, after the norm.
+        projector: behind them; None for encoders that are read by cross-attention.
+    """
+
+    stem: ConvStem | ChunkedConvStem
+    averaged: int = 1
+    joined: int = 1
+    projector: Projector | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +362,8 @@ class DecoderSpec(TransformerSpec):
         tied: the output projection shares the embedding's weight.
         head_bias: the output projection has a bias.
         logit_softcap: logits become cap * tanh(logits / cap).
-        encoder: what the layers with cross-attention read; None if none does.
+        encoder: of what the layers with cross-attention read, if there are any; else its outputs take the place of
+            embeddings of tokens. None if there is none.
     """
 
     tied: bool = False
@@ -326,6 +371,11 @@ class DecoderSpec(TransformerSpec):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether layers read the encoder's output."""
+        return any(layer.cross is not None for layer in self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)

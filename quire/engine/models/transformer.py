@@ -45,7 +45,10 @@ class Transformer(LayerStack):
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
         """See `LanguageModel`. `between_layers` is called after each layer but the last."""
-        x = self.embed_sum(self.embed(inputs.token_ids), inputs)
+        x = self.embed(inputs.token_ids)
+        if inputs.items is not None:
+            x = x.index_copy(0, inputs.items.rows, inputs.items.values)
+        x = self.embed_sum(x, inputs)
         step = StepContext(
             self._ropes.at(inputs.positions),
             attend,

@@ -12,8 +12,10 @@ class SchedulerLimits:
     Attributes:
         max_draft: longest draft of a sequence in tokens; 0 for no speculation.
         rope_switch: see `LanguageModel.rope_switch`.
-        cross_stride: columns of an item's features for each encoded position; 0 if the model reads no items.
+        cross_stride: columns of an item's features for each encoded position that tokens attend to by
+            cross-attention; 0 if the model has none.
         max_encoded: encoded positions of a step, of more than one item.
+        max_cached: embeddings of items with tokens of their own that are kept; 0 if the model reads no such items.
     """
 
     max_seqs: int
@@ -23,6 +25,7 @@ class SchedulerLimits:
     rope_switch: int | None = None
     cross_stride: int = 0
     max_encoded: int = 0
+    max_cached: int = 0
 
     def __post_init__(self) -> None:
         if self.max_tokens < self.max_seqs:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from quire.engine.scheduling.plan import Extension, NewSequence
 from quire.engine.scheduling.request import Request
+from quire.engine.wire.protocol import MediaItem
 
 
 class OpenRequests:
@@ -41,9 +42,9 @@ class OpenRequests:
         self._open.pop(request.id, None)
         self.parked.discard(request.id)
 
-    def extend(self, request: Request, tokens: list[int], *, last: bool) -> bool:
-        """Append tokens to the prompt of one of the requests; returns whether it was parked and can go on."""
-        request.extend(tokens, last=last)
+    def extend(self, request: Request, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> bool:
+        """Append to the prompt of one of the requests; returns whether it was parked and can go on."""
+        request.extend(tokens, last=last, items=items)
         if last:
             del self._open[request.id]
         if request.blocks and tokens:

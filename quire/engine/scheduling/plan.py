@@ -23,6 +23,31 @@ class CrossItem:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedItem:
+    """An item with tokens of its own that a step encodes. `key`: of its embeddings from then on."""
+
+    key: bytes
+    item: MediaItem
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPart:
+    """Consecutive tokens of a step that stand for a part of an item.
+
+    Attributes:
+        key: of the item's embeddings.
+        start: position of the first token in the sequence.
+        first: index of its embedding among those of the item.
+        count: number of tokens.
+    """
+
+    key: bytes
+    start: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewSequence:
     """A sequence enters the batch, for the first time or again after preemption.
 
@@ -57,6 +82,7 @@ class ScheduledSequence:
         new_blocks: appended to the sequence's block table before the step.
         samples: the step computes the sequence's last token, so the next one is sampled.
         draft: the last tokens, where they are speculated; each one that the model confirms yields one token more.
+        items: the tokens whose embeddings are those of items.
     """
 
     request_id: str
@@ -65,6 +91,7 @@ class ScheduledSequence:
     new_blocks: tuple[int, ...]
     samples: bool
     draft: tuple[int, ...] = ()
+    items: tuple[ItemPart, ...] = ()
 
 
 @dataclass(slots=True)
@@ -74,6 +101,8 @@ class StepPlan:
     Attributes:
         extended: sequences in the batch whose prompts have become longer.
         whole: of an encoder, the requests of the step.
+        encoded: items that are encoded before the tokens are computed.
+        evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """
 
@@ -82,6 +111,8 @@ class StepPlan:
     extended: list[Extension] = field(default_factory=list)
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     whole: list[AddRequest] = field(default_factory=list)
+    encoded: list[EncodedItem] = field(default_factory=list)
+    evicted: list[bytes] = field(default_factory=list)
     stats: StepStats = field(default_factory=StepStats)
 
     @property
@@ -125,6 +156,7 @@ class StepResult:
         token_probs: by request id, see `SamplingParams.token_probs`.
         pooled: by request id, of pooling requests whose last token was computed.
         errors: by request id. The other sequences are not affected.
+        not_encoded: keys of items whose encoding failed.
     """
 
     sampled: list[Sampled] = field(default_factory=list)
@@ -132,3 +164,4 @@ class StepResult:
     token_probs: dict[str, list[float]] = field(default_factory=dict)
     pooled: dict[str, PooledArray] = field(default_factory=dict)
     errors: dict[str, SequenceError] = field(default_factory=dict)
+    not_encoded: list[bytes] = field(default_factory=list)

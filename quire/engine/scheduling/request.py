@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.engine.scheduling.drafter import Drafter
+from quire.engine.scheduling.items import ItemSpans
 from quire.engine.scheduling.plan import CrossItem, NewSequence
 from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, Task, TokenLogprobs
 
@@ -57,6 +58,8 @@ class Request:
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
         token_probs: what `SamplingParams.token_probs` asks for, until it is sent.
         cross: what all of its tokens attend to beside each other; None for most models.
+        spans: its items that have tokens of their own; None if there are none.
+        entered_with: computed tokens when it last entered the batch.
         held_back: 1 while more of the prompt may follow, because the last token of a prompt yields the first output.
     """
 
@@ -81,6 +84,8 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     token_probs: list[float] | None = None
     cross: CrossCache | None = None
+    spans: ItemSpans | None = None
+    entered_with: int = 0
     held_back: int = 0
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
@@ -124,8 +129,11 @@ class Request:
             self.root = hasher(self.root + b"extended") if hasher else b""
             self.hashes = []
 
-    def extend(self, tokens: list[int], *, last: bool) -> None:
-        """Append tokens to the prompt."""
+    def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
+        """Append tokens and their items to the prompt."""
+        if items:
+            assert self.spans is not None
+            self.spans.extend(items, len(self.tokens))
         self.tokens += tokens
         self.prompt_len = len(self.tokens)
         self.held_back = 0 if last else 1
@@ -151,11 +159,14 @@ class Request:
         return not self.wants_prompt_logprobs
 
     def block_hashes(self, block_size: int, hasher: Hasher) -> list[BlockHash]:
-        """Chained hashes of all full blocks: equal hashes mean equal tokens from the start on, and equal roots."""
+        """Chained hashes of all full blocks: equal hashes mean equal tokens and items from the start on, and roots."""
         for index in range(len(self.hashes), len(self.tokens) // block_size):
             parent = self.hashes[-1] if self.hashes else self.root
-            content = array("i", self.tokens[index * block_size : (index + 1) * block_size])
-            self.hashes.append(hasher(parent + content.tobytes()))
+            start, end = index * block_size, (index + 1) * block_size
+            content = array("i", self.tokens[start:end]).tobytes()
+            if self.spans is not None:
+                content += self.spans.content(start, end)
+            self.hashes.append(hasher(parent + content))
         return self.hashes
 
     def enter(self, cross: CrossItem | None) -> NewSequence:

@@ -14,6 +14,7 @@ from operator import attrgetter
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.cross import CrossGroup
 from quire.engine.scheduling.drafter import Drafter
+from quire.engine.scheduling.items import EncoderCache, ItemSpans
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
@@ -28,6 +29,7 @@ from quire.engine.scheduling.waiting import WaitingQueue
 from quire.engine.wire.protocol import (
     AddRequest,
     ErrorOutput,
+    MediaItem,
     PooledArray,
     PooledOutput,
     RequestOutput,
@@ -72,6 +74,7 @@ class Scheduler:
         self._open = OpenRequests()
         self._prefixes = PrefixCache(pool, hasher)
         self._cross = CrossGroup(pool, hasher, limits.cross_stride)
+        self._encodings = EncoderCache(limits.max_cached, limits.max_encoded)
         self._running: list[Request] = []  # sorted by order
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
@@ -99,14 +102,20 @@ class Scheduler:
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
             held_back=int(message.open),
         )
-        if message.items:
+        if self.limits.max_cached:
+            # As for prefixes: without a hasher nothing is shared.
+            prefix = request.root if self._hasher is not None else f"{request.id}\0".encode()
+            request.spans = ItemSpans(message.items, prefix) if message.items or message.open else None
+        elif message.items:
             self._cross.attach(request, message.items[0])
         self._requests[request.id] = request
         self._open.add(request)
         self._waiting.push(request)
 
-    def extend(self, request_id: str, tokens: list[int], *, last: bool) -> str | None:
-        """Append tokens to the prompt of an open request; unknown ids are ignored.
+    def extend(
+        self, request_id: str, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()
+    ) -> str | None:
+        """Append tokens and their items to the prompt of an open request; unknown ids are ignored.
 
         Returns:
             Why that is not possible, and the request has been dropped; None if it was.
@@ -121,7 +130,7 @@ class Scheduler:
             error = f"the prompt would have more than {longest} tokens"
         if error is not None:
             self._leave(request)
-        elif self._open.extend(request, tokens, last=last):
+        elif self._open.extend(request, tokens, last=last, items=items):
             self._waiting.push(request)
         return error
 
@@ -134,6 +143,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[Request]()
+        self._encodings.begin_step()
         if self.limits.rope_switch is not None:
             self._restart_outgrown(self.limits.rope_switch)
         budget = self._schedule_running(plan, scheduled, self.limits.max_tokens)
@@ -158,6 +168,8 @@ class Scheduler:
         for request_id, probs in result.token_probs.items():
             if request_id in live:
                 live[request_id].token_probs = probs
+        for key in result.not_encoded:
+            self._encodings.forget(key)
         outputs: list[RequestOutput] = []
         starts = {item.request_id: item.start for item in plan.scheduled} if result.errors else {}
         encoded = {new.request_id: new.cross.blocks for new in plan.new if new.cross and new.cross.item is not None}
@@ -192,6 +204,7 @@ class Scheduler:
         waiting = self._waiting.ids()
         running = {request.id for request in self._running}
         parked = self._open.parked
+        self._encodings.check()
         assert waiting | running | parked == set(self._requests), "a request is neither waiting nor running"
         assert len(waiting) + len(running) + len(parked) == len(self._requests), "a request is in two states"
         self._open.check()
@@ -222,6 +235,7 @@ class Scheduler:
             count = _within_prompt(request, request.computed, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
+            count = self._readable(plan, request, request.computed, count)
             if count > 0:
                 draft = self._draft(request, min(budget - decoding - count, drafts))
                 self._schedule(plan, scheduled, request, count, draft=draft)
@@ -280,6 +294,10 @@ class Scheduler:
             while not self.pool.can_take([*matched, *cross], fresh):
                 if not self._park_idle():
                     return
+            request.entered_with = computed
+            count = self._readable(plan, request, computed, count)
+            if count == 0:
+                return  # the step encodes no more items
             self._waiting.pop()
             insort(self._running, request, key=_ORDER)
             self.pool.acquire(matched)
@@ -291,6 +309,12 @@ class Scheduler:
             plan.new.append(request.enter(entered))
             self._schedule(plan, scheduled, request, count, matched)
             budget -= count
+
+    def _readable(self, plan: StepPlan, request: Request, start: int, count: int) -> int:
+        """As many of `count` tokens as the items allow that are encoded, or can be in this step."""
+        if request.spans is None or start >= request.prompt_len or count <= 0:
+            return count
+        return self._encodings.readable(plan, request.spans, start, count, request.entered_with)
 
     def _park_idle(self) -> bool:
         """Take the last sequence that waits for the rest of its prompt out of the batch; False if there is none.
@@ -317,7 +341,10 @@ class Scheduler:
         new_blocks = tuple(fresh) if matched is None else (*matched, *fresh)
         request.blocks = request.blocks + fresh
         samples = request.generates and end == len(request.tokens) + request.expected
-        plan.scheduled.append(ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft))
+        items = () if request.spans is None else request.spans.parts(start, end)
+        plan.scheduled.append(
+            ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items)
+        )
         scheduled.append(request)
         request.computed = end
         request.steps_in_flight += 1

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.token_mask import TokenMask, has_other_token
 
 TokenArray = NDArray[np.int32]
@@ -127,9 +128,10 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hash: of everything that its encoding depends on; equal hashes mean equal items.
-        start, length: the tokens of the prompt that stand for it. Both are 0 where the decoder reads the item by
-            cross-attention (whisper): it then has no tokens.
-        features: for whisper the log-mel spectrogram (num_mel_bins, frames) float32.
+        start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
+            where the decoder reads the item by cross-attention (whisper): it then has no tokens.
+        features: of audio the log-mel spectrogram (num_mel_bins, columns) float32.
+        encoded: the first so many columns are encoded; those behind are only seen by convolutions. None: all.
     """
 
     hash: bytes
@@ -137,13 +139,19 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     length: int = 0
     features: FeatureArray
+    encoded: int | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns that are encoded."""
+        return self.features.shape[1] if self.encoded is None else self.encoded
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """Run `task` on `prompt`, 1-D int32 token ids.
 
     Attributes:
-        items: what the model reads beside the tokens.
+        items: what the model reads beside the tokens, in the order of their spans, which do not overlap.
         open: more of the prompt follows, in `ExtendRequest` messages; nothing is generated before its end.
     """
 
@@ -176,11 +184,13 @@ class ExtendRequest(msgspec.Struct, frozen=True, tag="extend"):
     Attributes:
         tokens: 1-D int32 token ids; may be empty.
         last: the prompt is complete.
+        items: with spans of these tokens; their `start` counts from the first of them.
     """
 
     request_id: str
     tokens: TokenArray
     last: bool = False
+    items: tuple[MediaItem, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -266,7 +276,7 @@ class StepStats(msgspec.Struct, array_like=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     step_seconds: float = 0.0
-    item_queries: int = 0  # items of sequences that entered the batch
+    item_queries: int = 0  # items that sequences began to read
     item_hits: int = 0  # those of them that were encoded before
 
 
@@ -352,7 +362,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     Attributes:
         tasks: "generate", "transcribe", or the pooling tasks that the model can do.
         pooling: None if it has no pooling tasks.
-        speech: None if it does not transcribe.
+        speech: of a model that only transcribes; None for others.
+        audio: None if its prompts cannot have audio among their tokens.
     """
 
     architecture: str
@@ -368,6 +379,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     tasks: tuple[str, ...] = ("generate",)
     pooling: PoolingInfo | None = None
     speech: SpeechInfo | None = None
+    audio: AudioInfo | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from quire.api.http.errors import InvalidRequest, shortened
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
+from quire.api.serving.transcription.asking import abilities_of
+from quire.api.serving.transcription.attempt import WindowResult
+from quire.api.serving.transcription.chat_window import ChatWindowDecoder
+from quire.api.serving.transcription.decoder import Abilities, Decoder
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
 from quire.api.serving.transcription.tokens import SpeechTokens
@@ -25,13 +29,13 @@ from quire.api.serving.transcription.types import (
     VoiceOptions,
     Word,
 )
-from quire.api.serving.transcription.window import WindowDecoder, WindowResult
+from quire.api.serving.transcription.window import ONLY_LANGUAGE, WindowDecoder
+from quire.engine.wire.protocol import SpeechInfo
 from quire.multimodal.audio.cuts import Window, cut, cut_between
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.voice_activity import find_speech
 
 Samples = NDArray[np.float32]
-_ONLY_LANGUAGE = "en"  # of models that have no tokens for languages
 
 
 class Transcriber:
@@ -47,34 +51,44 @@ class Transcriber:
         Raises:
             InvalidRequest: it does not transcribe.
         """
-        if served.info.speech is None or served.audio is None:
+        if "transcribe" not in served.tasks or served.audio is None:
             raise InvalidRequest(
                 f"The model `{served.names[0]}` does not transcribe; it supports: {', '.join(served.tasks)}.", "model"
             )
         self._served = served
-        self._info = served.info.speech
         self._audio = served.audio
-        self._tokens = SpeechTokens(self._info, served.renderer.tokenizer, served.info.vocab_size)
+        self._whisper: SpeechTokens | None = None
+        if (info := served.info.speech) is not None:
+            self._whisper = SpeechTokens(info, served.renderer.tokenizer, served.info.vocab_size)
+            self._abilities = _whisper_abilities(info)
+        else:
+            assert served.info.audio is not None
+            self._abilities = abilities_of(served.info.audio, served.info.max_model_len)
 
     def check(self, options: TranscriptionOptions) -> None:
         """Refuse what the model cannot do.
 
         Raises:
-            InvalidRequest: it does not know the language, does not translate, or does not align words.
+            InvalidRequest: it does not know the language, does not translate, takes no prompt, or does not align words.
         """
-        name = self._served.names[0]
+        name, can = self._served.names[0], self._abilities
         given = () if options.language is None else (options.language,)
         for field, codes in (("language", given), ("languages", options.languages)):
             for code in codes:
-                if code not in self._languages:
+                if code not in can.languages:
                     raise InvalidRequest(
                         f"Unsupported language: {shortened(code)!r}. The model `{name}` knows: "
-                        f"{', '.join(sorted(self._languages))}.",
+                        f"{', '.join(sorted(can.languages))}.",
                         field,
                     )
-        if options.task == "translate" and self._info.translate_token is None:
+        if options.languages and not can.chooses_language:
+            raise InvalidRequest(f"The model `{name}` does not choose among languages; use `language`.", "languages")
+        if options.task == "translate" and not can.translates:
             raise InvalidRequest(f"The model `{name}` does not translate.", "model")
-        if options.words and not self._info.aligns_words:
+        for field in ("prompt", "hotwords"):
+            if getattr(options, field) and not can.takes_prompt:
+                raise InvalidRequest(f"The model `{name}` takes no `{field}`.", field)
+        if options.words and not can.aligns_words:
             raise InvalidRequest(f"The model `{name}` does not give times of words.", "timestamp_granularities")
 
     async def transcribe(
@@ -97,16 +111,10 @@ class Transcriber:
         self.check(options)
         tenant = current_tenant()
         served = self._served
-        decoder = WindowDecoder(served.client, self._audio, served.renderer.tokenizer, self._tokens, options, tenant)
-        if not self._info.languages:
-            decoder.language = _ONLY_LANGUAGE
-        windows = await self._audio.run(
-            partial(_windows, audio, self._info.chunk_seconds, options.voice), tenant=tenant
-        )
-        decoder.earlier = await self._audio.run(partial(self._tokens.earlier_text, options), tenant=tenant)
-        if windows and decoder.language is None:
-            found = await decoder.detect(audio, windows[0])
-            decoder.language = max(options.languages or found, key=found.__getitem__)
+        decoder = self._decoder(options)
+        seconds = self._abilities.window_seconds
+        windows = await self._audio.run(partial(_windows, audio, seconds, options.voice), tenant=tenant)
+        await decoder.prepare(audio, windows)
         joiner, collected = Joiner(decoder.language), _Collected()
         async with aclosing(RunningWindows(served.client, decoder, audio, windows)) as running:
             for number in range(len(windows)):
@@ -136,22 +144,33 @@ class Transcriber:
             EngineError: the engine failed.
             QueueFull: too many jobs wait.
         """
-        if not self._info.languages:
+        if self._whisper is None or not self._whisper.info.languages:
             return {}
-        served = self._served
-        decoder = WindowDecoder(
-            served.client,
-            self._audio,
-            served.renderer.tokenizer,
-            self._tokens,
-            TranscriptionOptions(),
-            current_tenant(),
+        decoder = self._whisper_decoder(self._whisper, TranscriptionOptions())
+        return await decoder.detect(
+            audio, Window(0, min(len(audio), round(self._abilities.window_seconds * SAMPLE_RATE)))
         )
-        return await decoder.detect(audio, Window(0, min(len(audio), round(self._info.chunk_seconds * SAMPLE_RATE))))
 
-    @property
-    def _languages(self) -> Sequence[str]:
-        return tuple(self._info.languages) or (_ONLY_LANGUAGE,)
+    def _decoder(self, options: TranscriptionOptions) -> Decoder:
+        if self._whisper is not None:
+            return self._whisper_decoder(self._whisper, options)
+        info = self._served.info.audio
+        assert info is not None
+        return ChatWindowDecoder(self._served, info, self._audio, options, current_tenant())
+
+    def _whisper_decoder(self, tokens: SpeechTokens, options: TranscriptionOptions) -> WindowDecoder:
+        served = self._served
+        return WindowDecoder(served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant())
+
+
+def _whisper_abilities(info: SpeechInfo) -> Abilities:
+    return Abilities(
+        window_seconds=info.chunk_seconds,
+        languages=tuple(info.languages) or (ONLY_LANGUAGE,),
+        chooses_language=True,
+        translates=info.translate_token is not None,
+        aligns_words=info.aligns_words,
+    )
 
 
 class _Collected:

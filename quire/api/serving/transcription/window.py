@@ -1,27 +1,26 @@
-"""Decodes one window of audio: attempts at rising temperatures, segments, and times of words."""
+"""Decodes one window of audio with whisper: attempts at rising temperatures, segments, and times of words."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.api.serving.transcription.attempt import Attempt, WindowResult
+from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.feed import Feed
-from quire.api.serving.transcription.quality import TEMPERATURES, Quality, compression_ratio, probably_silent
+from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
 from quire.api.serving.transcription.segments import Span, spans_of
 from quire.api.serving.transcription.tokens import SpeechPrompt, SpeechTokens
 from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
 from quire.api.serving.transcription.words import timed_words, within_segments
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.errors import DeadlineExceeded
 from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams, TokenProbs
 from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
 from quire.multimodal.audio.cuts import Window, quietest
@@ -30,50 +29,8 @@ from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.tokenizer import Tokenizer
 
 Samples = NDArray[np.float32]
+ONLY_LANGUAGE = "en"  # of models that have no tokens for languages
 _SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
-
-
-@dataclass(slots=True)
-class Attempt:
-    """The output of one request to the engine.
-
-    Attributes:
-        output: all tokens, with timestamps and the end.
-        pieces: of the text, as they came.
-        limited: it ended because there was no room for more tokens.
-    """
-
-    temperature: float
-    output: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    pieces: list[TextDelta] = field(default_factory=list)
-    no_speech_prob: float = 0.0
-    limited: bool = False
-
-    @property
-    def text(self) -> str:
-        """The text of all pieces."""
-        return "".join(piece.text for piece in self.pieces)
-
-    @property
-    def quality(self) -> Quality:
-        """Figures by which it is judged."""
-        mean = sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
-        return Quality(mean, compression_ratio(self.text), self.no_speech_prob)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowResult:
-    """What a window says. `words` have the index of the token they begin with."""
-
-    window: Window
-    attempt: Attempt
-    quality: Quality
-    spans: Sequence[Span]
-    words: Sequence[tuple[int, Word]]
-    text_tokens: Sequence[int]
-    prompt_tokens: int
-    audio_tokens: int
 
 
 class WindowDecoder:
@@ -94,11 +51,17 @@ class WindowDecoder:
         self._tokens = tokens
         self._options = options
         self._tenant = tenant
-        self._clock = asyncio.get_running_loop().time
-        self._deadline = None if options.timeout is None else self._clock() + options.timeout
+        self._deadline = Deadline(options.timeout)
         self._kept: tuple[Window, MediaItem] | None = None
-        self.language = options.language
-        self.earlier: Sequence[int] = ()
+        self._earlier: Sequence[int] = ()
+        self.language = options.language if tokens.info.languages else ONLY_LANGUAGE
+
+    async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
+        """Tokenize the earlier text, and detect the language in the first window. See `Decoder`."""
+        self._earlier = await self._reader.run(partial(self._tokens.earlier_text, self._options), tenant=self._tenant)
+        if windows and self.language is None:
+            found = await self.detect(audio, windows[0])
+            self.language = max(self._options.languages or found, key=found.__getitem__)
 
     async def _item(self, samples: Samples) -> MediaItem:
         info = self._tokens.info
@@ -124,7 +87,10 @@ class WindowDecoder:
             token_probs=TokenProbs(0, tuple(info.languages[code] for code in codes)),
         )
         request = GenerateRequest(
-            prompt=np.array([info.start_token], np.int32), params=params, items=(item,), timeout=self._time_left()
+            prompt=np.array([info.start_token], np.int32),
+            params=params,
+            items=(item,),
+            timeout=self._deadline.seconds_left(),
         )
         probabilities: list[float] = []
         async with aclosing(self._client.generate(request)) as deltas:
@@ -143,7 +109,7 @@ class WindowDecoder:
         samples = audio[window.start : window.end]
         kept, self._kept = self._kept, None
         item = kept[1] if kept is not None and kept[0] == window else await self._item(samples)
-        prompt = self._tokens.prompt(self._options, self.language, self.earlier)
+        prompt = self._tokens.prompt(self._options, self.language, self._earlier)
         attempt = await self._best_attempt(item, prompt, feed)
         quality = attempt.quality
         if attempt.limited and not feed.given and not quality.repeats and len(samples) > _SHORTEST:
@@ -183,7 +149,7 @@ class WindowDecoder:
             prompt=prompt.tokens,
             params=self._params(prompt, temperature),
             items=(item,),
-            timeout=self._time_left(),
+            timeout=self._deadline.seconds_left(),
         )
         async with aclosing(self._client.generate(request)) as deltas:
             async for delta in deltas:
@@ -245,7 +211,7 @@ class WindowDecoder:
             task="align", skip_tokens=len(control) - 1, frames=self._positions(window.end - window.start)
         )
         prompt = np.array([*control, *known, info.end_token], np.int32)
-        request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._time_left())
+        request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._deadline.seconds_left())
         alignment = (await self._client.pool(request)).data[:-1]  # a row tells the time of the token behind it
         words = await self._reader.run(
             partial(timed_words, alignment, known, self._tokens, self.language), tenant=self._tenant
@@ -261,14 +227,6 @@ class WindowDecoder:
         info = self._tokens.info
         per_position = max(1, info.num_frames // info.num_positions)
         return min(info.num_positions, max(1, math.ceil(samples / HOP / per_position)))
-
-    def _time_left(self) -> float | None:
-        if self._deadline is None:
-            return None
-        left = self._deadline - self._clock()
-        if left <= 0:
-            raise DeadlineExceeded(f"The request timed out after {self._options.timeout:g} seconds.")
-        return left
 
 
 def _item(samples: Samples, num_mel_bins: int, seconds: float) -> MediaItem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from quire.engine.models.archs.audio import qwen2_audio, qwen3_asr, voxtral
 from quire.engine.models.archs.bert import bert, deberta_v2, distilbert, electra, mpnet, roberta
 from quire.engine.models.archs.classic import (
     bloom,
@@ -24,6 +25,7 @@ from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3
 from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.archs.whisper import whisper
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import DecoderSpec, EncoderSpec
 
 ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
@@ -54,6 +56,12 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "starcoder2": starcoder2,
     "whisper": whisper,
 }
+# Given the config of the whole model, and the spec of its language model.
+AUDIO_MODELS: dict[str, Callable[[Any, DecoderSpec], DecoderSpec]] = {
+    "qwen2_audio": qwen2_audio,
+    "qwen3_asr": qwen3_asr,
+    "voxtral": voxtral,
+}
 ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
     "bert": bert,
     "camembert": roberta,
@@ -73,5 +81,10 @@ def spec_of(config: Any) -> DecoderSpec | EncoderSpec:
     """The spec of a config whose `model_type` is known."""
     if (encoder := ENCODERS.get(config.model_type)) is not None:
         return encoder(config)
+    if (tower := AUDIO_MODELS.get(config.model_type)) is not None:
+        text = config.text_config
+        if text.model_type not in ARCHITECTURES:
+            raise UnsupportedModel(f"a language model of type {text.model_type!r} is not supported here")
+        return tower(config, ARCHITECTURES[text.model_type](text))
     spec = ARCHITECTURES[config.model_type](config)
     return as_encoder(spec) if is_bidirectional(config) else spec

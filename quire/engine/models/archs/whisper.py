@@ -16,7 +16,7 @@ from quire.engine.models.spec import (
     PlainMLP,
 )
 
-_NORM = LayerNorm(eps=1e-5)
+WHISPER_NORM = LayerNorm(eps=1e-5)
 
 
 def whisper(config: Any) -> DecoderSpec:
@@ -24,18 +24,19 @@ def whisper(config: Any) -> DecoderSpec:
     hidden, act = config.d_model, config.activation_function
     heads, dim = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
     layer = Layer(
-        attn=_attention(hidden, heads),
+        attn=whisper_attention(hidden, heads),
         cross=CrossAttention(heads=heads, head_dim=dim, scale=dim**-0.5),
         ffn=PlainMLP(size=config.decoder_ffn_dim, act=act),
     )
     encoder_layer = Layer(
-        attn=_attention(hidden, config.encoder_attention_heads), ffn=PlainMLP(size=config.encoder_ffn_dim, act=act)
+        attn=whisper_attention(hidden, config.encoder_attention_heads),
+        ffn=PlainMLP(size=config.encoder_ffn_dim, act=act),
     )
     return DecoderSpec(
         hidden=hidden,
         vocab=config.vocab_size,
         layers=(layer,) * config.decoder_layers,
-        norm=_NORM,
+        norm=WHISPER_NORM,
         max_positions=config.max_target_positions,
         embeddings=Embeddings(positions=config.max_target_positions),
         tied=config.tie_word_embeddings,
@@ -43,13 +44,14 @@ def whisper(config: Any) -> DecoderSpec:
             stem=ConvStem(channels=config.num_mel_bins, act="gelu"),  # whatever the other activations are
             hidden=hidden,
             layers=(encoder_layer,) * config.encoder_layers,
-            norm=_NORM,
+            norm=WHISPER_NORM,
             max_positions=config.max_source_positions,
         ),
     )
 
 
-def _attention(hidden: int, heads: int) -> GroupedAttention:
+def whisper_attention(hidden: int, heads: int) -> GroupedAttention:
+    """Attention with biases and without positions."""
     dim = hidden // heads
     return GroupedAttention(
         heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=None, qkv_bias=True, out_bias=True

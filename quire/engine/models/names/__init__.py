@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.engine.models.names.audio import AUDIO_NAMES
 from quire.engine.models.names.bert import bert_like
 from quire.engine.models.names.classic import classic_names
 from quire.engine.models.names.llama import LLAMA, LLAMA_POST_NORMS
@@ -17,7 +18,7 @@ _STATIC = WeightNames(((r"embed\.weight", "embed.weight"),))
 def names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec | None) -> WeightNames:
     """How the checkpoints of an architecture name their tensors."""
     if isinstance(spec, DecoderSpec) and spec.encoder is not None:
-        return WHISPER
+        return WHISPER if spec.has_cross_attention else AUDIO_NAMES[model_type]
     steps = 0 if pooler is None else len(pooler.classify)
     if not spec.layers:
         return _STATIC

@@ -7,7 +7,24 @@ from torch import Tensor
 from quire.engine.models.names.rules import KIND, WeightNames
 
 _DECODER = r"decoder\.layers\.(?P<layer>\d+)\."
-_ENCODER, _TO = r"encoder\.layers\.(?P<index>\d+)\.", "encoder.layers.{index}."
+
+
+def encoder_rules(prefix: str) -> tuple[tuple[str, str], ...]:
+    """Rules for whisper's encoder. `prefix`: a pattern of what all of its names begin with."""
+    layer, to = prefix + r"layers\.(?P<index>\d+)\.", "encoder.layers.{index}."
+    return (
+        (prefix + r"conv(?P<conv>1|2)" + KIND, "encoder.stem.conv{conv}.{kind}"),
+        (prefix + r"embed_positions\.weight", "encoder.stem.positions"),
+        (layer + r"self_attn\.(?P<part>q|k|v)_proj" + KIND, to + "attn.qkv.{kind}"),
+        (layer + r"self_attn\.out_proj" + KIND, to + "attn.out.{kind}"),
+        (layer + r"self_attn_layer_norm" + KIND, to + "attn_norm.{kind}"),
+        (layer + r"fc1" + KIND, to + "ffn.up.{kind}"),
+        (layer + r"fc2" + KIND, to + "ffn.down.{kind}"),
+        (layer + r"final_layer_norm" + KIND, to + "ffn_norm.{kind}"),
+        (prefix + r"layer_norm" + KIND, "encoder.norm.{kind}"),
+    )
+
+
 _RULES = (
     (r"decoder\.embed_tokens\.weight", "embed.weight"),
     (r"decoder\.embed_positions\.weight", "embed_sum.positions"),
@@ -22,19 +39,11 @@ _RULES = (
     (_DECODER + r"final_layer_norm" + KIND, "ffn_norm.{kind}"),
     (r"decoder\.layer_norm" + KIND, "norm.{kind}"),
     (r"proj_out\.weight", "head.weight"),
-    (r"encoder\.conv(?P<conv>1|2)" + KIND, "encoder.stem.conv{conv}.{kind}"),
-    (r"encoder\.embed_positions\.weight", "encoder.positions"),
-    (_ENCODER + r"self_attn\.(?P<part>q|k|v)_proj" + KIND, _TO + "attn.qkv.{kind}"),
-    (_ENCODER + r"self_attn\.out_proj" + KIND, _TO + "attn.out.{kind}"),
-    (_ENCODER + r"self_attn_layer_norm" + KIND, _TO + "attn_norm.{kind}"),
-    (_ENCODER + r"fc1" + KIND, _TO + "ffn.up.{kind}"),
-    (_ENCODER + r"fc2" + KIND, _TO + "ffn.down.{kind}"),
-    (_ENCODER + r"final_layer_norm" + KIND, _TO + "ffn_norm.{kind}"),
-    (r"encoder\.layer_norm" + KIND, "encoder.norm.{kind}"),
+    *encoder_rules(r"encoder\."),
 )
 
 
-def _convolution(weight: Tensor) -> Tensor:
+def convolution(weight: Tensor) -> Tensor:
     """(outputs, inputs, width) as the weight of a linear layer, see `ConvStemLayer`."""
     return weight.transpose(1, 2).flatten(1)
 
@@ -42,6 +51,6 @@ def _convolution(weight: Tensor) -> Tensor:
 WHISPER = WeightNames(
     _RULES,
     ignored=r"proj_out\.weight",
-    convert={f"encoder.stem.conv{index}.weight": _convolution for index in (1, 2)},
+    convert={f"encoder.stem.conv{index}.weight": convolution for index in (1, 2)},
     zero_keys=r"(encoder\.)?layers\.\d+\.attn\.qkv\.bias",
 )

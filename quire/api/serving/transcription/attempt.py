@@ -1,0 +1,54 @@
+"""The output of requests to the engine for a window of audio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.api.serving.transcription.quality import Quality, compression_ratio
+from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.types import TextDelta, Word
+from quire.multimodal.audio.cuts import Window
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The output of one request to the engine.
+
+    Attributes:
+        output: all tokens, with timestamps and the end.
+        pieces: of the text, as they came.
+        limited: it ended because there was no room for more tokens.
+    """
+
+    temperature: float
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pieces: list[TextDelta] = field(default_factory=list)
+    no_speech_prob: float = 0.0
+    limited: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def quality(self) -> Quality:
+        """Figures by which it is judged."""
+        mean = sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+        return Quality(mean, compression_ratio(self.text), self.no_speech_prob)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowResult:
+    """What a window says. `words` have the index of the token they begin with."""
+
+    window: Window
+    attempt: Attempt
+    quality: Quality
+    spans: Sequence[Span]
+    words: Sequence[tuple[int, Word]]
+    text_tokens: Sequence[int]
+    prompt_tokens: int
+    audio_tokens: int

@@ -1,0 +1,147 @@
+"""Decodes windows of audio with a language model that reads audio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.api.serving.models import ServedModel
+from quire.api.serving.transcription.asking import AnswerReader, reader_of, transcription_prompt
+from quire.api.serving.transcription.attempt import Attempt, WindowResult
+from quire.api.serving.transcription.deadline import Deadline
+from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.quality import TEMPERATURES
+from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions
+from quire.engine.wire.audio import AudioInfo
+from quire.engine.wire.detokenizer import Detokenizer, TextParams
+from quire.engine.wire.protocol import MediaItem, SamplingParams, TokenArray
+from quire.engine.wire.stream import GenerateRequest
+from quire.multimodal.audio.cuts import Window
+from quire.multimodal.audio.items import audio_items, token_count
+from quire.multimodal.audio.placeholders import place_audio
+from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.prompts import Prompt
+
+Samples = NDArray[np.float32]
+# Fast speech has six tokens a second, and several times as many in scripts of which the vocabulary has only bytes.
+_TOKENS_PER_SECOND, _MORE_TOKENS = 25, 64
+
+
+class ChatWindowDecoder:
+    """See `Decoder`."""
+
+    def __init__(
+        self, served: ServedModel, info: AudioInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
+    ) -> None:
+        self._served = served
+        self._info = info
+        self._reader = reader
+        self._options = options
+        self._tenant = tenant
+        self._deadline = Deadline(options.timeout)
+        self._prompt: Prompt | None = None
+        self.language = options.language
+
+    async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
+        """See `Decoder`: render the prompt."""
+        if windows:
+            self._prompt = await transcription_prompt(self._served, self._options, self._tenant)
+
+    async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
+        """See `Decoder`."""
+        samples = audio[window.start : window.end]
+        if not token_count(len(samples), self._info):
+            return []
+        items = await self._reader.run(partial(audio_items, samples, self._info), tenant=self._tenant)
+        assert self._prompt is not None
+        prompt, placed = place_audio(self._prompt.token_ids, self._info, [items])
+        attempt, text = await self._best_attempt(prompt, placed, window.seconds, feed)
+        audio_tokens = sum(item.length for item in placed)
+        spans = [Span(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
+        return [
+            WindowResult(
+                window=window,
+                attempt=attempt,
+                quality=attempt.quality,
+                spans=spans,
+                words=(),
+                text_tokens=text,
+                prompt_tokens=len(prompt) - audio_tokens,
+                audio_tokens=audio_tokens,
+            )
+        ]
+
+    async def _best_attempt(
+        self, prompt: TokenArray, items: tuple[MediaItem, ...], seconds: float, feed: Feed
+    ) -> tuple[Attempt, list[int]]:
+        """The first attempt that can be trusted, or the last one. What the reader has got is not replaced."""
+        given = self._options.temperature
+        for temperature in (given,) if given else TEMPERATURES:
+            params = self._params(len(prompt), seconds, temperature)
+            request = GenerateRequest(prompt=prompt, params=params, items=items, timeout=self._deadline.seconds_left())
+            attempt, text, answer = await self._attempt(request, feed)
+            if feed.given or not (attempt.limited or attempt.quality.failed):
+                break
+        self.language = self.language or answer.language
+        return attempt, text
+
+    async def _attempt(self, request: GenerateRequest, feed: Feed) -> tuple[Attempt, list[int], AnswerReader]:
+        """The output of a request, and those of its tokens that are text."""
+        attempt, text = Attempt(request.params.temperature), list[int]()
+        answer = reader_of(self._served, self._options)
+        tokenizer = self._served.renderer.tokenizer
+        detokenizer = Detokenizer(tokenizer.backend, (), TextParams())
+        held_tokens, held_logprobs = list[int](), list[float]()
+        async with aclosing(self._served.client.generate(request)) as deltas:
+            async for delta in deltas:
+                logprobs = [entry.logprobs[0] for entry in delta.logprobs]
+                attempt.output += delta.token_ids
+                attempt.logprobs += logprobs
+                attempt.limited = delta.finish_reason == "length" and self._options.max_tokens is None
+                held_tokens += delta.token_ids
+                held_logprobs += logprobs
+                last = delta.finish_reason is not None
+                shown = answer.push(held_tokens, last=last)
+                if answer.waits:
+                    continue
+                tokens, probs = [held_tokens[index] for index in shown], [held_logprobs[index] for index in shown]
+                text += tokens
+                piece = self._piece(detokenizer.push(tokens, last=last), tokens, probs)
+                held_tokens, held_logprobs = [], []
+                if piece is not None:
+                    attempt.pieces.append(piece)
+                if feed.live:
+                    feed.give(attempt.pieces)
+        return attempt, text, answer
+
+    def _piece(self, text: str, tokens: Sequence[int], logprobs: Sequence[float]) -> TextDelta | None:
+        details: tuple[TokenLogprob, ...] = ()
+        if self._options.logprobs:
+            tokenizer = self._served.renderer.tokenizer
+            details = tuple(
+                TokenLogprob(tokenizer.token_text(token), logprob, tokenizer.token_bytes(token))
+                for token, logprob in zip(tokens, logprobs, strict=True)
+            )
+        return TextDelta(text, details) if text or details else None
+
+    def _params(self, prompt_len: int, seconds: float, temperature: float) -> SamplingParams:
+        options = self._options
+        most = int(seconds * _TOKENS_PER_SECOND) + _MORE_TOKENS if options.max_tokens is None else options.max_tokens
+        return SamplingParams(
+            max_tokens=max(1, min(most, self._served.info.max_model_len - prompt_len)),
+            temperature=temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            seed=options.seed,
+            eos_token_ids=self._served.eos_token_ids,
+            logprobs=0,
+        )

@@ -1,0 +1,74 @@
+"""Validation of items in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.engine.wire.audio import AudioInfo
+from quire.engine.wire.protocol import MediaItem, SpeechInfo
+
+
+def invalid_items(
+    items: Sequence[MediaItem], tokens: int, speech: SpeechInfo | None, audio: AudioInfo | None
+) -> str | None:
+    """Why the items of a prompt, or of a piece of one, cannot be read; None if they can.
+
+    Args:
+        items: of the request.
+        tokens: of the prompt or piece.
+        speech: of a model that only transcribes.
+        audio: of a model that reads audio among its tokens.
+    """
+    if speech is not None:
+        return _invalid_crossed(items, speech)
+    if audio is not None:
+        return _invalid_spans(items, tokens) or next(filter(None, (_invalid_span(one, audio) for one in items)), None)
+    return "the model reads no audio or other items, only tokens" if items else None
+
+
+def _invalid_crossed(items: Sequence[MediaItem], speech: SpeechInfo) -> str | None:
+    if len(items) != 1:
+        return f"the model reads exactly one item of audio, not {len(items)}"
+    item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
+    stride = most // speech.num_positions
+    if (item.start, item.length) != (0, 0):
+        return "the model reads audio by cross-attention: no tokens of the prompt stand for it"
+    found = item.features.shape
+    fits = len(found) == 2 and found[0] == rows and found[1] in range(stride, most + 1, stride)
+    if item.features.dtype != np.float32 or not fits or item.encoded is not None:
+        return (
+            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
+            f"or fewer columns in a multiple of {stride}"
+        )
+    return _invalid_content(item)
+
+
+def _invalid_spans(items: Sequence[MediaItem], tokens: int) -> str | None:
+    end = 0
+    for item in items:
+        if item.length < 1:
+            return f"an item has {item.length} tokens; it needs at least one"
+        if item.start < end:
+            return f"the item at token {item.start} begins before token {end}, where it could at the earliest"
+        end = item.start + item.length
+    return f"an item ends at token {end}, but there are {tokens}" if end > tokens else None
+
+
+def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
+    found, rows = item.features.shape, audio.num_mel_bins
+    if item.features.dtype != np.float32 or len(found) != 2 or found[0] != rows:
+        return f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of {rows} rows"
+    columns, most = item.columns, min(found[1], audio.item_columns)
+    if not 1 <= columns <= most or found[1] > audio.item_columns + audio.context:
+        return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"
+    if (length := audio.lengths.tokens(columns)) != item.length:
+        return f"{columns} columns of features become {length} tokens, not {item.length}"
+    return _invalid_content(item)
+
+
+def _invalid_content(item: MediaItem) -> str | None:
+    if not item.hash:
+        return "the item has no hash"
+    return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"

@@ -1,0 +1,44 @@
+"""Names of the tensors of language models that read audio."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.engine.models.names.llama import LLAMA
+from quire.engine.models.names.rules import KIND, WeightNames
+from quire.engine.models.names.whisper import convolution, encoder_rules
+
+_PROJECTOR = (
+    (r"multi_modal_projector\.linear(?:_1)?" + KIND, "encoder.projector.linears.0.{kind}"),
+    (r"multi_modal_projector\.linear_2" + KIND, "encoder.projector.linears.1.{kind}"),
+)
+_TOWER = r"audio_tower\."
+_CHUNKED = (
+    (_TOWER + r"conv2d(?P<conv>1|2|3)" + KIND, "encoder.stem.conv{conv}.{kind}"),
+    (_TOWER + r"conv_out\.weight", "encoder.stem.out.weight"),
+    (_TOWER + r"ln_post" + KIND, "encoder.norm.{kind}"),
+)
+# With and without the name of the model around all of it, as transformers has written them at different times.
+_PREFIXES = r"(?:model\.)?language_model\.(?:model\.)?|model\.(?=audio_tower\.|multi_modal_projector\.)"
+_IGNORED = rf"{LLAMA.ignored}|lm_head\.weight"
+
+
+def _square_convolution(weight: Tensor) -> Tensor:
+    """(outputs, inputs, height, width) as the weight of a linear layer, see `ChunkedConvStemLayer`."""
+    return weight.permute(0, 2, 3, 1).flatten(1)
+
+
+_WHISPER_LIKE = WeightNames(
+    (*LLAMA.rules, *encoder_rules(_TOWER), *_PROJECTOR),
+    prefixes=_PREFIXES,
+    ignored=_IGNORED,
+    convert={f"encoder.stem.conv{index}.weight": convolution for index in (1, 2)},
+    zero_keys=r"encoder\.layers\.\d+\.attn\.qkv\.bias",
+)
+_QWEN3_ASR = WeightNames(
+    (*LLAMA.rules, *encoder_rules(_TOWER), *_CHUNKED, *_PROJECTOR),
+    prefixes=_PREFIXES,
+    ignored=_IGNORED,
+    convert={f"encoder.stem.conv{index}.weight": _square_convolution for index in (1, 2, 3)},
+)
+AUDIO_NAMES = {"qwen2_audio": _WHISPER_LIKE, "voxtral": _WHISPER_LIKE, "qwen3_asr": _QWEN3_ASR}

@@ -1,0 +1,133 @@
+"""Items that have tokens of their own: which of them a step encodes, and which the runner keeps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+
+from quire.engine.scheduling.plan import EncodedItem, ItemPart, StepPlan
+from quire.engine.wire.protocol import MediaItem
+
+ItemKey = bytes
+
+
+class ItemSpans:
+    """The items of one request, in the order of their spans."""
+
+    def __init__(self, items: tuple[MediaItem, ...], prefix: bytes) -> None:
+        """`prefix`: of the keys of items; only requests with equal prefixes share an encoding."""
+        self._items: list[MediaItem] = []
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._prefix = prefix
+        self.extend(items, 0)
+
+    def extend(self, items: tuple[MediaItem, ...], offset: int) -> None:
+        """Append items, whose spans count from `offset`."""
+        for item in items:
+            placed = msgspec.structs.replace(item, start=item.start + offset) if offset else item
+            self._items.append(placed)
+            self._starts.append(placed.start)
+            self._ends.append(placed.start + placed.length)
+
+    def key(self, item: MediaItem) -> ItemKey:
+        """Of an item in the encoder cache."""
+        return self._prefix + item.hash
+
+    def within(self, start: int, end: int) -> list[MediaItem]:
+        """The items that have tokens in [start, end)."""
+        if not self._items:
+            return []
+        return self._items[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
+
+    def content(self, start: int, end: int) -> bytes:
+        """What tells the tokens [start, end) from others with equal ids: the items in them, and where these begin."""
+        return b"".join(item.hash + (item.start - start).to_bytes(8, signed=True) for item in self.within(start, end))
+
+    def parts(self, start: int, end: int) -> tuple[ItemPart, ...]:
+        """The parts of items that the tokens [start, end) stand for."""
+        return tuple(self._parts(start, end))
+
+    def _parts(self, start: int, end: int) -> Iterator[ItemPart]:
+        for item in self.within(start, end):
+            first, last = max(start, item.start), min(end, item.start + item.length)
+            yield ItemPart(self.key(item), first, first - item.start, last - first)
+
+
+class EncoderCache:
+    """Decides which encoded items the runner keeps: those used last, up to a number of embeddings.
+
+    An item stays until others need its place, so that the chunks of a prompt and further prompts find it. Those that a
+    step reads are not evicted in that step. Nothing else is held, so a request never waits for another one's items.
+    """
+
+    def __init__(self, capacity: int, max_encoded: int) -> None:
+        """Make an empty cache.
+
+        Args:
+            capacity: embeddings that are kept; at least those of the largest item.
+            max_encoded: embeddings that a step makes of more than one item.
+        """
+        self._capacity = capacity
+        self._max_encoded = max_encoded
+        self._lengths: OrderedDict[ItemKey, int] = OrderedDict()  # least recently used first
+        self._held = 0
+        self._left = 0  # embeddings that this step may still make
+        self._read: set[ItemKey] = set()  # by this step
+
+    def begin_step(self) -> None:
+        """Another step is planned."""
+        self._left = self._max_encoded
+        self._read.clear()
+
+    def readable(self, plan: StepPlan, spans: ItemSpans, start: int, count: int, first: int) -> int:
+        """How many of `count` tokens from `start` on a step can compute; plans what has to be encoded for them.
+
+        Args:
+            plan: of the step.
+            spans: the items of the request.
+            start: its computed tokens.
+            count: tokens that could be computed otherwise.
+            first: computed tokens when it entered the batch.
+        """
+        for item in spans.within(start, start + count):
+            key = spans.key(item)
+            is_cached = key in self._lengths
+            if not is_cached and not self._make_room(plan, item.length):
+                return max(0, item.start - start)
+            if not is_cached or item.start >= start or start == first:
+                plan.stats.item_queries += 1
+                plan.stats.item_hits += is_cached
+            if not is_cached:
+                self._lengths[key] = item.length
+                self._held += item.length
+                self._left -= item.length
+                plan.encoded.append(EncodedItem(key, item))
+            self._lengths.move_to_end(key)
+            self._read.add(key)
+        return count
+
+    def forget(self, key: ItemKey) -> None:
+        """An item could not be encoded."""
+        self._held -= self._lengths.pop(key, 0)
+
+    def check(self) -> None:
+        """Assert that the number of embeddings is right."""
+        assert self._held == sum(self._lengths.values()), "embeddings are counted wrongly"
+        assert self._held <= self._capacity, "there are more embeddings than there is room for"
+
+    def _make_room(self, plan: StepPlan, length: int) -> bool:
+        """Evict items until there is room for another one; False if this step must not encode it."""
+        if length > self._left and self._left < self._max_encoded:
+            return False
+        read = sum(self._lengths[key] for key in self._read)
+        if read + length > self._capacity:
+            return False
+        while self._held + length > self._capacity:
+            key = next(key for key in self._lengths if key not in self._read)
+            self.forget(key)
+            plan.evicted.append(key)
+        return True

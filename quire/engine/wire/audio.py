@@ -1,0 +1,67 @@
+"""What the front end needs to know of a model that reads audio among its tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class AudioLengths(msgspec.Struct, frozen=True):
+    """How many positions an encoder makes of columns of features.
+
+    Attributes:
+        chunk: columns that convolutions see together; nothing reaches across the border of two chunks.
+        halvings: convolutions that halve the number of positions, rounded up.
+        pool: positions that become one token; those left over at the end are dropped.
+    """
+
+    chunk: int
+    halvings: int
+    pool: int
+
+    def positions(self, columns: int) -> int:
+        """Positions before pooling."""
+        whole, rest = divmod(columns, self.chunk)
+        return whole * self._halved(self.chunk) + self._halved(rest)
+
+    def tokens(self, columns: int) -> int:
+        """Tokens of an item."""
+        return self.positions(columns) // self.pool
+
+    def _halved(self, columns: int) -> int:
+        return -(-columns // (1 << self.halvings))
+
+
+class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How audio becomes items of a model whose prompts have placeholder tokens for it.
+
+    Attributes:
+        kind: how the model is asked to transcribe.
+        placeholder: the token that stands for each of an item's embeddings.
+        text: what stands for a whole piece of audio in a rendered chat, with one placeholder in it.
+        sample_rate: of the audio that features are made from, in Hz.
+        num_mel_bins: rows of the features.
+        item_columns: most columns of an item that are encoded. Longer audio becomes several items, one behind the
+            other.
+        lengths: of items.
+        padded_columns: features are made of audio that silence extends to a multiple of so many columns; 0: of the
+            audio alone.
+        encodes_padding: that silence is encoded, too.
+        context: columns behind those that are encoded, which convolutions read.
+        min_samples: shorter audio is extended by silence.
+        max_items: of one piece of audio; None: any number.
+    """
+
+    kind: Literal["qwen2_audio", "qwen3_asr", "voxtral"]
+    placeholder: int
+    text: str
+    sample_rate: int
+    num_mel_bins: int
+    item_columns: int
+    lengths: AudioLengths
+    padded_columns: int = 0
+    encodes_padding: bool = False
+    context: int = 0
+    min_samples: int = 0
+    max_items: int | None = None

@@ -1,0 +1,87 @@
+"""Items of audio language models: features of samples, and the placeholder tokens that stand for them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.engine.wire.audio import AudioInfo
+from quire.engine.wire.protocol import MediaItem
+from quire.multimodal.audio.features import HOP, log_mel
+
+Samples = NDArray[np.float32]
+
+
+def encoded_columns(samples: int, info: AudioInfo) -> int:
+    """Columns of features that are encoded of so many samples."""
+    samples = max(samples, info.min_samples)
+    if not info.padded_columns:
+        return samples // HOP
+    columns = -(-samples // HOP)
+    return _whole(columns, info.padded_columns) if info.encodes_padding else columns
+
+
+def token_count(samples: int, info: AudioInfo) -> int:
+    """Placeholder tokens that stand for so many samples. 0: they are too few for the model."""
+    return sum(info.lengths.tokens(columns) for _, columns in _pieces(encoded_columns(samples, info), info))
+
+
+def longest_audio(info: AudioInfo) -> int | None:
+    """Samples of the longest audio that the model takes in one piece; None: any length."""
+    return None if info.max_items is None else info.max_items * info.item_columns * HOP
+
+
+def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
+    """The items of a piece of audio, one behind the other. May take milliseconds for each second of audio.
+
+    Args:
+        samples: 1-D at 16 kHz, of which `token_count` is at least 1, and not longer than `longest_audio`.
+        info: of the model.
+
+    Returns:
+        Items, whose spans count from the first placeholder of the audio.
+    """
+    encoded, start, items = encoded_columns(len(samples), info), 0, []
+    features = log_mel(samples, info.num_mel_bins, _seconds(len(samples), info))
+    for first, columns in _pieces(encoded, info):
+        last = first + columns
+        # An even number: the second convolution reads columns in pairs.
+        behind = min(features.shape[1], first + _whole(columns + info.context, 2)) if info.context else last
+        part = np.ascontiguousarray(features[:, first:behind])
+        length = info.lengths.tokens(columns)
+        shape = f"{columns}:{part.shape}".encode()
+        items.append(
+            MediaItem(
+                hash=hashlib.sha256(shape + part.tobytes()).digest(),
+                start=start,
+                length=length,
+                features=part,
+                encoded=columns,
+            )
+        )
+        start += length
+    return items
+
+
+def _pieces(columns: int, info: AudioInfo) -> Iterator[tuple[int, int]]:
+    """First column and number of columns of each item. A rest that would have no token is left out."""
+    for first in range(0, columns, info.item_columns):
+        count = min(info.item_columns, columns - first)
+        if info.lengths.tokens(count):
+            yield first, count
+
+
+def _seconds(samples: int, info: AudioInfo) -> float:
+    """Length of the audio that features are made of, with the silence behind it."""
+    samples = max(samples, info.min_samples)
+    if info.padded_columns:
+        samples = _whole(-(-samples // HOP), info.padded_columns) * HOP
+    return samples / info.sample_rate
+
+
+def _whole(count: int, size: int) -> int:
+    """`count`, rounded up to a multiple of `size`."""
+    return -(-count // size) * size

@@ -1,0 +1,1 @@
+"""What content parts of messages refer to."""

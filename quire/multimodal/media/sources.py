@@ -1,0 +1,180 @@
+"""Reads what URLs in messages refer to, as far as the operator allows it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import errno
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from quire.config.options import MediaOptions
+from quire.multimodal.errors import PromptError
+
+_SHOWN = 120  # characters of a URL in an error text
+_CHUNK = 1 << 16  # bytes that are read at once
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPolicy:
+    """What URLs may refer to. Data URLs are always allowed, by default nothing else is.
+
+    Attributes:
+        domains: host names from which media may be fetched.
+        folder: from which files may be read; None: no files.
+        timeout: seconds that fetching may take.
+    """
+
+    domains: frozenset[str] = frozenset()
+    folder: Path | None = None
+    timeout: float = 10.0
+
+
+Reader = Callable[[], Awaitable[bytes]]
+
+
+def media_policy(options: MediaOptions) -> MediaPolicy:
+    """The policy that options say."""
+    domains = frozenset(name.lower() for name in options.allowed_media_domains)
+    return MediaPolicy(domains, options.allowed_local_media_path, options.media_fetch_timeout)
+
+
+def check_url(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reader:
+    """Check a URL, without reading what it refers to.
+
+    Args:
+        url: of a content part.
+        policy: of the operator.
+        max_size: largest content in bytes.
+        where: the content part, for errors.
+
+    Returns:
+        What reads the content.
+
+    Raises:
+        PromptError: it is not allowed.
+    """
+    scheme = url[:8].partition(":")[0].lower()
+    if scheme == "data":
+        return lambda: asyncio.to_thread(_from_data_url, url, max_size, where)
+    if scheme in ("http", "https"):
+        return _checked_address(url, policy, max_size, where)
+    if scheme == "file":
+        path = _checked_path(url, policy, where)
+        return lambda: asyncio.to_thread(_read_file, path, max_size, where)
+    raise PromptError(f"The URL {_shown(url)} must be a data, http, https or file URL.", where)
+
+
+def decode_base64(text: str, max_size: int, where: str) -> bytes:
+    """The bytes that a text encodes. It may be megabytes long.
+
+    Raises:
+        PromptError: it is not base64, empty, or too long.
+    """
+    if len(text) // 4 * 3 > max_size + 3:
+        raise PromptError(f"The content is larger than {max_size} bytes, which is the most that is accepted.", where)
+    try:
+        content = base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise PromptError(f"The content is not valid base64: {error}.", where) from error
+    if not content:
+        raise PromptError("The content is empty.", where)
+    return content
+
+
+def _from_data_url(url: str, max_size: int, where: str) -> bytes:
+    head, comma, text = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise PromptError("A data URL must be of the form data:TYPE;base64,CONTENT.", where)
+    return decode_base64(text, max_size, where)
+
+
+def _checked_address(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reader:
+    if not policy.domains:
+        raise PromptError(
+            "This server fetches no URLs: send the content as a data URL, or start the server with "
+            "--allowed-media-domains.",
+            where,
+        )
+    try:
+        address = httpx.URL(url)  # the parser of the client that fetches it
+    except (httpx.InvalidURL, ValueError) as error:
+        raise PromptError(f"The URL {_shown(url)} is not valid.", where) from error
+    if address.userinfo:
+        raise PromptError("URLs with a user name or password are not accepted.", where)
+    if address.host.lower() not in policy.domains:
+        allowed = ", ".join(sorted(policy.domains))
+        raise PromptError(f"The URL must be from one of the allowed domains: {allowed}.", where)
+    return lambda: _fetch(address, policy.timeout, max_size, where)
+
+
+async def _fetch(address: httpx.URL, seconds: float, max_size: int, where: str) -> bytes:
+    """Fetch an address, without proxies of the environment. Redirects are not followed: they could lead anywhere."""
+    try:
+        async with asyncio.timeout(seconds), httpx.AsyncClient(trust_env=False, timeout=seconds) as client:
+            headers = {"Accept-Encoding": "identity"}  # a compressed answer could grow without bounds
+            async with client.stream("GET", address, headers=headers) as response:
+                if response.status_code != httpx.codes.OK:
+                    redirected = "; redirects are not followed" if response.is_redirect else ""
+                    raise PromptError(f"The URL was answered with status {response.status_code}{redirected}.", where)
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise PromptError("The URL was answered with compressed content.", where)
+                return await _collect(response, max_size, where)
+    except TimeoutError as error:
+        raise PromptError(f"The URL could not be fetched within {seconds:g} s.", where) from error
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        if isinstance(error, PromptError):
+            raise
+        # Its text may have addresses of the operator's network.
+        raise PromptError("The URL could not be fetched.", where) from error
+
+
+async def _collect(response: httpx.Response, max_size: int, where: str) -> bytes:
+    content = bytearray()
+    async for chunk in response.aiter_raw(_CHUNK):
+        content += chunk
+        if len(content) > max_size:
+            raise PromptError(
+                f"The URL was answered with more than {max_size} bytes, which is the most that is accepted.", where
+            )
+    return bytes(content)
+
+
+def _checked_path(url: str, policy: MediaPolicy, where: str) -> Path:
+    if policy.folder is None:
+        raise PromptError("This server reads no files: it was started without --allowed-local-media-path.", where)
+    try:
+        parts = urlsplit(url)
+        path = Path(unquote(parts.path))
+        inside = parts.netloc in ("", "localhost") and path.resolve().is_relative_to(policy.folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a path with NUL, or a loop of links
+        raise PromptError(f"The URL {_shown(url)} is not valid.", where) from error
+    if not inside:
+        raise PromptError("The file is not in the directory of --allowed-local-media-path.", where)
+    return path.resolve()
+
+
+def _read_file(path: Path, max_size: int, where: str) -> bytes:
+    try:
+        # The last component is no link: the path was resolved. Without waiting, if it is a pipe.
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(opened, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "not a file")
+            content = file.read(max_size + 1)
+    except OSError as error:
+        raise PromptError("The file cannot be read.", where) from error
+    if len(content) > max_size:
+        raise PromptError(f"The file is larger than {max_size} bytes, which is the most that is accepted.", where)
+    return content
+
+
+def _shown(url: str) -> str:
+    return repr(url if len(url) <= _SHOWN else f"{url[:_SHOWN]}...")

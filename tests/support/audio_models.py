@@ -1,0 +1,166 @@
+"""Small language models that read audio, with random weights, and what transformers generates with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from transformers import AutoConfig, WhisperFeatureExtractor
+
+from quire.engine.wire.audio import AudioInfo
+from quire.engine.wire.protocol import MediaItem
+from quire.multimodal.audio.items import audio_items, token_count
+from tests.support.models import draw_weights
+
+KINDS = ("qwen2_audio", "voxtral", "qwen3_asr")
+VOCAB, PLACEHOLDER, MELS = 300, 290, 16
+RATE, SECOND = 16_000, 16_000
+Samples = NDArray[np.float32]
+_TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_ENCODER = {"num_mel_bins": MELS, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    # Windows of a second: 50 positions become 25 tokens, 12 here for each item and less for shorter audio.
+    "qwen2_audio": {
+        "audio_config": {**_ENCODER, "encoder_ffn_dim": 48, "max_source_positions": 50},
+        "text_config": {"model_type": "qwen2", **_TEXT},
+        "audio_token_index": PLACEHOLDER,
+    },
+    "voxtral": {
+        "audio_config": {
+            "num_mel_bins": MELS,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "max_source_positions": 50,
+        },
+        "text_config": {"model_type": "llama", **_TEXT},
+        "audio_token_id": PLACEHOLDER,
+    },
+    "qwen3_asr": {
+        "audio_config": {
+            **_ENCODER,
+            "encoder_ffn_dim": 48,
+            "n_window": 50,
+            "n_window_infer": 200,
+            "output_dim": 64,
+            "downsample_hidden_size": 24,
+        },
+        "text_config": {"model_type": "qwen3", **_TEXT},
+        "audio_token_id": PLACEHOLDER,
+        "tie_word_embeddings": True,
+        "eos_token_id": 255,
+        "pad_token_id": 255,
+    },
+}
+
+
+def make_audio_model(kind: str, *, seed: int = 0, **changes: Any) -> Any:
+    """A model in float32, with weights large enough for distinct logits. `changes`: of its config."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **{**_CONFIGS[kind], **changes})
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
+    draw_weights(model, kind)
+    if model.config.tie_word_embeddings:
+        model.tie_weights()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def save_audio_model(model: Any, folder: Path, **options: Any) -> Path:
+    """Save a model with the config of its feature extractor, without a tokenizer."""
+    model.save_pretrained(folder, **options)
+    kind = model.config.model_type
+    extractor = json.loads(feature_extractor(kind).to_json_string())
+    (folder / "preprocessor_config.json").write_text(json.dumps(extractor))
+    return folder
+
+
+@lru_cache
+def feature_extractor(kind: str) -> Any:
+    """transformers' feature extractor of a tiny model."""
+    if kind == "qwen3_asr":
+        from transformers import Qwen3ASRFeatureExtractor
+
+        return Qwen3ASRFeatureExtractor(feature_size=MELS)
+    return WhisperFeatureExtractor(feature_size=MELS, chunk_length=1)
+
+
+def noise(seed: int, seconds: float) -> Samples:
+    """Random samples."""
+    generator = np.random.default_rng(seed)
+    return generator.normal(0, 0.1, round(seconds * RATE)).astype(np.float32)
+
+
+def span(samples: Samples, info: AudioInfo, start: int) -> list[MediaItem]:
+    """The items of samples, whose placeholders begin at `start`."""
+    return [msgspec.structs.replace(one, start=one.start + start) for one in audio_items(samples, info)]
+
+
+def prompt_with(info: AudioInfo, *parts: Sequence[int] | Samples) -> tuple[list[int], tuple[MediaItem, ...]]:
+    """The prompt of tokens and audio one behind the other, and its items."""
+    tokens: list[int] = []
+    items: list[MediaItem] = []
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            items += span(part, info, len(tokens))
+            tokens += [info.placeholder] * token_count(len(part), info)
+        else:
+            tokens += part
+    return tokens, tuple(items)
+
+
+def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch.Tensor]:
+    """What transformers' processors make of audio."""
+    extract = feature_extractor(kind)
+    options: dict[str, Any] = {"sampling_rate": RATE, "return_tensors": "pt"}
+    if kind == "qwen2_audio":
+        found = extract(list(audios), padding="max_length", return_attention_mask=True, **options)
+        return {"input_features": found["input_features"], "feature_attention_mask": found["attention_mask"]}
+    if kind == "voxtral":
+        chunks = []
+        for audio in audios:
+            features = extract(audio, padding=True, truncation=False, pad_to_multiple_of=RATE, **options)
+            chunks.append(features["input_features"].reshape(MELS, -1, 100).transpose(0, 1))
+        return {"input_features": torch.cat(chunks)}
+    found = extract(list(audios), padding=True, truncation=False, return_attention_mask=True, **options)
+    return {"input_features": found["input_features"], "input_features_mask": found["attention_mask"]}
+
+
+def expected_tokens(model: Any, prompt: Sequence[int], audios: Sequence[Samples], max_tokens: int) -> list[int]:
+    """Greedy tokens of transformers' `generate`."""
+    inputs = transformers_inputs(model.config.model_type, audios) if audios else {}
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            **inputs,
+        )
+    return [int(token) for token in out[0, len(prompt) :]]
