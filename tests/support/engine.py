@@ -25,6 +25,7 @@ from quire.engine.wire.protocol import (
     AddRequest,
     ErrorOutput,
     ExtendRequest,
+    MediaItem,
     ModelInfo,
     PooledOutput,
     RequestOutput,
@@ -123,8 +124,10 @@ class Engine:
         self.core._add_prepared()
         self._collect()
 
-    def extend(self, request_id: str, tokens: Sequence[int], *, last: bool = False) -> None:
-        self.core._handle(ExtendRequest(request_id, np.array(tokens, np.int32), last))
+    def extend(
+        self, request_id: str, tokens: Sequence[int], *, last: bool = False, items: tuple[MediaItem, ...] = ()
+    ) -> None:
+        self.core._handle(ExtendRequest(request_id, np.array(tokens, np.int32), last, items))
         self._collect()
 
     def abort(self, request_id: str) -> None:

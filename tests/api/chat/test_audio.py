@@ -1,0 +1,321 @@
+"""Audio in chats: content parts become items, and what cannot become one is refused with its reason."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from quire.multimodal.audio.items import audio_items
+from tests.support.audio import Samples, encode, tone, voice, wav
+from tests.support.audio_chat import (
+    SPANS,
+    TOKEN,
+    AudioCore,
+    asked,
+    audio_info,
+    audio_server,
+    audio_tokenizer,
+    audio_url,
+    encoded,
+    input_audio,
+    requests_of,
+)
+from tests.support.fake_core import FakeCore
+from tests.support.server import Server, chunks_of, running_server
+
+CHAT = "/v1/chat/completions"
+KINDS = ("qwen2_audio", "voxtral", "qwen3_asr")
+ONE, TWO = voice(1.0), voice(2.5)
+
+
+def sound(seconds: float) -> Samples:
+    return tone(seconds)[:, 0]
+
+
+async def said(server: Server, body: dict[str, Any]) -> Any:
+    response = await server.post(CHAT, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def refused(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    response = await server.post(CHAT, body)
+    assert response.status_code == 400, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_parts_become_items(tmp_path: Path, kind: str) -> None:
+    """Where the chat template has them; each placeholder is there once for each embedding."""
+    core, info = AudioCore(kind=kind), audio_info(kind)
+    async with audio_server(tmp_path, core) as server:
+        parts = ("First: ", input_audio(encoded(ONE)), "second: ", audio_url(f"data:audio/wav;base64,{encoded(TWO)}"))
+        body = await said(server, asked(*parts, "which?"))
+        (message,) = requests_of(core)
+        lengths = [sum(item.length for item in audio_items(decoded(samples), info)) for samples in (ONE, TWO)]
+        tokens = message.prompt.tolist()
+        text = audio_tokenizer().decode(tokens, skip_special_tokens=False)
+        spans = [SPANS[kind].replace(audio_tokenizer().id_to_token(info.placeholder), "X") for _ in lengths]
+        for length in lengths:
+            text = text.replace(audio_tokenizer().id_to_token(info.placeholder) * length, "X", 1)
+        assert f"First: {spans[0]}second: {spans[1]}which?" in text
+        assert tokens.count(info.placeholder) == sum(lengths)
+        covered = [index for item in message.items for index in range(item.start, item.start + item.length)]
+        assert [index for index, token in enumerate(tokens) if token == info.placeholder] == covered
+        usage = body["usage"]
+        assert usage["prompt_tokens"] == len(tokens)
+        assert usage["prompt_tokens_details"]["audio_tokens"] == sum(lengths)
+
+
+def decoded(samples: Samples) -> Samples:
+    """As a wav file of 16 bits has them."""
+    return (np.round(samples * 32767) / 32768).astype(np.float32)
+
+
+async def test_the_template_may_want_texts(tmp_path: Path) -> None:
+    core = AudioCore()
+    async with audio_server(tmp_path, core, parts=False) as server:
+        await said(server, asked("a", input_audio(encoded(ONE)), "b"))
+    (message,) = requests_of(core)
+    tokens = message.prompt.tolist()
+    assert tokens.count(TOKEN["<|AUDIO|>"]) == message.items[0].length == 25
+    assert tokens[message.items[0].start - 1] == TOKEN["<|audio_bos|>"]
+
+
+async def test_equal_audio_has_equal_items(tmp_path: Path) -> None:
+    core = AudioCore()
+    flac = base64.b64encode(encode(ONE[:, None], "flac")).decode()
+    async with audio_server(tmp_path, core) as server:
+        for data in (input_audio(encoded(ONE)), input_audio(flac, "flac"), input_audio(encoded(sound(1.0)), None)):
+            await said(server, asked(data, "?"))
+    hashes = [message.items[0].hash for message in requests_of(core)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+async def test_all_choices_and_streams_hear_it(tmp_path: Path) -> None:
+    core = AudioCore()
+    async with audio_server(tmp_path, core) as server:
+        body = await said(server, asked(input_audio(encoded(ONE)), n=2, temperature=1))
+        texts = [choice["message"]["content"] for choice in body["choices"]]
+        assert len(texts) == 2
+        assert all(text.endswith("+25") for text in texts)
+        response = await server.post(CHAT, asked(input_audio(encoded(ONE)), stream=True))
+        chunks = chunks_of(response.text)
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks).endswith("+25")
+
+
+async def test_other_endpoints_that_chat(tmp_path: Path) -> None:
+    """A final message with audio can be continued."""
+    core = AudioCore()
+    async with audio_server(tmp_path, core) as server:
+        body = asked(input_audio(encoded(ONE)), continue_final_message=True, add_generation_prompt=False)
+        await said(server, body)
+    assert requests_of(core)[0].prompt.tolist()[-1] == TOKEN["<|audio_eos|>"]
+
+
+async def test_models_tell_what_they_read(tmp_path: Path) -> None:
+    async with audio_server(tmp_path, AudioCore(), FakeCore()) as server:
+        cards = (await server.http.get("/v1/models")).json()["data"]
+    assert [(card["tasks"], card["input_modalities"]) for card in cards] == [
+        (["generate", "transcribe"], ["text", "audio"]),
+        (["generate", "transcribe"], ["text", "audio"]),
+        (["generate"], ["text"]),
+    ]
+
+
+async def test_a_model_of_text_names_what_it_accepts(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        for part in (input_audio("AAAA"), audio_url("http://127.0.0.1:1/secret")):
+            error = await refused(server, asked("a", part))
+            assert error["message"].endswith("the model `fake` accepts text only.")
+            assert error["param"] == "messages[0].content[1]"
+
+
+NOT_AUDIO = base64.b64encode(b"<html>not audio</html>" * 9).decode()
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "no base64": (input_audio("!!!"), "not valid base64"),
+    "letters beyond": (input_audio("\u00e4\u00f6AA"), "not valid base64"),
+    "padding": (input_audio("AAA"), "not valid base64"),
+    "empty": (input_audio(""), "The content is empty"),
+    "no file": (input_audio(NOT_AUDIO), "Invalid or unsupported audio file"),
+    "cut off": (input_audio(base64.b64encode(wav(tone(1.0))[:9000]).decode()), "than its header says"),
+    "unknown format": (input_audio(encoded(ONE), "midi"), "format 'midi' is not supported"),
+    "odd format": ({"type": "input_audio", "input_audio": {"data": "AA", "format": 7}}, "format '7' is not supported"),
+    "wrong format": (input_audio(encoded(ONE), "mp3"), "is wav, but its `format` is mp3"),
+    "no data": ({"type": "input_audio", "input_audio": {"format": "wav"}}, '{"data": BASE64'),
+    "no object": ({"type": "input_audio", "input_audio": "AAAA"}, '{"data": BASE64'),
+    "no field": ({"type": "input_audio"}, '{"data": BASE64'),
+    "no url": ({"type": "audio_url", "audio_url": {}}, '{"url": URL}'),
+    "number": ({"type": "audio_url", "audio_url": {"url": 5}}, '{"url": URL}'),
+    "data url of text": (audio_url("data:text/plain,hello"), "data:TYPE;base64,CONTENT"),
+    "data url without comma": (audio_url("data:audio/wav;base64"), "data:TYPE;base64,CONTENT"),
+    "data url of nothing": (audio_url("data:audio/wav;base64,"), "The content is empty"),
+    "ftp": (audio_url("ftp://example.com/a.wav"), "must be a data, http, https or file URL"),
+    "no scheme": (audio_url("/etc/passwd"), "must be a data, http, https or file URL"),
+    "http": (audio_url("http://169.254.169.254/latest"), "This server fetches no URLs"),
+    "https": (audio_url("HTTPS://example.com/a.wav"), "This server fetches no URLs"),
+    "file": (audio_url("file:///etc/passwd"), "This server reads no files"),
+    "too long": (input_audio(encoded(sound(31.0))), "31.0 s long; this model takes at most 30 s"),
+    "too short": (input_audio(encoded(sound(0.005))), "too short"),
+    "picture": ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, "'image_url' are not"),
+    "no marker of ours": ({"type": "audio"}, "'audio' are not supported"),
+    "a marker's text": ({"type": "text", "text": "<|AUDIO|>"}, "2 placeholders for 1 pieces of audio"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_what_cannot_be_heard_is_refused(tmp_path: Path, name: str) -> None:
+    part, reason = BROKEN[name]
+    core = AudioCore()
+    first = "a" if name == "no marker of ours" else input_audio(encoded(ONE))
+    async with audio_server(tmp_path, core) as server:
+        error = await refused(server, asked(first, part))
+        assert reason in error["message"]
+        assert error["param"] in ("messages[0].content[1]", "messages")
+        assert server.state.models[0].client.slots_in_use == 0
+    assert requests_of(core) == []
+
+
+async def test_limits(tmp_path: Path) -> None:
+    core = AudioCore(context=300)
+    options = {"max_audio_size": 200_000, "max_audio_seconds": 6.0, "max_audio_parts": 2}
+    async with audio_server(tmp_path, core, **options) as server:
+        part = input_audio(encoded(sound(5.0)))
+        assert "more than" not in (await said(server, asked(part, part)))["choices"][0]["message"]["content"]
+        many = await refused(server, asked(*[part] * 3))
+        assert many["message"].startswith("At most 2 pieces of audio may be in one chat (--max-audio-parts), not 3")
+        large = await refused(server, asked(input_audio(encoded(sound(6.5)))))
+        assert "200000 bytes" in large["message"]
+        flac = base64.b64encode(encode(tone(6.5), "flac")).decode()
+        long = await refused(server, asked(input_audio(flac, "flac")))
+        assert "6 s" in long["message"]
+        short = await refused(server, asked(part, truncate_prompt_tokens=5))
+        assert short["param"] == "truncate_prompt_tokens"
+        assert server.state.models[0].client.slots_in_use == 0
+    async with audio_server(tmp_path / "b", AudioCore(context=200)) as server:
+        full = await refused(server, asked(part, part))
+        assert "maximum context length is 200 tokens" in full["message"]
+        assert full["param"] == "messages[0].content[1]"
+    async with audio_server(tmp_path / "c", AudioCore(), max_audio_parts=0) as server:
+        assert "At most 0" in (await refused(server, asked(part)))["message"]
+
+
+async def test_files_below_the_allowed_directory(tmp_path: Path) -> None:
+    allowed, core = tmp_path / "allowed", AudioCore()
+    allowed.mkdir()
+    (allowed / "a b.wav").write_bytes(wav(ONE[:, None]))
+    (tmp_path / "secret.wav").write_bytes(wav(ONE[:, None]))
+    (allowed / "link.wav").symlink_to(tmp_path / "secret.wav")
+    (allowed / "loop").symlink_to(allowed / "loop")
+    (allowed / "folder").mkdir()
+    outside = "not in the directory of --allowed-local-media-path"
+    cases = {
+        f"file://{tmp_path}/secret.wav": outside,
+        f"file://{allowed}/../secret.wav": outside,
+        f"file://{allowed}/%2e%2e/secret.wav": outside,
+        f"file://{allowed}/link.wav": outside,
+        f"file://{tmp_path}/nothing-there": outside,
+        f"file://elsewhere{allowed}/a%20b.wav": outside,
+        f"file://{allowed}/nothing.wav": "The file cannot be read.",
+        f"file://{allowed}/folder": "The file cannot be read.",
+        f"file://{allowed}/a%00b": "is not valid",
+    }
+    async with audio_server(tmp_path / "model", core, allowed_local_media_path=allowed) as server:
+        for host in ("", "localhost"):
+            await said(server, asked(audio_url(f"file://{host}{allowed}/a%20b.wav")))
+        for url, reason in cases.items():
+            assert reason in (await refused(server, asked(audio_url(url))))["message"], url
+    assert len(requests_of(core)) == 2
+
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
+    """Answers by path, to whatever the server fetches."""
+    answers: dict[str, Answer] = {}
+    real = httpx.AsyncClient
+
+    def client(**options: Any) -> httpx.AsyncClient:
+        assert options["trust_env"] is False
+        return real(transport=httpx.MockTransport(lambda request: answers[request.url.path](request)), **options)
+
+    monkeypatch.setattr("quire.multimodal.media.sources.httpx.AsyncClient", client)
+    return answers
+
+
+def fails(_: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("10.1.2.3 refused the connection")
+
+
+async def test_addresses_of_allowed_domains(tmp_path: Path, web: dict[str, Answer]) -> None:
+    content = wav(ONE[:, None])
+    web["/a.wav"] = lambda _: httpx.Response(200, content=content)
+    web["/moved"] = lambda _: httpx.Response(302, headers={"location": "http://169.254.169.254/"})
+    web["/gone"] = lambda _: httpx.Response(404, text="the secret of an inner page")
+    web["/page"] = lambda _: httpx.Response(200, text="<html>secret</html>")
+    web["/large"] = lambda _: httpx.Response(200, content=bytes(300_000))
+    web["/packed"] = lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, content=b"")
+    web["/down"] = fails
+    refusals = {
+        "http://media.example/moved": "status 302; redirects are not followed",
+        "http://media.example/gone": "status 404.",
+        "http://media.example/page": "Invalid or unsupported audio file",
+        "http://media.example/large": "more than 200000 bytes",
+        "http://media.example/packed": "compressed content",
+        "http://media.example/down": "The URL could not be fetched.",
+        "http://other.example/a.wav": "from one of the allowed domains: media.example.",
+        "http://media.example.other.example/a.wav": "allowed domains",
+        "http://other.example\\@media.example/a.wav": "",
+        "http://media.example@other.example/a.wav": "user name",
+        "http://media.example:80:80/a.wav": "is not valid",
+        "http://[::1/a.wav": "is not valid",
+        "http:///a.wav": "allowed domains",
+    }
+    core = AudioCore()
+    options = {"allowed_media_domains": ["Media.Example"], "max_audio_size": 200_000}
+    async with audio_server(tmp_path, core, **options) as server:
+        for url in ("http://media.example/a.wav", "https://MEDIA.example:8443/a.wav"):
+            await said(server, asked(audio_url(url)))
+        for url, reason in refusals.items():
+            message = (await refused(server, asked(audio_url(url))))["message"]
+            assert reason in message, url
+            assert "secret" not in message
+            assert "10.1.2.3" not in message
+    assert len(requests_of(core)) == 2
+
+
+async def test_a_slow_address(tmp_path: Path) -> None:
+    """A real connection to a server that never answers."""
+    import asyncio
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(never, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    options = {"allowed_media_domains": ["127.0.0.1"], "media_fetch_timeout": 0.2}
+    async with silent, audio_server(tmp_path, **options) as server:
+        error = await refused(server, asked(audio_url(f"http://127.0.0.1:{port}/a.wav")))
+    assert error["message"] in ("The URL could not be fetched within 0.2 s.", "The URL could not be fetched.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_audio_becomes_several_items(kind: str) -> None:
+    """One behind the other; each can be encoded by itself."""
+    info = audio_info(kind)
+    seconds = 30.0 if info.max_items else 61.3
+    items = audio_items(sound(seconds), info)
+    assert [item.start for item in items] == [sum(one.length for one in items[:i]) for i in range(len(items))]
+    expected = {"qwen2_audio": [750], "voxtral": [375] * 3, "qwen3_asr": [104] * 7 + [math.ceil(530 / 8)]}[kind]
+    assert [item.length for item in items] == pytest.approx(expected, abs=2 if kind == "qwen3_asr" else 0)
