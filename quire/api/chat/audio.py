@@ -61,13 +61,7 @@ async def take_audio(
         PromptError: a part is not valid, not allowed, broken, or too long.
         QueueFull: too many files wait to be decoded.
     """
-    found = [
-        (content, index, f"messages[{number}].content[{index}]")
-        for number, message in enumerate(messages)
-        if isinstance(content := message.content, list)
-        for index, part in enumerate(content)
-        if isinstance(part, dict) and part.get("type") in _KINDS
-    ]
+    found = audio_parts(messages)
     if not found:
         return None
     info, reader = model.info.audio, model.audio
@@ -90,6 +84,17 @@ async def take_audio(
         pieces.append(await _items(part, model, info, reader, tokens))
         tokens += sum(item.length for item in pieces[-1])
     return pieces
+
+
+def audio_parts(messages: Sequence[Message]) -> list[tuple[list[Any], int, str]]:
+    """The content, the index in it and the name of each part with audio."""
+    return [
+        (content, index, f"messages[{number}].content[{index}]")
+        for number, message in enumerate(messages)
+        if isinstance(content := message.content, list)
+        for index, part in enumerate(content)
+        if isinstance(part, dict) and part.get("type") in _KINDS
+    ]
 
 
 def _checked(part: dict[str, Any], where: str, policy: MediaPolicy, max_size: int) -> _Part:

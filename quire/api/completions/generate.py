@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire.api.answers.grammar_writer import as_lark
 from quire.api.answers.logprobs import encoded
+from quire.api.chat.audio import audio_parts
 from quire.api.chat.prepare import prepare_chat
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http import fields
@@ -59,6 +60,10 @@ def router(state: ServerState) -> APIRouter:
     async def render_chat(body: ChatRequest, request: Request) -> Rendered:
         """Render and tokenize a conversation without generating anything."""
         model = state.generator(body.model)
+        if model.info.audio is not None and (parts := audio_parts(body.messages)):
+            raise InvalidRequest(
+                "Chats with audio cannot be rendered: token ids do not tell what is heard.", parts[0][2]
+            )
         response_id = answer_id("chatcmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
         fields.ignore(request, prepared.unused_fields)

@@ -12,7 +12,8 @@ from quire.engine.models.spec import AudioEncoderSpec, ChunkedConvStem
 from quire.engine.wire.audio import AudioInfo, AudioLengths
 
 # What features are made of; the extractor's config may say so, but nothing else.
-_FIXED = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400, "dither": 0.0}
+_RATE = 16_000  # samples per second
+_FIXED: dict[str, float] = {"sampling_rate": _RATE, "hop_length": 160, "n_fft": 400, "dither": 0.0}
 _TEXTS = {  # of a piece of audio, where a chat template has none of its own
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
     "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
@@ -47,12 +48,12 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
         placeholder = _VOXTRAL_PLACEHOLDER
     if type(placeholder) is not int or not 0 <= placeholder < vocab:
         raise UnsupportedModel(f"audio_token_id is {placeholder!r}, which is not a token of the vocabulary")
-    shared = {"kind": kind, "placeholder": placeholder, "text": _TEXTS[kind], "sample_rate": _FIXED["sampling_rate"]}
+    shared: dict[str, Any] = {"kind": kind, "placeholder": placeholder, "text": _TEXTS[kind], "sample_rate": _RATE}
     stem = encoder.stem
     if isinstance(stem, ChunkedConvStem):
         rows, columns = stem.rows, config.audio_config.n_window_infer
         shortest = max(_FRAME, _count(extractor, "min_length", _MIN_SAMPLES))
-        fields = {"lengths": AudioLengths(stem.chunk, 3, 1), "min_samples": shortest}
+        fields: dict[str, Any] = {"lengths": AudioLengths(stem.chunk, 3, 1), "min_samples": shortest}
     else:
         rows, columns, pool = stem.channels, 2 * encoder.max_positions, encoder.averaged * encoder.joined
         fields = {"lengths": AudioLengths(columns, 1, pool), "padded_columns": columns}
@@ -76,6 +77,6 @@ def _extractor(folder: Path) -> Mapping[str, Any]:
 
 def _count(extractor: Mapping[str, Any], name: str, default: int) -> int:
     value = extractor.get(name, default)
-    if type(value) is not int or not 0 <= value <= 30 * _FIXED["sampling_rate"]:
+    if type(value) is not int or not 0 <= value <= 30 * _RATE:
         raise BrokenFolder(f"the feature extractor's {name} must be a number of samples, not {value!r}")
     return value
