@@ -65,7 +65,7 @@ def server(folders: dict[str, Path]) -> Iterator[ServerProcess]:
 
 def read(samples: Samples) -> Samples:
     """Samples as the server gets them, from a file of 16 bits."""
-    found, _ = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")
+    found: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
     return found
 
 

@@ -84,7 +84,7 @@ def make_audio_model(kind: str, *, seed: int = 0, **changes: Any) -> Any:
     config._attn_implementation = "eager"
     model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
     draw_weights(model, kind)
-    if model.config.tie_word_embeddings:
+    if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
@@ -147,8 +147,15 @@ def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch
             features = extract(audio, padding=True, truncation=False, pad_to_multiple_of=RATE, **options)
             chunks.append(features["input_features"].reshape(MELS, -1, 100).transpose(0, 1))
         return {"input_features": torch.cat(chunks)}
-    found = extract(list(audios), padding=True, truncation=False, return_attention_mask=True, **options)
-    return {"input_features": found["input_features"], "input_features_mask": found["attention_mask"]}
+    # Each by itself: of several, those that are not the longest would be followed by silence instead of zeros.
+    found = [extract(one, padding=True, truncation=False, return_attention_mask=True, **options) for one in audios]
+    longest = max(one["input_features"].shape[-1] for one in found)
+
+    def padded(name: str) -> torch.Tensor:
+        parts = [one[name] for one in found]
+        return torch.cat([torch.nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts])
+
+    return {"input_features": padded("input_features"), "input_features_mask": padded("attention_mask")}
 
 
 def expected_tokens(model: Any, prompt: Sequence[int], audios: Sequence[Samples], max_tokens: int) -> list[int]:

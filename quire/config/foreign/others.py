@@ -43,7 +43,7 @@ LLAMA_SERVER: tuple[ForeignFlag, ...] = (
     *refused("--main-gpu|-mg", _CPU),
     *refused("--mlock --no-mmap --mmap --numa", "weights are copied into memory while they load"),
     *refused("--lora --lora-scaled", _ADAPTERS),
-    *refused("--mmproj|-mm", "chats are text, without images, audio and videos"),
+    *refused("--mmproj|-mm", "a projector of pictures is not supported; chats have texts and audio"),
     *refused("--embedding|--embeddings --rerank|--reranking", "files of a model say what it is for", "--convert"),
     *refused("--pooling", "", "--pooler-config"),
     *refused("--rope-scaling --rope-scale --rope-freq-base --yarn-orig-ctx", "", "--hf-overrides"),

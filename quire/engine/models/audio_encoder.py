@@ -76,7 +76,8 @@ class AudioEncoder(LayerStack):
 
 def _averaged(x: Tensor, count: int) -> Tensor:
     """Means of each `count` neighbouring rows; those left over are dropped."""
-    return x[: len(x) // count * count].unflatten(0, (-1, count)).mean(1)
+    groups: Tensor = x[: len(x) // count * count].unflatten(0, (-1, count))
+    return groups.mean(1)
 
 
 class ProjectorLayer(nn.Module):

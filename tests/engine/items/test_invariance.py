@@ -182,7 +182,7 @@ def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: st
 def test_an_item_of_several_chunks_is_encoded_once(audio_folders: dict[str, Path]) -> None:
     """So are equal items of one prompt, and of several at the same time."""
     engine = Engine(audio_folders["qwen2_audio"], max_num_batched_tokens=4, max_num_seqs=4, prefix_hash="xxhash")
-    encode, encoded = engine.runner._embedder.encode, []
+    encode, encoded = engine.runner._embedder.encode, list[bytes]()
 
     def counting(entries: Any) -> None:
         encoded.extend(entry.key for entry in entries)
@@ -200,7 +200,7 @@ def test_an_item_of_several_chunks_is_encoded_once(audio_folders: dict[str, Path
 def test_a_step_encodes_within_its_budget(audio_folders: dict[str, Path]) -> None:
     """Items beyond the budget wait for the next step; the first one is encoded however long it is."""
     engine = Engine(audio_folders["qwen2_audio"], max_num_batched_tokens=30, max_num_seqs=8)
-    encode, counts = engine.runner._embedder.encode, []
+    encode, counts = engine.runner._embedder.encode, list[int]()
 
     def counting(entries: Any) -> None:
         counts.append(sum(entry.item.length for entry in entries))

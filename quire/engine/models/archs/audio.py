@@ -76,4 +76,5 @@ def _layers(audio: Any) -> tuple[Layer, ...]:
         attn=whisper_attention(audio.hidden_size, audio.num_attention_heads),
         ffn=PlainMLP(size=audio.intermediate_size, act=audio.activation_function),
     )
-    return (layer,) * audio.num_hidden_layers
+    count: int = audio.num_hidden_layers
+    return (layer,) * count
