@@ -114,4 +114,5 @@ def test_transcriptions(server: ServerProcess, models: dict[str, Any], folders: 
 def test_models_tell_what_they_read(server: ServerProcess) -> None:
     with server.http as client:
         cards = client.get("/v1/models").json()["data"]
-    assert [card["input_modalities"] for card in cards] == [["text", "audio"]] * 3
+    assert len(cards) >= 3
+    assert all(card["input_modalities"] == ["text", "audio"] for card in cards)

@@ -272,12 +272,12 @@ def fails(_: httpx.Request) -> httpx.Response:
 
 async def test_addresses_of_allowed_domains(tmp_path: Path, web: dict[str, Answer]) -> None:
     content = wav(ONE[:, None])
-    web["/a.wav"] = lambda _: httpx.Response(200, content=content)
+    web["/a.wav"] = lambda _: httpx.Response(200, stream=httpx.ByteStream(content))
     web["/moved"] = lambda _: httpx.Response(302, headers={"location": "http://169.254.169.254/"})
     web["/gone"] = lambda _: httpx.Response(404, text="the secret of an inner page")
-    web["/page"] = lambda _: httpx.Response(200, text="<html>secret</html>")
-    web["/large"] = lambda _: httpx.Response(200, content=bytes(300_000))
-    web["/packed"] = lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, content=b"")
+    web["/page"] = lambda _: httpx.Response(200, stream=httpx.ByteStream(b"<html>secret</html>"))
+    web["/large"] = lambda _: httpx.Response(200, stream=httpx.ByteStream(bytes(300_000)))
+    web["/packed"] = lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b""))
     web["/down"] = fails
     refusals = {
         "http://media.example/moved": "status 302; redirects are not followed",
@@ -288,7 +288,7 @@ async def test_addresses_of_allowed_domains(tmp_path: Path, web: dict[str, Answe
         "http://media.example/down": "The URL could not be fetched.",
         "http://other.example/a.wav": "from one of the allowed domains: media.example.",
         "http://media.example.other.example/a.wav": "allowed domains",
-        "http://other.example\\@media.example/a.wav": "",
+        "http://other.example\\@media.example/a.wav": "user name",
         "http://media.example@other.example/a.wav": "user name",
         "http://media.example:80:80/a.wav": "is not valid",
         "http://[::1/a.wav": "is not valid",
