@@ -24,6 +24,7 @@ from quire.engine.wire.protocol import (
     CoreMessage,
     ErrorOutput,
     ExtendRequest,
+    MediaItem,
     ModelInfo,
     Ping,
     Pong,
@@ -168,20 +169,23 @@ class EngineClient:
                 if delta.finish_reason is not None:
                     return
 
-    def extend(self, request_id: str, tokens: TokenArray, *, last: bool = False) -> None:
+    def extend(
+        self, request_id: str, tokens: TokenArray, *, last: bool = False, items: tuple[MediaItem, ...] = ()
+    ) -> None:
         """Append tokens to the prompt of an open request, which has begun.
 
         Args:
             request_id: of its `GenerateRequest`.
             tokens: 1-D int32 token ids; may be empty.
             last: the prompt is complete.
+            items: see `ExtendRequest`.
 
         Raises:
             EngineDead: the engine has stopped.
         """
         if self._dead is not None:
             raise self._dead
-        self._channel.send(ExtendRequest(request_id, tokens, last))
+        self._channel.send(ExtendRequest(request_id, tokens, last, items))
 
     async def pool(self, request: PoolRequest) -> Pooled:
         """Pool the hidden states of one prompt; cancelling frees the request within an engine step.

@@ -170,9 +170,8 @@ def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: st
         fresh = Engine(audio_folders[kind], prefix_caching=False)
         sequence(engine, head, noise(0, 0.8))
         if not kept:
-            sequence(
-                engine, [6], noise(1, 2.0 if kind == "qwen3_asr" else 0.8)
-            )  # takes the place of the first item's embeddings
+            # Takes the place of the first item's embeddings.
+            sequence(engine, [6], noise(1, 2.0 if kind == "qwen3_asr" else 0.8))
         before = engine.items_encoded
         for tail in ([40, 41], [50, 51]):
             result = sequence(engine, head, noise(0, 0.8), tail)

@@ -1,0 +1,37 @@
+"""Steps that read items run layer by layer beside replayed ones, and give the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.config.options import ModelOptions
+from quire.engine.execution.step_graphs import StepGraphs
+from quire.kernels import native
+from tests.support.audio_models import noise, prompt_with
+from tests.support.engine import Engine, greedy
+
+pytestmark = pytest.mark.skipif(
+    native.instructions() is None, reason="only calls of the compiled kernels can be captured"
+)
+
+
+def tokens(folder: Path) -> tuple[list[list[int]], StepGraphs]:
+    """Tokens of requests that start at different steps; each second one has audio."""
+    engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), block_size=8)
+    assert engine.info.audio is not None
+    for index in range(8):
+        audio = [noise(index, 0.4)] if index % 2 else []
+        prompt, items = prompt_with(engine.info.audio, [5, index], *audio, [9])
+        engine.add(str(index), prompt, greedy(10 + index % 3), items=items)
+        engine.step()
+    engine.run()
+    return [engine.results[str(index)].tokens for index in range(8)], engine.runner.steps
+
+
+def test_replayed_steps_give_the_same_tokens(audio_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed, graphs = tokens(audio_folders["voxtral"])
+    assert graphs.graphs
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
+    assert tokens(audio_folders["voxtral"])[0] == replayed

@@ -1,0 +1,139 @@
+"""Items that cannot be read are refused by the core, and say why; models that cannot be loaded, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import read_model_config
+from quire.engine.wire.protocol import MediaItem
+from tests.support.audio_models import PLACEHOLDER, make_audio_model, noise, prompt_with, save_audio_model
+from tests.support.engine import Engine, greedy
+
+
+@pytest.fixture(scope="module")
+def engine(audio_folders: dict[str, Path]) -> Engine:
+    return Engine(audio_folders["qwen2_audio"])
+
+
+def valid(engine: Engine) -> tuple[list[int], tuple[MediaItem, ...]]:
+    assert engine.info.audio is not None
+    return prompt_with(engine.info.audio, [1, 2], noise(0, 0.5), [3], noise(1, 0.5), [4])
+
+
+def first(**fields: Any) -> Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]]:
+    return lambda items: (msgspec.structs.replace(items[0], **fields), *items[1:])
+
+
+NAN = np.full((16, 52), np.nan, np.float32)
+CASES: dict[str, tuple[Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]], str]] = {
+    "no tokens": (first(length=0), "0 tokens; it needs at least one"),
+    "negative": (first(length=-3), "-3 tokens"),
+    "before the prompt": (first(start=-1), "begins before token 0"),
+    "out of order": (lambda items: items[::-1], "begins before token"),
+    "twice": (lambda items: (items[0], *items), "begins before token"),
+    "behind the prompt": (lambda items: (items[0], msgspec.structs.replace(items[1], start=900)), "there are 28"),
+    "another length": (first(length=11), "50 columns of features become 12 tokens, not 11"),
+    "other columns": (first(encoded=40), "40 columns of features become 10 tokens, not 12"),
+    "no columns": (first(encoded=0), "0 of 52 columns"),
+    "too many columns": (first(encoded=53), "53 of 52 columns"),
+    "too many features": (first(features=np.zeros((16, 300), np.float32)), "of 300 columns"),
+    "rows": (first(features=np.zeros((8, 52), np.float32)), "float32 of 16 rows"),
+    "flat": (first(features=np.zeros(52, np.float32)), "float32 of 16 rows"),
+    "doubles": (first(features=np.zeros((16, 52))), "float64 16x52"),
+    "nan": (first(features=NAN), "NaN or infinite"),
+    "no hash": (first(hash=b""), "no hash"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_items(engine: Engine, name: str) -> None:
+    change, text = CASES[name]
+    prompt, items = valid(engine)
+    error = engine.generate(prompt, greedy(2), items=change(items)).error
+    assert error is not None
+    assert text in error
+    assert engine.blocks_used == 0
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("out of order", "twice", "behind the prompt")])
+def test_items_of_pieces(engine: Engine, name: str) -> None:
+    """The request is dropped, and holds nothing."""
+    change, text = CASES[name]
+    prompt, items = valid(engine)
+    request = f"open-{name}"
+    engine.add(request, prompt[:2], greedy(2), open=True)
+    engine.step()
+    (item,) = change((msgspec.structs.replace(items[0], start=0),))
+    engine.extend(request, prompt[2:14], items=(item,))
+    assert text in (engine.results[request].error or "")
+    engine.run()
+    assert engine.blocks_used == 0
+
+
+def test_placeholders_without_items_are_tokens_like_others(engine: Engine) -> None:
+    assert engine.generate([1, PLACEHOLDER, PLACEHOLDER, 2], greedy(2)).error is None
+
+
+def written(folder: Path, name: str, **changes: Any) -> None:
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+EXTRACTORS: dict[str, tuple[dict[str, Any], str]] = {
+    "rate": ({"sampling_rate": 8000}, "sampling_rate is 8000; supported is 16000"),
+    "hop": ({"hop_length": 100}, "hop_length is 100"),
+    "dither": ({"dither": 0.1}, "dither is 0.1"),
+    "rows": ({"feature_size": 80}, "makes 80 rows, but the encoder reads 16"),
+    "min_length": ({"min_length": "long"}, "min_length must be a number of samples"),
+}
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_other_features_are_refused(tmp_path: Path, name: str) -> None:
+    changes, text = EXTRACTORS[name]
+    folder = save_audio_model(make_audio_model("qwen3_asr"), tmp_path)
+    written(folder, "preprocessor_config.json", **changes)
+    with pytest.raises(ModelError, match=text):
+        read_model_config(folder)
+
+
+CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "placeholder": ("voxtral", {"audio_token_id": 300}, {}, "audio_token_id is 300"),
+    "joined": ("voxtral", {}, {"intermediate_size": 70}, "not a multiple of 32"),
+    "windows": ("qwen3_asr", {}, {"n_window_infer": 150}, "n_window_infer is 150"),
+    "no window": ("qwen3_asr", {}, {"n_window": 0}, "cannot be used"),
+    "projector": ("qwen3_asr", {}, {"output_dim": 48}, "gives 48 elements for each token, but embeddings have 64"),
+    "groups": ("qwen2_audio", {}, {"max_source_positions": 51}, "51 positions cannot be grouped by 2"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_that_do_not_fit_are_refused(tmp_path: Path, name: str) -> None:
+    kind, outer, inner, text = CONFIGS[name]
+    folder = save_audio_model(make_audio_model(kind), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    written(folder, "config.json", **outer, audio_config={**config["audio_config"], **inner})
+    with pytest.raises(ModelError, match=text):
+        read_model_config(folder)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_audio", "voxtral"])
+def test_extractors_of_processors_are_read(tmp_path: Path, kind: str) -> None:
+    """Recent versions of transformers write one file; without any, whisper's features are assumed."""
+    folder = save_audio_model(make_audio_model(kind), tmp_path)
+    own = folder / "preprocessor_config.json"
+    expected = read_model_config(folder).audio
+    extractor = json.loads(own.read_text())
+    own.unlink()
+    assert read_model_config(folder).audio == expected
+    (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": {**extractor, "hop_length": 5}}))
+    with pytest.raises(ModelError, match="hop_length is 5"):
+        read_model_config(folder)
