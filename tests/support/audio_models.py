@@ -75,12 +75,21 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_audio_model(kind: str, *, seed: int = 0, **changes: Any) -> Any:
-    """A model in float32, with weights large enough for distinct logits. `changes`: of its config."""
+def make_audio_model(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A model in float32, with weights large enough for distinct logits.
+
+    Args:
+        kind: its type.
+        seed: of its weights.
+        text: changes of the config of its language model.
+        changes: of its config.
+    """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **{**_CONFIGS[kind], **changes})
+    config = AutoConfig.for_model(
+        kind, **{**_CONFIGS[kind], "text_config": {**_CONFIGS[kind]["text_config"], **(text or {})}, **changes}
+    )
     config._attn_implementation = "eager"
     model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
     draw_weights(model, kind)

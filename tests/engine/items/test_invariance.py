@@ -12,7 +12,7 @@ import pytest
 from quire.config.options import ModelOptions
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.protocol import MediaItem, SamplingParams
-from tests.support.audio_models import KINDS, noise, prompt_with
+from tests.support.audio_models import KINDS, PLACEHOLDER, noise, prompt_with
 from tests.support.engine import Engine, greedy
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -159,6 +159,17 @@ def test_prefixes_are_shared_on_equal_items_only(audio_folders: dict[str, Path],
     assert (engine.items_encoded, engine.items_cached) == (2, 0)
     assert sequence(engine, [5, 9, 7, 8, 3], noise(0, 1.0), [1, 2, 3, 4], cache_salt="x").outputs[0].cached_tokens == 0
     assert engine.items_encoded == 3
+
+
+def test_equal_tokens_with_an_item_at_another_place(audio_folders: dict[str, Path]) -> None:
+    """A placeholder before the item or behind it, which is a token like others: the ids are the same."""
+    engine = Engine(audio_folders["voxtral"], block_size=4)
+    fresh = Engine(audio_folders["voxtral"], prefix_caching=False)
+    sound = noise(0, 0.9)
+    for parts in (([7, PLACEHOLDER], sound), ([7], sound, [PLACEHOLDER])):
+        result = sequence(engine, *parts, [3])
+        assert result.outputs[0].cached_tokens == 0
+        assert result.tokens == sequence(fresh, *parts, [3]).tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
