@@ -38,7 +38,8 @@ def models() -> dict[str, Any]:
     made = {}
     for kind in KINDS:
         field = "audio_token_index" if kind == "qwen2_audio" else "audio_token_id"
-        made[kind] = make_audio_model(kind, seed=4, **{field: TOKEN[PLACEHOLDERS[kind]]})
+        changes: dict[str, Any] = {field: TOKEN[PLACEHOLDERS[kind]]}
+        made[kind] = make_audio_model(kind, seed=4, **changes)
         assert made[kind].config.text_config.vocab_size == VOCAB
     return made
 

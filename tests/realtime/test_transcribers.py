@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support.audio_chat import TOKEN as AUDIO_TOKEN
+from tests.support.audio_chat import AudioCore, audio_server, audio_tokenizer
 from tests.support.realtime import Client, client_of, pcm, session_of, silence, speech
 from tests.support.server import until
 from tests.support.speech import TOKEN, SpeechCore, added, prompts, speaks, spoken
@@ -40,6 +42,18 @@ async def test_utterances_are_transcribed_by_the_model(tmp_path: Path) -> None:
         assert TOKEN["<|startofprev|>"] in prompts(core)[-1]
         await client.send("session.update", session={"audio": {"input": {"transcription": {"language": "xx"}}}})
         assert "Unsupported language: 'xx'" in (await client.expect("error"))["error"]["message"]
+        assert server.state.models[0].client.slots_in_use == 0
+
+
+async def test_language_models_transcribe_utterances(tmp_path: Path) -> None:
+    """Their answers may begin with the language, which is no text."""
+    answer = [*audio_tokenizer().encode("language German<asr_text>guten Tag").ids, AUDIO_TOKEN["<|im_end|>"]]
+    core = AudioCore(kind="qwen3_asr", answer=lambda _: answer)
+    async with audio_server(tmp_path, core) as server, session_of(server, turn_detection=None) as client:
+        events = await committed(client, 300, 600)
+        assert events[-2]["transcript"] == "guten Tag"
+        assert "".join(str(e["delta"]) for e in events if e["type"] == DELTA) == "guten Tag"
+        assert events[-2]["languages"] == [{"code": "de"}]
         assert server.state.models[0].client.slots_in_use == 0
 
 

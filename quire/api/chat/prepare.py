@@ -10,7 +10,7 @@ from quire.api.answers.answer import AnswerFormat, ReasoningCounter
 from quire.api.answers.logprobs import LogprobFormatter
 from quire.api.answers.structured.constraint import checked_grammar
 from quire.api.answers.tools.choice import tool_plan
-from quire.api.chat.audio import Pieces, take_audio
+from quire.api.chat.audio import audio_parts, take_audio
 from quire.api.chat.chunks import ChunkHead
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.http.errors import InvalidRequest
@@ -91,6 +91,10 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     """
     apply_server_defaults(body, model, state)
     plan = tool_plan(body, model.tools)
+    if body.truncate_prompt_tokens is not None and model.info.audio is not None and audio_parts(body.messages):
+        raise InvalidRequest(
+            "`truncate_prompt_tokens` is not supported for chats with audio.", "truncate_prompt_tokens"
+        )
     audio = await take_audio(body.messages, model, state.media, state.max_audio_parts)
     conversation = conversation_of(
         body, trusted=state.trust_request_chat_template, audio=None if audio is None else model.info.audio
@@ -99,7 +103,12 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     rendered = await model.renderer.chat(conversation, room=room, tenant=current_tenant())
     if body.reasoning_effort is not None and "reasoning_effort" not in rendered.variables:
         raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
-    prompt, items = _with_audio(rendered.prompt, audio, body, model)
+    items: tuple[MediaItem, ...] = ()
+    if audio is None or model.info.audio is None:
+        prompt = truncate_prompt(rendered.prompt, body, model)
+    else:
+        tokens, items = place_audio(rendered.prompt.token_ids, model.info.audio, audio)
+        prompt = Prompt(tokens, rendered.prompt.text)
     max_tokens = output_token_limit(prompt, model, body.max_completion_tokens or body.max_tokens)
     continued = rendered.final_text if body.continue_final_message else ""
     answer_format = AnswerFormat(
@@ -129,17 +138,3 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         unused_fields=[*unused_fields, *unused_with_beams(body)],
         beams=beam_options(body, params, model, sequences_per_prompt(body, state.limits)),
     )
-
-
-def _with_audio(
-    prompt: Prompt, audio: Pieces | None, body: ChatRequest, model: ServedModel
-) -> tuple[Prompt, tuple[MediaItem, ...]]:
-    """The prompt with all placeholders of its audio, and the items; or the truncated prompt, if there is no audio."""
-    if audio is None or model.info.audio is None:
-        return truncate_prompt(prompt, body, model), ()
-    if body.truncate_prompt_tokens is not None:
-        raise InvalidRequest(
-            "`truncate_prompt_tokens` is not supported for chats with audio.", "truncate_prompt_tokens"
-        )
-    tokens, items = place_audio(prompt.token_ids, model.info.audio, audio)
-    return Prompt(tokens, prompt.text), items
