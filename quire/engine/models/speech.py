@@ -28,8 +28,8 @@ class SpeechSpec:
     """
 
     info: SpeechInfo
-    alignment_heads: tuple[tuple[int, int], ...]
-    median_width: int
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    median_width: int = 1
 
 
 def read_speech(folder: Path, config: Any) -> SpeechSpec:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.engine.models.audio_spec import ConvStem
 from quire.engine.models.spec import (
     AudioEncoderSpec,
-    ConvStem,
     CrossAttention,
     DecoderSpec,
     Embeddings,
