@@ -73,9 +73,7 @@ def make_ctc(kind: str, *, seed: int = 0, **changes: Any) -> Any:
         case _:
             without = {"attention_bias": False, "convolution_bias": False, "scale_input": False}
             encoder = {**_CONFORMER, **(without if "without" in kind else {}), **changes}
-            config = ParakeetCTCConfig(
-                vocab_size=len(PIECES), pad_token_id=len(PIECES) - 1, encoder_config={**encoder}
-            )
+            config = ParakeetCTCConfig(vocab_size=len(PIECES), pad_token_id=len(PIECES) - 1, encoder_config={**encoder})
             model = ParakeetForCTC(config)
     model = model.eval()
     draw_weights(model, kind)
@@ -112,9 +110,7 @@ def _piece_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({text: token for token, text in enumerate(PIECES)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>", "<pad>")]
-    )
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>", "<pad>")])
     return tokenizer
 
 

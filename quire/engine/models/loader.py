@@ -199,9 +199,7 @@ def _load_ctc(
         filler.fill(split_positions(checkpoint.tensors(dtype, progress), spec))
     longest = spec.encoder.max_positions
     size = _bytes(model)
-    return LoadedModel(
-        model.eval(), config.model_type, "quire", dtype, spec.vocab, longest, size, None, config.speech
-    )
+    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, longest, size, None, config.speech)
 
 
 def _longest_input(folder: Path, spec: TransformerSpec) -> int:

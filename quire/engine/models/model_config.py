@@ -120,9 +120,7 @@ def _speech(folder: Path, config: Any, spec: DecoderSpec | EncoderSpec) -> Speec
     return read_speech(folder, config)
 
 
-def _ctc_config(
-    folder: Path, config: Any, implementation: ModelImplementation, pooling: PoolingOptions
-) -> ModelConfig:
+def _ctc_config(folder: Path, config: Any, implementation: ModelImplementation, pooling: PoolingOptions) -> ModelConfig:
     """The config of an encoder of audio, which transcribes if it has a head for that."""
     names = getattr(config, "architectures", None) or []
     if not any("ForCTC" in name for name in names):

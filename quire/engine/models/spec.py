@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from quire.engine.models.audio_spec import LearnedPositions, Positions, Stem
+from quire.engine.models.audio_spec import Positions, Stem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +342,7 @@ class AudioEncoderSpec(StackSpec):
     """
 
     stem: Stem
-    positions: Positions | None = LearnedPositions()
+    positions: Positions | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -308,8 +308,8 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     The engine reads one item per request.
 
     Attributes:
-        kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone, a
-            "ctc" model gives the token of each position.
+        kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone,
+            a "ctc" model gives the token of each position.
         features: of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or samples that
             are normalized to a mean of 0 and a variance of 1.
         sample_rate: of the audio that features are made from, in Hz.

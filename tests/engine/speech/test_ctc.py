@@ -237,4 +237,3 @@ def test_a_sample_rate_of_its_own(tmp_path: Path) -> None:
         Engine(tmp_path, model=ModelOptions(model_impl="transformers"))
     with pytest.raises(ModelError, match="neither generates nor pools"):
         Engine(tmp_path, model=ModelOptions(task="embed"))
-

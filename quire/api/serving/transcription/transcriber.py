@@ -160,9 +160,7 @@ class Transcriber:
 
     def _window_decoder(self, tokens: SpeechTokens, options: TranscriptionOptions) -> WindowDecoder:
         served = self._served
-        return WindowDecoder(
-            served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant()
-        )
+        return WindowDecoder(served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant())
 
     @property
     def _languages(self) -> Sequence[str]:
