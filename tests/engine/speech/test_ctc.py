@@ -213,7 +213,7 @@ def test_old_and_plain_names_of_the_positions_weight(tmp_path: Path) -> None:
         ({"feat_extract_norm": "batch"}, "feat_extract_norm"),
         ({"num_conv_pos_embedding_groups": 5}, "cannot be split"),
         ({"num_conv_pos_embedding_groups": 1 << 20}, "num_conv_pos_embedding_groups must be an integer"),
-        ({"conv_stride": [10, 0, 4]}, "stride"),
+        ({"conv_stride": [10, 0, 4]}, "conv_stride must be a list of positive integers"),
         ({"conv_kernel": [10, "8", 5]}, "config"),
         ({"conv_kernel": [1 << 20, 8, 5]}, "max_positions is 0"),
         ({"hidden_act": "unheard"}, "activation 'unheard'"),

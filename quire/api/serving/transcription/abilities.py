@@ -23,7 +23,7 @@ def refused_options(info: SpeechInfo, options: TranscriptionOptions) -> Iterator
         if options.prompt.strip():
             yield "prompt", _NO_TEXT
         if options.hotwords.strip():
-            yield "hotwords", _NO_TEXT
+            yield "hotwords", f"{_NO_TEXT}, and `keywords` are hotwords as well"
     if info.kind == "ctc":
         for name in _sampling_options(options):
             yield name, _NO_CHOICE

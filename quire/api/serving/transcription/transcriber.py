@@ -60,6 +60,11 @@ class Transcriber:
         if self._info.kind != "ctc":
             self._tokens = SpeechTokens(self._info, served.renderer.tokenizer, served.info.vocab_size)
 
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are generated, one after the other, so that their number matters."""
+        return self._tokens is not None
+
     def check(self, options: TranscriptionOptions) -> None:
         """Refuse what the model cannot do.
 

@@ -127,6 +127,9 @@ def _wave_model(config: Any, *, projection_norm: bool) -> CTCSpec:
 def _convs(config: Any) -> tuple[WaveConv, ...]:
     if config.feat_extract_norm not in ("group", "layer"):
         raise UnsupportedModel(f"feat_extract_norm must be group or layer, not {config.feat_extract_norm!r}")
+    for name in ("conv_dim", "conv_kernel", "conv_stride"):
+        if not all(type(value) is int and value > 0 for value in getattr(config, name)):
+            raise UnsupportedModel(f"{name} must be a list of positive integers")
     by_position = config.feat_extract_norm == "layer"
     sizes = zip(config.conv_dim, config.conv_kernel, config.conv_stride, strict=True)
     return tuple(

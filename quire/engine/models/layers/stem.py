@@ -88,7 +88,8 @@ class WaveConvLayer(nn.Module):
             return normed
         assert self.norm.bias is not None
         wide = x.float()
-        variance, mean = torch.var_mean(wide, 0 if self.spec.norm is StemNorm.CHANNEL else (0, 1), correction=0)
+        together = [0] if self.spec.norm is StemNorm.CHANNEL else [0, 1]
+        variance, mean = torch.var_mean(wide, together, correction=0)
         factor = self.norm.weight.float() * torch.rsqrt(variance + _EPS)
         return ((wide - mean) * factor + self.norm.bias.float()).to(x.dtype)
 
@@ -110,6 +111,8 @@ class GridStemLayer(nn.Module):
         half, channels = self.spec.kernel // 2, self.spec.channels
         x = F.relu(F.conv2d(features.T[None, None], self.first.weight, self.first.bias, 2, half))
         for along, across in zip(self.channelwise, self.pointwise, strict=True):
+            assert isinstance(along, ConvWeights)
+            assert isinstance(across, ConvWeights)
             x = F.conv2d(x, along.weight, along.bias, 2, half, groups=channels)
             x = F.relu(F.conv2d(x, across.weight, across.bias))
         flat = x[0].transpose(0, 1).flatten(1).contiguous()  # (positions, channels * bands)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from quire.engine.models.audio_spec import ConvPositions, WaveStem
+from quire.engine.models.errors import WeightMismatch
 from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
 from quire.engine.models.spec import AudioEncoderSpec, CTCSpec
 
@@ -113,6 +114,8 @@ def split_positions(tensors: Iterable[tuple[str, Tensor]], spec: CTCSpec) -> Ite
             if len(held) < 2:
                 continue
             direction = held["direction"].float()
+            if direction.dim() != 3:
+                raise WeightMismatch(f"{name}: the weight of a convolution has 3 dimensions, not {direction.dim()}")
             tensor = direction * (held["norm"].float() / direction.norm(dim=(0, 1), keepdim=True))
         suffix = "bias" if match["plain"] == "bias" else "weight"
         for group, part in enumerate(tensor.chunk(groups)):
