@@ -22,6 +22,7 @@ from transformers import (
     Wav2Vec2ForCTC,
 )
 
+from tests.support.audio import voice
 from tests.support.models import draw_weights
 
 # The vocabulary of wav2vec 2.0: special tokens, the space, letters.
@@ -84,6 +85,7 @@ def make_ctc(kind: str, *, seed: int = 0, **changes: Any) -> Any:
             torch.nn.init.uniform_(buffer, 0.5, 2.0)
     head = model.ctc_head if "parakeet" in kind else model.lm_head
     head.weight.data *= 3
+    head.bias.data -= _logits(model, voice(1.0)).mean(0)  # else one token would be the likeliest everywhere
     words = PIECES if "parakeet" in kind else CHARACTERS
     for token, text in enumerate(words):  # no text that is not shown
         if text in ("<s>", "</s>", "<unk>"):
@@ -116,14 +118,17 @@ def _piece_tokenizer() -> Tokenizer:
 
 def expected_positions(model: Any, samples: NDArray[np.float32]) -> NDArray[np.float32]:
     """The likeliest token of each position and its log-probability, by transformers: (positions, 2)."""
-    with torch.inference_mode():
-        if isinstance(model, ParakeetForCTC):
-            features = ParakeetFeatureExtractor(feature_size=BANDS)(samples, sampling_rate=16_000)
-            logits = model(**features).logits[0]
-            count = model._get_subsampling_output_length(features["attention_mask"].sum(-1))
-            logits = logits[: int(count)]
-        else:
-            values = Wav2Vec2FeatureExtractor()(samples, sampling_rate=16_000, return_tensors="pt").input_values
-            logits = model(values).logits[0]
-    logprobs, tokens = logits.log_softmax(-1).max(-1)
+    logprobs, tokens = _logits(model, samples).log_softmax(-1).max(-1)
     return torch.stack((tokens.float(), logprobs), 1).numpy()
+
+
+def _logits(model: Any, samples: NDArray[np.float32]) -> torch.Tensor:
+    """(positions, tokens)."""
+    with torch.inference_mode():
+        if not isinstance(model, ParakeetForCTC):
+            values = Wav2Vec2FeatureExtractor()(samples, sampling_rate=16_000, return_tensors="pt").input_values
+            found: torch.Tensor = model(values).logits[0].clone()
+            return found
+        features = ParakeetFeatureExtractor(feature_size=BANDS)(samples, sampling_rate=16_000)
+        logits: torch.Tensor = model(**features).logits[0].clone()
+        return logits[: int(model._get_subsampling_output_length(features["attention_mask"].sum(-1)))]

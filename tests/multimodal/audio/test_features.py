@@ -56,7 +56,8 @@ def test_normalized_spectrograms_equal_those_of_transformers(bins: int, length: 
     extractor = ParakeetFeatureExtractor(feature_size=bins)
     samples = noise(length) + tone(3.0, hertz=700.0)[:length, 0]
     features = normalized_log_mel(samples, bins)
-    assert (features.shape, features.dtype) == ((bins, length // 160), np.float32)
+    assert features.shape == (bins, length // 160)
+    assert features.dtype == np.float32
     expected = extractor(samples, sampling_rate=SAMPLE_RATE)
     exact = expected["input_features"][0][: int(expected["attention_mask"].sum())].numpy().T
     np.testing.assert_allclose(features, exact, atol=2e-3)
@@ -94,8 +95,8 @@ def test_items_of_any_length_are_finite_and_long_enough(kind: Any, length: int) 
 
 @pytest.mark.parametrize("convolutions", [((10, 5), (3, 2), (3, 2), (2, 2)), ((127, 64), (7, 3), (3, 2)), ((3, 2, 1),)])
 def test_positions_are_counted_as_by_torch(convolutions: tuple[tuple[int, ...], ...]) -> None:
-    layers = [torch.nn.Conv1d(1, 1, one[0], one[1], *one[2:]) for one in convolutions]
     known = tuple(Convolution(*one) for one in convolutions)
+    layers = [torch.nn.Conv1d(1, 1, one.kernel, one.stride, one.padding) for one in known]
     fewest = count_columns(known, 1)
     assert count_positions(known, fewest - 1) == 0
     for columns in range(fewest, fewest + 300, 7):
