@@ -37,16 +37,17 @@ def character_tokenizer(folder: Path, config: Mapping[str, Any]) -> tokenizers.T
         tokens.setdefault(text, token)
         special |= {text} if is_special else set()
     delimiter = _content(config.get("word_delimiter_token")) or "|"
+    special.discard(delimiter)
     space = _content(config.get("replace_word_delimiter_char")) or " "
     lower = config.get("do_lower_case") is True
-    vocabulary: dict[str, int] = {}
-    for text, token in sorted(tokens.items(), key=lambda entry: entry[1]):
-        shown = space if text == delimiter else text.lower() if lower and text not in special else text
-        # Two tokens may have the same text; each keeps an entry, under its own name.
-        vocabulary[shown if shown not in vocabulary else text] = token
+    shown = {text: space if text == delimiter else text.lower() if lower else text for text in set(tokens) - special}
+    vocabulary = {text: token for text, token in tokens.items() if shown.get(text, text) == text}
+    for text, token in tokens.items():
+        if token not in vocabulary.values():  # of two tokens with the same text, one keeps its name
+            vocabulary[shown[text] if shown[text] not in vocabulary else text] = token
     unknown = _content(config.get("unk_token")) or _SPECIAL["unk_token"]
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?s)."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     known = [text for text in sorted(special, key=lambda text: vocabulary.get(text, -1)) if text in vocabulary]
     tokenizer.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in known])

@@ -110,6 +110,12 @@ class Tokenizer:
         """Length of the longest token in characters, which bounds the number of tokens of a text from below."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
+    @cached_property
+    def separates_words(self) -> bool:
+        """Whether any token begins or ends with white space, so that it stands between words."""
+        contents = (self.token_bytes(token) for token in range(self.vocab_size))
+        return any(content[:1].isspace() or content[-1:].isspace() for content in contents)
+
     def _token_bytes(self, token: int) -> bytes:
         """Bytes of a token, which may be a part of a character."""
         text = self.backend.id_to_token(token)

@@ -61,10 +61,12 @@ def test_other_delimiters_and_added_tokens(tmp_path: Path) -> None:
     assert tokenizer.special_tokens == {"[UNK]": 3, "[PAD]": 4, "<s>": 5}
 
 
-def test_tokens_of_one_text_in_lower_case_keep_their_ids(tmp_path: Path) -> None:
-    write(tmp_path, {"A": 0, "a": 1, "|": 2, "<pad>": 3}, {"do_lower_case": True})
+@pytest.mark.parametrize("texts", ["Aa", "aA"])
+def test_of_tokens_with_one_text_in_lower_case_each_keeps_one(tmp_path: Path, texts: str) -> None:
+    write(tmp_path, {texts[0]: 0, texts[1]: 1, "|": 2, "<pad>": 3, "B": 4}, {"do_lower_case": True})
     tokenizer = Tokenizer.load(tmp_path)
-    assert {tokenizer.token_text(token) for token in (0, 1)} == {"a"}
+    assert [tokenizer.token_text(token) for token in (0, 1, 2, 4)] == [texts[0], texts[1], " ", "b"]
+    assert tokenizer.separates_words
 
 
 @pytest.mark.parametrize(

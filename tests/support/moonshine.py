@@ -52,9 +52,9 @@ def save_moonshine(model: Any, folder: Path) -> Path:
     return folder
 
 
-def generated(model: Any, samples: NDArray[np.float32], max_tokens: int) -> Sequence[int]:
+def generated(model: Any, samples: NDArray[np.float32], max_tokens: int, **options: Any) -> Sequence[int]:
     """The tokens of transformers' greedy `generate`, without the start token."""
     with torch.inference_mode():
-        out = model.generate(torch.from_numpy(samples)[None], do_sample=False, max_new_tokens=max_tokens)
+        out = model.generate(torch.from_numpy(samples)[None], do_sample=False, max_new_tokens=max_tokens, **options)
     tokens: list[int] = out[0].tolist()
     return tokens[1:]

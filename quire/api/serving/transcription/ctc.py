@@ -68,18 +68,23 @@ def collapse(positions: PooledArray, blank: int) -> list[PlacedToken]:
 
 
 def place_words(
-    tokens: Sequence[PlacedToken], contents: Sequence[bytes], seconds_per_position: float, seconds: float
+    tokens: Sequence[PlacedToken],
+    contents: Sequence[bytes],
+    seconds_per_position: float,
+    seconds: float,
+    *,
+    spaced: bool = True,
 ) -> list[PlacedWord]:
-    """The words of a window: what stands between white space; each token, if no token of the window has any.
+    """The words of a window: what stands between white space.
 
     Args:
         tokens: of the window.
         contents: the bytes of each.
         seconds_per_position: time between positions.
         seconds: length of the window, which no time exceeds.
+        spaced: False: the vocabulary has no white space, and each token is a word.
     """
     words: list[PlacedWord] = []
-    spaced = any(content[:1].isspace() or content[-1:].isspace() for content in contents)
     begins = True
     for index, (token, content) in enumerate(zip(tokens, contents, strict=True)):
         begins = begins or content[:1].isspace() or not spaced

@@ -73,7 +73,8 @@ class CTCWindowDecoder:
         placed = collapse(positions, info.blank_token)
         tokens = [one for one in placed if one.token not in self._special][: self._options.max_tokens]
         contents = [self._tokenizer.token_bytes(one.token) for one in tokens]
-        words = place_words(tokens, contents, info.time_precision, window.seconds)
+        spaced = self._tokenizer.separates_words
+        words = place_words(tokens, contents, info.time_precision, window.seconds, spaced=spaced)
         ids = [one.token for one in tokens]
         attempt = Attempt(0.0, output=ids, logprobs=[one.logprob for one in tokens])
         text = self._tokenizer.decode(ids, skip_special_tokens=True)

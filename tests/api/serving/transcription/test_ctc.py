@@ -37,9 +37,9 @@ def contents(tokens: list[int]) -> list[bytes]:
     return [b" " if token == SPACE else CHARACTERS[token].encode() for token in tokens]
 
 
-def words(tokens: list[int], seconds: float = 30.0) -> list[tuple[str, float, float]]:
+def words(tokens: list[int], seconds: float = 30.0, *, spaced: bool = True) -> list[tuple[str, float, float]]:
     placed = collapse(positions(tokens), 0)
-    found = place_words(placed, contents([one.token for one in placed]), SHIFT, seconds)
+    found = place_words(placed, contents([one.token for one in placed]), SHIFT, seconds, spaced=spaced)
     return [(word.text, word.start, word.end) for word in found]
 
 
@@ -78,8 +78,9 @@ def test_pieces_that_begin_with_a_space_and_end_with_punctuation() -> None:
     assert [(word.text, word.first, word.last) for word in found] == [("hello,", 0, 2), ("world", 2, 4)]
 
 
-def test_text_without_spaces_has_a_word_for_each_token() -> None:
-    assert [word[0] for word in words(spelled("ABC"))] == ["A", "B", "C"]
+def test_a_vocabulary_without_spaces_has_a_word_for_each_token() -> None:
+    assert [word[0] for word in words(spelled("ABC"), spaced=False)] == ["A", "B", "C"]
+    assert [word[0] for word in words(spelled("ABC"))] == ["ABC"]
 
 
 def test_bytes_of_a_character_are_one_word() -> None:
