@@ -14,7 +14,7 @@ from quire.config.options import ModelOptions
 from quire.engine.execution.encoder_runner import CTCRunner
 from quire.engine.models.errors import ModelError
 from quire.engine.wire.protocol import MediaItem, PoolingParams
-from quire.multimodal.audio.items import make_item
+from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio import voice
 from tests.support.ctc import KINDS, expected_positions, make_ctc, save_ctc
 from tests.support.engine import Engine, greedy

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.config.options import ModelOptions
 from quire.engine.models.errors import ModelError
 from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams
-from quire.multimodal.audio.items import make_item
+from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio import voice
 from tests.support.engine import Engine, greedy
 from tests.support.moonshine import CONTEXT, END, START, generated, make_moonshine, save_moonshine

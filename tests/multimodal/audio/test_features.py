@@ -12,7 +12,7 @@ from transformers import ParakeetFeatureExtractor, Wav2Vec2FeatureExtractor, Whi
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
 from quire.engine.wire.protocol import SpeechInfo
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel, normalized_log_mel, normalized_samples
-from quire.multimodal.audio.items import make_item
+from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio import Samples, tone
 
 SECONDS = 30

@@ -16,8 +16,8 @@ from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import PoolingParams, SpeechInfo
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.audio.cuts import Window
-from quire.multimodal.audio.items import make_item
 from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.audio.speech_items import make_item
 from quire.multimodal.tokenizer import Tokenizer
 
 _NO_TOKENS = np.zeros(0, np.int32)

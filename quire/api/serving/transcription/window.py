@@ -26,8 +26,8 @@ from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams,
 from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
 from quire.multimodal.audio.cuts import Window, quietest
 from quire.multimodal.audio.features import HOP, SAMPLE_RATE
-from quire.multimodal.audio.items import make_item
 from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.audio.speech_items import make_item
 from quire.multimodal.tokenizer import Tokenizer
 
 Samples = NDArray[np.float32]

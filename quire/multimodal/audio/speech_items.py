@@ -1,4 +1,4 @@
-"""Makes items of audio: what the engine sends through a model's encoder."""
+"""Makes items of audio for models that only transcribe: what the engine sends through their encoder."""
 
 from __future__ import annotations
 
