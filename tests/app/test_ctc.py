@@ -59,10 +59,9 @@ def test_text_and_words_of_samples(server: ServerProcess, models: dict[str, Any]
     options: dict[str, Any] = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
     body = post(server, "wave", samples, **options)
     assert body["text"] == theirs.text
-    if any(word["word"] != theirs.text for word in theirs.word_offsets):  # else there is no space
-        assert [word["word"] for word in body["words"]] == [word["word"] for word in theirs.word_offsets]
-        starts = [word["start_offset"] * 0.02 for word in theirs.word_offsets]
-        assert [word["start"] for word in body["words"]] == pytest.approx(starts, abs=1e-3)
+    assert [word["word"] for word in body["words"]] == [word["word"] for word in theirs.word_offsets]
+    starts = [word["start_offset"] * 0.02 for word in theirs.word_offsets]
+    assert [word["start"] for word in body["words"]] == pytest.approx(starts, abs=1e-3)
     assert all(segment["end"] <= 4.0 for segment in body["segments"])
 
 
