@@ -71,7 +71,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
         self._prefixes = PrefixCache(pool, hasher)
-        self._cross = CrossGroup(pool, hasher, limits.cross_stride)
+        self._cross = CrossGroup(pool, hasher, limits.convolutions)
         self._running: list[Request] = []  # sorted by order
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
