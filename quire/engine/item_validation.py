@@ -22,26 +22,28 @@ def invalid_items(
         audio: of a model that reads audio among its tokens.
     """
     if speech is not None:
-        return _invalid_crossed(items, speech)
+        return _invalid_whole(items, speech)
     if audio is not None:
         return _invalid_spans(items, tokens) or next(filter(None, (_invalid_span(one, audio) for one in items)), None)
     return "the model reads no audio or other items, only tokens" if items else None
 
 
-def _invalid_crossed(items: Sequence[MediaItem], speech: SpeechInfo) -> str | None:
+def _invalid_whole(items: Sequence[MediaItem], speech: SpeechInfo) -> str | None:
     if len(items) != 1:
         return f"the model reads exactly one item of audio, not {len(items)}"
     item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
-    stride = most // speech.num_positions
+    even = speech.kind == "whisper"
     if (item.start, item.length) != (0, 0):
-        return "the model reads audio by cross-attention: no tokens of the prompt stand for it"
+        return "the model reads audio beside the prompt: no tokens of the prompt stand for it"
     found = item.features.shape
-    fits = len(found) == 2 and found[0] == rows and found[1] in range(stride, most + 1, stride)
-    if item.features.dtype != np.float32 or not fits or item.encoded is not None:
+    fits = len(found) == 2 and found[0] == rows and found[1] in range(speech.min_columns, most + 1)
+    if item.features.dtype != np.float32 or not fits or (even and found[1] % 2):
         return (
             f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
-            f"or fewer columns in a multiple of {stride}"
+            f"or fewer columns{', an even number of them' if even else ''}, but at least {speech.min_columns}"
         )
+    if item.encoded is not None:
+        return f"all columns of features are encoded, not {item.encoded} of {found[1]}"
     return _invalid_content(item)
 
 

@@ -42,6 +42,8 @@ def invalid_reason(
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
     task = message.task
+    if speech is not None and speech.kind == "ctc":
+        return _invalid_ctc(message, speech)
     generates = isinstance(task, SamplingParams)
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
@@ -76,6 +78,15 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
 
 
+def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
+    task = message.task
+    if not isinstance(task, PoolingParams) or task.task != "ctc":
+        return "the model has the task 'ctc' alone"
+    if len(message.prompt):
+        return "the model reads audio, no tokens"
+    return invalid_items(message.items, 0, speech, None)
+
+
 def _invalid_open(message: AddRequest) -> str | None:
     task = message.task
     if not message.open:
@@ -92,12 +103,12 @@ def _invalid_pooling(
 ) -> str | None:
     tasks: tuple[str, ...] = ("embed", "token_embed") if pooler is None else pooler.tasks
     if speech is not None:
-        tasks = ("align",)
-        longest = message.items[0].features.shape[1] * speech.num_positions // speech.num_frames
+        tasks = ("align",) if speech.aligns_words else ()
+        longest = speech.positions(message.items[0].features.shape[1])
         if params.frames is not None and not 1 <= params.frames <= longest:
             return f"frames must be from 1 to {longest}, not {params.frames}"
     if params.task not in tasks:
-        return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks)}"
+        return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks) or 'none'}"
     if params.dimensions is not None and params.dimensions < 1:
         return f"dimensions must be at least 1, not {params.dimensions}"
     if not 0 <= params.skip_tokens < len(message.prompt):

@@ -19,13 +19,18 @@ from quire.engine.wire.protocol import MediaItem
 from quire.kernels.paged_attention import write_pages
 
 
+def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list[Tensor], Tensor]:
+    """What `AudioEncoder.run` reads of items: the input of the layers for each of them, and `cu_seqlens`."""
+    sample = encoder.sample
+    features = [torch.tensor(item.features, dtype=sample.dtype, device=sample.device) for item in items]
+    embedded = [encoder.embed(one, item.columns) for one, item in zip(features, items, strict=True)]
+    return embedded, torch.tensor([0, *itertools.accumulate(map(len, embedded))])
+
+
 def encode_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> list[Tensor]:
-    """Encode items, all together: (positions, hidden) of each."""
-    weight = next(encoder.parameters())
-    features = [torch.tensor(item.features, dtype=encoder.dtype, device=weight.device) for item in items]
-    stems = [encoder.stem_of(one, item.columns) for one, item in zip(features, items, strict=True)]
-    offsets = torch.tensor([0, *itertools.accumulate(map(len, stems))])
-    return encoder.run(stems, VarlenAttend(offsets), offsets)
+    """Encode items, all together: (tokens, size) of each."""
+    embedded, offsets = embed_items(encoder, items)
+    return encoder.run(embedded, VarlenAttend(offsets), offsets)
 
 
 class CrossWriter:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.engine.models.audio_spec import ChunkedConvStem, ConvStem
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
-from quire.engine.models.spec import AudioEncoderSpec, ChunkedConvStem
+from quire.engine.models.spec import AudioEncoderSpec
 from quire.engine.wire.audio import AudioInfo, AudioLengths
 
 # What features are made of; the extractor's config may say so, but nothing else.
@@ -55,6 +56,7 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
         shortest = max(_FRAME, _count(extractor, "min_length", _MIN_SAMPLES))
         fields: dict[str, Any] = {"lengths": AudioLengths(stem.chunk, 3, 1), "min_samples": shortest}
     else:
+        assert isinstance(stem, ConvStem)
         rows, columns, pool = stem.channels, 2 * encoder.max_positions, encoder.averaged * encoder.joined
         fields = {"lengths": AudioLengths(columns, 1, pool), "padded_columns": columns}
         if kind == "voxtral":

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.audio_spec import ConvPositions, ConvStem, Projector
 from quire.engine.models.inputs import Attend
+from quire.engine.models.layers.conformer import sinusoids
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.layers.stem import ChunkedConvStemLayer, ConvStemLayer
+from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
+from quire.engine.models.layers.positions import make_positions
+from quire.engine.models.layers.rope import RopeTables
+from quire.engine.models.layers.stem import make_stem
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import AudioEncoderSpec, ConvStem, Projector
+from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, Rope
 from quire.engine.models.stack import LayerStack
+from quire.engine.wire.convolutions import count_positions
 from quire.kernels.activation import activation
+from quire.kernels.qk_norm_rope import CosSin
 
 
 class AudioEncoder(LayerStack):
@@ -22,22 +29,20 @@ class AudioEncoder(LayerStack):
     def __init__(self, spec: AudioEncoderSpec) -> None:
         super().__init__(spec)
         self.spec = spec
-        self.stem = (
-            ConvStemLayer(spec.stem, spec.hidden, spec.max_positions)
-            if isinstance(spec.stem, ConvStem)
-            else ChunkedConvStemLayer(spec.stem, spec.hidden)
-        )
+        self.stem = make_stem(spec.stem, spec.hidden)
+        self.positions = make_positions(spec.positions, spec.max_positions, spec.hidden)
+        normed = isinstance(spec.positions, ConvPositions) and spec.positions.norm
+        self.positions_norm = make_norm(spec.hidden, spec.norm) if normed else nn.Identity()
         self.projector = None if spec.projector is None else ProjectorLayer(spec.projector, spec.hidden * spec.joined)
+        self._tables: RopeTables | None = None
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of activations."""
-        weight = self.norm.weight
-        assert isinstance(weight, Tensor)
-        return weight.dtype
+    def sample(self) -> Tensor:
+        """A parameter that is never packed: it has the dtype and the device of features."""
+        return next(module.weight for module in self.modules() if isinstance(module, LayerNorm | RMSNorm))
 
-    def stem_of(self, features: Tensor, columns: int) -> Tensor:
-        """The stem's result for one item.
+    def embed(self, features: Tensor, columns: int) -> Tensor:
+        """The input of the layers for one item.
 
         Args:
             features: (channels, columns), and some columns more that convolutions may read.
@@ -46,23 +51,38 @@ class AudioEncoder(LayerStack):
         Returns:
             (positions, hidden)
         """
-        out: Tensor = self.stem(features, columns)
-        return out
+        stem = self.spec.stem
+        if isinstance(stem, ConvStem):
+            x = self.stem(features)[: count_positions(stem.convolutions, columns)]
+        else:
+            x = self.stem(features[:, :columns])
+        embedded: Tensor = self.positions_norm(self.positions(x))
+        return embedded
 
-    def run(self, stems: Sequence[Tensor], attend: Attend, cu_seqlens: Tensor) -> list[Tensor]:
+    def run(
+        self,
+        items: Sequence[Tensor],
+        attend: Attend,
+        cu_seqlens: Tensor,
+        between_layers: Callable[[], None] | None = None,
+    ) -> list[Tensor]:
         """Encode items.
 
         Args:
-            stems: results of `stem_of`.
+            items: of each the result of `embed`.
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
+            between_layers: called after each layer but the last.
 
         Returns:
             (tokens, size) of each item.
         """
-        x = stems[0] if len(stems) == 1 else torch.cat(list(stems))
-        x = self.run_layers(x, StepContext({}, attend, cu_seqlens=cu_seqlens), normed=False)
-        lengths = [len(stem) for stem in stems]
+        lengths = [len(item) for item in items]
+        distances = None
+        if any(isinstance(layer, ConformerLayer) for layer in self.spec.layers):
+            distances = sinusoids(max(lengths), self.spec.hidden, items[0].dtype, items[0].device)
+        step = StepContext(self._ropes(lengths), attend, cu_seqlens=cu_seqlens, relative_positions=distances)
+        x = self.run_layers(_concatenated(items), step, between_layers, normed=False)
         if self.spec.averaged > 1:
             parts = [_averaged(part, self.spec.averaged) for part in x.split(lengths)]
             lengths = [len(part) for part in parts]
@@ -72,6 +92,22 @@ class AudioEncoder(LayerStack):
             x = x.reshape(-1, self.spec.joined * x.shape[1])
             lengths = [length // self.spec.joined for length in lengths]
         return list((x if self.projector is None else self.projector(x)).split(lengths))
+
+    def _ropes(self, lengths: Sequence[int]) -> dict[Rope, CosSin]:
+        """Cosines and sines of the positions of items."""
+        layers = (layer for layer in self.spec.layers if not isinstance(layer, ConformerLayer))
+        ropes = {layer.attn.rope for layer in layers if layer.attn.rope is not None}
+        if not ropes:
+            return {}
+        device = self.sample.device
+        if self._tables is None:
+            self._tables = RopeTables(ropes, self.spec.max_positions, None, device)
+        return self._tables.at(torch.cat([torch.arange(length, device=device) for length in lengths]))
+
+
+def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Items one behind the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _averaged(x: Tensor, count: int) -> Tensor:
@@ -96,3 +132,25 @@ class ProjectorLayer(nn.Module):
         for index, linear in enumerate(self.linears):
             x = linear(activation(x, self.act, in_place=True) if index else x)
         return x
+
+
+class CTCModel(nn.Module):
+    """An encoder of audio and a projection; see `CTCSpec`."""
+
+    def __init__(self, spec: CTCSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder = AudioEncoder(spec.encoder)
+        self.head = Linear(spec.encoder.hidden, spec.vocab, bias=True)
+
+    def run(
+        self,
+        items: Sequence[Tensor],
+        attend: Attend,
+        cu_seqlens: Tensor,
+        between_layers: Callable[[], None] | None = None,
+    ) -> list[Tensor]:
+        """Logits (positions, vocab) float32 of each item; see `AudioEncoder.run`."""
+        encoded = self.encoder.run(items, attend, cu_seqlens, between_layers)
+        logits: Tensor = self.head(_concatenated(encoded), out_dtype=torch.float32)
+        return list(logits.split([len(item) for item in encoded]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.decoder import Abilities
+from quire.api.serving.transcription.abilities import Abilities
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.audio import AudioInfo
 from quire.multimodal.audio.features import HOP, SAMPLE_RATE

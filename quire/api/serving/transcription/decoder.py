@@ -1,9 +1,8 @@
-"""What the transcriber needs of a kind of model: its abilities, and a decoder of windows."""
+"""What the transcriber needs of a kind of model: a decoder of windows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,27 +13,6 @@ from quire.api.serving.transcription.feed import Feed
 from quire.multimodal.audio.cuts import Window
 
 Samples = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
-    """What a model that transcribes can do.
-
-    Attributes:
-        window_seconds: longest audio that it takes at once.
-        languages: ISO codes that it can be told.
-        chooses_language: it tells the probabilities of languages, so that some can be excluded.
-        translates: into English.
-        aligns_words: it gives times of words.
-        takes_prompt: earlier text or words to expect can be given.
-    """
-
-    window_seconds: float
-    languages: tuple[str, ...]
-    chooses_language: bool = False
-    translates: bool = False
-    aligns_words: bool = False
-    takes_prompt: bool = True
 
 
 class Decoder(Protocol):
@@ -56,7 +34,7 @@ class Decoder(Protocol):
         """
 
     async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
-        """Decode a window, or parts of it one after the other.
+        """Decode a window, or parts of it one after the other. Text that is given to `feed` is not taken back.
 
         Raises:
             EngineError: the engine failed.

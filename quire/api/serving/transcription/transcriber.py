@@ -9,13 +9,15 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
+from quire.api.serving.transcription.abilities import check_options, speech_abilities
 from quire.api.serving.transcription.asking import abilities_of
 from quire.api.serving.transcription.attempt import WindowResult
 from quire.api.serving.transcription.chat_window import ChatWindowDecoder
-from quire.api.serving.transcription.decoder import Abilities, Decoder
+from quire.api.serving.transcription.ctc_window import CTCWindowDecoder
+from quire.api.serving.transcription.decoder import Decoder
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
 from quire.api.serving.transcription.tokens import SpeechTokens
@@ -29,8 +31,7 @@ from quire.api.serving.transcription.types import (
     VoiceOptions,
     Word,
 )
-from quire.api.serving.transcription.window import ONLY_LANGUAGE, WindowDecoder
-from quire.engine.wire.protocol import SpeechInfo
+from quire.api.serving.transcription.window import WindowDecoder
 from quire.multimodal.audio.cuts import Window, cut, cut_between
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.voice_activity import find_speech
@@ -57,39 +58,27 @@ class Transcriber:
             )
         self._served = served
         self._audio = served.audio
-        self._whisper: SpeechTokens | None = None
-        if (info := served.info.speech) is not None:
-            self._whisper = SpeechTokens(info, served.renderer.tokenizer, served.info.vocab_size)
-            self._abilities = _whisper_abilities(info)
+        self._tokens: SpeechTokens | None = None  # of models that only transcribe, and generate
+        if (speech := served.info.speech) is not None:
+            self._abilities = speech_abilities(speech)
+            if self._abilities.generates:
+                self._tokens = SpeechTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
         else:
             assert served.info.audio is not None
             self._abilities = abilities_of(served.info.audio, served.info.max_model_len)
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are generated, one after the other, so that their number matters."""
+        return self._abilities.generates
 
     def check(self, options: TranscriptionOptions) -> None:
         """Refuse what the model cannot do.
 
         Raises:
-            InvalidRequest: it does not know the language, does not translate, takes no prompt, or does not align words.
+            InvalidRequest: see `check_options`.
         """
-        name, can = self._served.names[0], self._abilities
-        given = () if options.language is None else (options.language,)
-        for field, codes in (("language", given), ("languages", options.languages)):
-            for code in codes:
-                if code not in can.languages:
-                    raise InvalidRequest(
-                        f"Unsupported language: {shortened(code)!r}. The model `{name}` knows: "
-                        f"{', '.join(sorted(can.languages))}.",
-                        field,
-                    )
-        if options.languages and not can.chooses_language:
-            raise InvalidRequest(f"The model `{name}` does not choose among languages; use `language`.", "languages")
-        if options.task == "translate" and not can.translates:
-            raise InvalidRequest(f"The model `{name}` does not translate.", "model")
-        for field in ("prompt", "hotwords"):
-            if getattr(options, field) and not can.takes_prompt:
-                raise InvalidRequest(f"The model `{name}` takes no `{field}`.", field)
-        if options.words and not can.aligns_words:
-            raise InvalidRequest(f"The model `{name}` does not give times of words.", "timestamp_granularities")
+        check_options(self._served.names[0], self._abilities, options)
 
     async def transcribe(
         self, audio: Samples, options: TranscriptionOptions
@@ -144,33 +133,26 @@ class Transcriber:
             EngineError: the engine failed.
             QueueFull: too many jobs wait.
         """
-        if self._whisper is None or not self._whisper.info.languages:
+        if self._tokens is None or not self._tokens.info.languages:
             return {}
-        decoder = self._whisper_decoder(self._whisper, TranscriptionOptions())
+        decoder = self._window_decoder(self._tokens, TranscriptionOptions())
         return await decoder.detect(
             audio, Window(0, min(len(audio), round(self._abilities.window_seconds * SAMPLE_RATE)))
         )
 
     def _decoder(self, options: TranscriptionOptions) -> Decoder:
-        if self._whisper is not None:
-            return self._whisper_decoder(self._whisper, options)
-        info = self._served.info.audio
-        assert info is not None
-        return ChatWindowDecoder(self._served, info, self._audio, options, current_tenant())
+        if self._tokens is not None:
+            return self._window_decoder(self._tokens, options)
+        served, tenant = self._served, current_tenant()
+        speech, audio = served.info.speech, served.info.audio
+        if speech is not None:
+            return CTCWindowDecoder(served.client, self._audio, served.renderer.tokenizer, speech, options, tenant)
+        assert audio is not None
+        return ChatWindowDecoder(served, audio, self._audio, options, tenant)
 
-    def _whisper_decoder(self, tokens: SpeechTokens, options: TranscriptionOptions) -> WindowDecoder:
+    def _window_decoder(self, tokens: SpeechTokens, options: TranscriptionOptions) -> WindowDecoder:
         served = self._served
         return WindowDecoder(served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant())
-
-
-def _whisper_abilities(info: SpeechInfo) -> Abilities:
-    return Abilities(
-        window_seconds=info.chunk_seconds,
-        languages=tuple(info.languages) or (ONLY_LANGUAGE,),
-        chooses_language=True,
-        translates=info.translate_token is not None,
-        aligns_words=info.aligns_words,
-    )
 
 
 class _Collected:

@@ -1,8 +1,7 @@
-"""Decodes one window of audio with whisper: attempts at rising temperatures, segments, and times of words."""
+"""Decodes windows of audio with Whisper and Moonshine: attempts at rising temperatures, segments, times of words."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -11,6 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.api.serving.transcription.abilities import only_language
 from quire.api.serving.transcription.attempt import Attempt, WindowResult
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.feed import Feed
@@ -24,17 +24,17 @@ from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams, TokenProbs
 from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
 from quire.multimodal.audio.cuts import Window, quietest
-from quire.multimodal.audio.features import HOP, SAMPLE_RATE, log_mel
+from quire.multimodal.audio.features import HOP, SAMPLE_RATE
 from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.audio.speech_items import make_item
 from quire.multimodal.tokenizer import Tokenizer
 
 Samples = NDArray[np.float32]
-ONLY_LANGUAGE = "en"  # of models that have no tokens for languages
 _SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
 class WindowDecoder:
-    """Decodes the windows of one transcription."""
+    """See `Decoder`."""
 
     def __init__(
         self,
@@ -54,20 +54,17 @@ class WindowDecoder:
         self._deadline = Deadline(options.timeout)
         self._kept: tuple[Window, MediaItem] | None = None
         self._earlier: Sequence[int] = ()
-        self.language = options.language if tokens.info.languages else ONLY_LANGUAGE
+        self.language = options.language if tokens.info.languages else only_language(tokens.info)
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
         """Tokenize the earlier text, and detect the language in the first window. See `Decoder`."""
         self._earlier = await self._reader.run(partial(self._tokens.earlier_text, self._options), tenant=self._tenant)
-        if windows and self.language is None:
+        if windows and self.language is None and self._tokens.info.languages:
             found = await self.detect(audio, windows[0])
             self.language = max(self._options.languages or found, key=found.__getitem__)
 
     async def _item(self, samples: Samples) -> MediaItem:
-        info = self._tokens.info
-        return await self._reader.run(
-            partial(_item, samples, info.num_mel_bins, info.chunk_seconds), tenant=self._tenant
-        )
+        return await self._reader.run(partial(make_item, samples, self._tokens.info), tenant=self._tenant)
 
     async def detect(self, audio: Samples, window: Window) -> dict[str, float]:
         """The probability of each language in a window, by ISO code. Its features are kept until it is decoded.
@@ -83,11 +80,11 @@ class WindowDecoder:
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
-            eos_token_ids=(info.end_token,),
+            eos_token_ids=(self._tokens.end,),
             token_probs=TokenProbs(0, tuple(info.languages[code] for code in codes)),
         )
         request = GenerateRequest(
-            prompt=np.array([info.start_token], np.int32),
+            prompt=np.array([self._tokens.start], np.int32),
             params=params,
             items=(item,),
             timeout=self._deadline.seconds_left(),
@@ -100,12 +97,7 @@ class WindowDecoder:
         return {code: value / total for code, value in zip(codes, probabilities, strict=True)}
 
     async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
-        """Decode a window. If its text has no room, its two halves instead.
-
-        Raises:
-            EngineError: the engine failed.
-            QueueFull: too many jobs wait.
-        """
+        """See `Decoder`. If the text of a window has no room, its two halves are decoded instead."""
         samples = audio[window.start : window.end]
         kept, self._kept = self._kept, None
         item = kept[1] if kept is not None and kept[0] == window else await self._item(samples)
@@ -190,7 +182,7 @@ class WindowDecoder:
             frequency_penalty=options.frequency_penalty,
             repetition_penalty=options.repetition_penalty,
             seed=options.seed,
-            eos_token_ids=(info.end_token,),
+            eos_token_ids=(self._tokens.end,),
             allowed_tokens=self._tokens.allowed(timestamps=options.timestamps),
             begin_suppress_tokens=info.begin_suppress_tokens,
             timestamp_rule=self._tokens.rule if options.timestamps else None,
@@ -210,7 +202,7 @@ class WindowDecoder:
         params = PoolingParams(
             task="align", skip_tokens=len(control) - 1, frames=self._positions(window.end - window.start)
         )
-        prompt = np.array([*control, *known, info.end_token], np.int32)
+        prompt = np.array([*control, *known, self._tokens.end], np.int32)
         request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._deadline.seconds_left())
         alignment = (await self._client.pool(request)).data[:-1]  # a row tells the time of the token behind it
         words = await self._reader.run(
@@ -225,13 +217,8 @@ class WindowDecoder:
     def _positions(self, samples: int) -> int:
         """Positions of the encoder that hold audio."""
         info = self._tokens.info
-        per_position = max(1, info.num_frames // info.num_positions)
-        return min(info.num_positions, max(1, math.ceil(samples / HOP / per_position)))
-
-
-def _item(samples: Samples, num_mel_bins: int, seconds: float) -> MediaItem:
-    features = log_mel(samples, num_mel_bins, seconds)
-    return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
+        columns = math.ceil(samples / HOP) if info.features == "log_mel" else samples
+        return max(1, info.positions(columns))
 
 
 def _untimed(options: TranscriptionOptions) -> TranscriptionOptions:

@@ -6,16 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.archs.whisper import WHISPER_NORM, whisper_attention
+from quire.engine.models.audio_spec import ChunkedConvStem, ConvStem, LearnedPositions, Projector
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import (
-    AudioEncoderSpec,
-    ChunkedConvStem,
-    ConvStem,
-    DecoderSpec,
-    Layer,
-    PlainMLP,
-    Projector,
-)
+from quire.engine.models.spec import AudioEncoderSpec, DecoderSpec, Layer, PlainMLP
 
 # Features of one chunk of Qwen 3 ASR that its encoder's convolutions halve three times.
 _HALVINGS = 3
@@ -51,6 +44,7 @@ def qwen3_asr(config: Any, text: DecoderSpec) -> DecoderSpec:
     encoder = AudioEncoderSpec(
         # The activations of the convolutions do not depend on the config.
         stem=ChunkedConvStem(rows=audio.num_mel_bins, channels=audio.downsample_hidden_size, chunk=chunk, act="gelu"),
+        positions=None,
         hidden=audio.hidden_size,
         layers=_layers(audio),
         norm=WHISPER_NORM,
@@ -64,6 +58,7 @@ def _whisper_like(config: Any) -> AudioEncoderSpec:
     audio = config.audio_config
     return AudioEncoderSpec(
         stem=ConvStem(channels=audio.num_mel_bins, act="gelu"),
+        positions=LearnedPositions(),
         hidden=audio.hidden_size,
         layers=_layers(audio),
         norm=WHISPER_NORM,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.engine.models.names.llama import LLAMA
-from quire.engine.models.names.rules import KIND, WeightNames
-from quire.engine.models.names.whisper import convolution, encoder_rules
+from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
+from quire.engine.models.names.whisper import encoder_rules
 
 _PROJECTOR = (
     (r"multi_modal_projector\.linear(?:_1)?" + KIND, "encoder.projector.linears.0.{kind}"),
@@ -32,7 +32,7 @@ _WHISPER_LIKE = WeightNames(
     (*LLAMA.rules, *encoder_rules(_TOWER), *_PROJECTOR),
     prefixes=_PREFIXES,
     ignored=_IGNORED,
-    convert={f"encoder.stem.conv{index}.weight": convolution for index in (1, 2)},
+    convert={f"encoder.stem.conv{index}.weight": linear_weight for index in (1, 2)},
     zero_keys=r"encoder\.layers\.\d+\.attn\.qkv\.bias",
 )
 _QWEN3_ASR = WeightNames(

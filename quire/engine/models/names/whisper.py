@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from quire.engine.models.names.rules import KIND, WeightNames
+from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
 
 _DECODER = r"decoder\.layers\.(?P<layer>\d+)\."
 
@@ -14,7 +12,7 @@ def encoder_rules(prefix: str) -> tuple[tuple[str, str], ...]:
     layer, to = prefix + r"layers\.(?P<index>\d+)\.", "encoder.layers.{index}."
     return (
         (prefix + r"conv(?P<conv>1|2)" + KIND, "encoder.stem.conv{conv}.{kind}"),
-        (prefix + r"embed_positions\.weight", "encoder.stem.positions"),
+        (prefix + r"embed_positions\.weight", "encoder.positions.table"),
         (layer + r"self_attn\.(?P<part>q|k|v)_proj" + KIND, to + "attn.qkv.{kind}"),
         (layer + r"self_attn\.out_proj" + KIND, to + "attn.out.{kind}"),
         (layer + r"self_attn_layer_norm" + KIND, to + "attn_norm.{kind}"),
@@ -43,14 +41,9 @@ _RULES = (
 )
 
 
-def convolution(weight: Tensor) -> Tensor:
-    """(outputs, inputs, width) as the weight of a linear layer, see `ConvStemLayer`."""
-    return weight.transpose(1, 2).flatten(1)
-
-
 WHISPER = WeightNames(
     _RULES,
     ignored=r"proj_out\.weight",
-    convert={f"encoder.stem.conv{index}.weight": convolution for index in (1, 2)},
+    convert={f"encoder.stem.conv{index}.weight": linear_weight for index in (1, 2)},
     zero_keys=r"(encoder\.)?layers\.\d+\.attn\.qkv\.bias",
 )
