@@ -242,7 +242,8 @@ class Scheduler:
             count = _within_prompt(request, request.computed, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
-            count = self._readable(plan, request, request.computed, count)
+            if request.spans is not None:
+                count = self._readable(plan, request, request.computed, count)
             if count > 0:
                 draft = () if request.drafter is None else self._draft(request, min(budget - decoding - count, drafts))
                 self._schedule(plan, scheduled, request, count, draft=draft)
