@@ -192,9 +192,9 @@ class ModelMetrics:
 
     def describe_cache(self, info: ModelInfo, options: EngineOptions) -> None:
         """Publish the settings of the engine's KV cache."""
-        values = (info.block_size, info.num_blocks, options.kv_cache_dtype, options.memory_fraction)
+        values = (info.block_size, info.num_blocks, options.kv_cache_dtype, options.kv_cache_free_memory_fraction)
         self._metrics.cache_config.labels(
-            *self._labels, *map(str, values), str(options.prefix_caching), options.prefix_hash
+            *self._labels, *map(str, values), str(options.enable_prefix_caching), options.prefix_caching_hash_algo
         ).set(1)
 
     def on_step(self, stats: StepStats) -> None:

@@ -62,7 +62,10 @@ def router(state: ServerState) -> APIRouter:
         fields.ignore(request, unused)
         if body.stream:
             return EventStream(
-                _events(prepared, releaser(request)), keepalive=state.sse_keepalive, error=error_event, done=b""
+                _events(prepared, releaser(request)),
+                keepalive=state.sse_keep_alive_interval,
+                error=error_event,
+                done=b"",
             )
         return await respond_unless_disconnected(request, _message(prepared))
 

@@ -63,7 +63,7 @@ async def answer_chat(body: ChatRequest, request: Request, state: ServerState) -
     prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
     fields.ignore(request, prepared.unused_fields)
     if body.stream:
-        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
+        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keep_alive_interval)
     return await respond_unless_disconnected(request, _complete(prepared))
 
 

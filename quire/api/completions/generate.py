@@ -52,7 +52,7 @@ def router(state: ServerState) -> APIRouter:
         response_id = answer_id("generate-tokens", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_completion(completion, model, state, response_id))
         if body.stream:
-            return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keepalive)
+            return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keep_alive_interval)
         return await respond_unless_disconnected(request, _complete(prepared, body))
 
     @routes.post("/v1/chat/completions/render", responses=ERRORS)

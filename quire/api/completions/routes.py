@@ -55,7 +55,7 @@ async def answer_completion(body: CompletionRequest, request: Request, state: Se
     fields.ignore(request, unused_with_beams(body))
     prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))
     if body.stream:
-        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
+        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keep_alive_interval)
     return await respond_unless_disconnected(request, _complete(prepared))
 
 

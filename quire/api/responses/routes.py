@@ -32,7 +32,7 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
     created = {**responses, 424: {"model": ErrorBody, "description": "an MCP server did not list its tools"}}
 
     def stream(events: AsyncGenerator[Event, None]) -> EventStream:
-        return EventStream(_encoded(events), keepalive=state.sse_keepalive, error=_error, done=b"")
+        return EventStream(_encoded(events), keepalive=state.sse_keep_alive_interval, error=_error, done=b"")
 
     @routes.post("/v1/responses", responses=created, response_model=None)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:

@@ -84,7 +84,7 @@ class ServerState:
         tokenizer_info: /tokenizer_info is served.
         include_usage: streams of completions and chats always end with their token counts.
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
-        sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
+        sse_keep_alive_interval: seconds of silence after which a stream sends a comment; 0: never.
         transcription_events: of streamed transcriptions, unless a request says otherwise.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
@@ -100,7 +100,7 @@ class ServerState:
     include_usage: bool = False
     tokens_as_ids: bool = False
     stall_timeout: float = 120.0
-    sse_keepalive: float = 15.0
+    sse_keep_alive_interval: float = 15.0
     transcription_events: Literal["openai", "vllm"] = "openai"
     in_flight: int = 0
     draining: bool = False

@@ -120,9 +120,9 @@ def _stream(
     if (body.stream_format or state.transcription_events) == "openai":
         logprobs = isinstance(body, TranscriptionRequest) and bool(body.include)
         chunks = openai_events(events, task, ended, logprobs=logprobs)
-        return EventStream(chunks, keepalive=state.sse_keepalive, done=b"")
+        return EventStream(chunks, keepalive=state.sse_keep_alive_interval, done=b"")
     head = ChunkHead(answer_id(task, request, None), model.names[0], task)
-    return EventStream(vllm_chunks(events, head, body, ended), keepalive=state.sse_keepalive, done=DONE)
+    return EventStream(vllm_chunks(events, head, body, ended), keepalive=state.sse_keep_alive_interval, done=DONE)
 
 
 async def _collect(events: Events) -> tuple[Finished, list[TokenLogprob]]:

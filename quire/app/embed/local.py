@@ -66,7 +66,7 @@ async def local_embedder(settings: Embed) -> AsyncIterator[Embedder]:
         flags = shlex.split(settings.serve_args)
     except ValueError as error:
         raise ConfigError(f"quire embed: --serve-args expects flags, not {settings.serve_args!r}: {error}") from error
-    serve = Serve.parse([settings.model or _BUNDLED, *flags])
+    serve = Serve.parse([settings.model_name or _BUNDLED, *flags])
     source = resolve_models(serve.model, serve.served_model_name, serve.revision)[0]
     pooling = PoolingOptions(serve.task, serve.convert, serve.pooler_config)
     try:

@@ -41,13 +41,13 @@ def repeated(flag: str, value: str) -> list[str]:
     return [part for name in names for part in (flag, name)]
 
 
-def speculation(value: str) -> list[str]:
+def speculative_config(value: str) -> list[str]:
     """--speculative-config as JSON."""
     config = _object(value)
     if config.get("method", config.get("model")) not in _NGRAM:
-        raise ValueError("the only method is ngram, which is Quire's --speculation ngram")
+        raise ValueError("the only method is ngram, which is Quire's --speculative-method ngram")
     tokens = config.get("num_speculative_tokens")
-    return ["--speculation", "ngram", *([] if tokens is None else ["--num-speculative-tokens", str(tokens)])]
+    return ["--speculative-method", "ngram", *([] if tokens is None else ["--num-speculative-tokens", str(tokens)])]
 
 
 def structured_outputs(value: str) -> list[str]:

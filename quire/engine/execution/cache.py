@@ -73,13 +73,13 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
     Raises:
         OutOfCacheMemory: not even one block fits.
     """
-    if options.kv_cache_memory is not None:
-        blocks = int(options.kv_cache_memory) // bytes_per_block
-        advice = "--kv-cache-memory must be larger"
+    if options.kv_cache_memory_bytes is not None:
+        blocks = int(options.kv_cache_memory_bytes) // bytes_per_block
+        advice = "--kv-cache-memory-bytes must be larger"
     else:
         max_needed = options.max_num_seqs * -(-context_len // options.block_size)
-        blocks = min(int(available * options.memory_fraction) // bytes_per_block, max_needed)
-        advice = "free some memory or raise --memory-fraction"
+        blocks = min(int(available * options.kv_cache_free_memory_fraction) // bytes_per_block, max_needed)
+        advice = "free some memory or raise --kv-cache-free-memory-fraction"
     if blocks < 1:
         raise OutOfCacheMemory(f"no KV block of {bytes_per_block} bytes fits: {advice}")
     return blocks
@@ -144,7 +144,9 @@ def _lazy_zeros(size: int, dtype: torch.dtype) -> Tensor:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise OutOfCacheMemory(f"{size} bytes for the KV cache cannot be allocated: lower --kv-cache-memory") from error
+        raise OutOfCacheMemory(
+            f"{size} bytes for the KV cache cannot be allocated: lower --kv-cache-memory-bytes"
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)
