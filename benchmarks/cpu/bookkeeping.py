@@ -2,7 +2,7 @@
 
 A stub model returns constant logits over a small vocabulary. The time is the CPU time of the engine thread.
 
-python -m benchmarks.cpu.request_tracking --out benchmarks/results/FILE.json
+    python -m benchmarks.cpu.bookkeeping --out benchmarks/results/FILE.json
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.encoder_runner import EncoderRunner
+from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, WholeRunner
 from quire.engine.execution.executor import LocalExecutor
 from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
@@ -32,6 +32,7 @@ from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
+from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
@@ -111,7 +112,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     logger.info("%s", device.description)
     with device.activate():
         loaded = load_model(config.folder, config.model_config, config.model, device, partial(_progress_bar, channel))
-        if isinstance(loaded.model, Encoder):
+        if isinstance(loaded.model, Encoder | CTCModel):
             core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
         else:
             core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel)
@@ -145,24 +146,35 @@ def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def _build_encoder(
-    loaded: LoadedModel, model: Encoder, config: CoreConfig, device: Device, channel: CoreChannel
+    loaded: LoadedModel, model: Encoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> EngineCore:
-    """The core around an encoder."""
+    """The core around an encoder, of text or audio."""
     options = config.engine
-    model.set_context(loaded.context_len)
+    speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
-        max_seqs=options.max_num_seqs, max_tokens=options.max_num_batched_tokens, max_model_len=loaded.context_len
+        max_seqs=options.max_num_seqs,
+        max_tokens=options.max_num_batched_tokens,
+        max_model_len=loaded.context_len,
+        convolutions=() if speech is None else speech.convolutions,
     )
-    runner = EncoderRunner(model, Pooler(model.pooler_heads, model))
+    runner = _encoder_runner(model, loaded.context_len)
     core = EngineCore(
         EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority"),
         LocalExecutor(device, runner),
         channel,
         vocab_size=loaded.vocab_size,
         pooler=loaded.pooler,
+        speech=speech,
     )
     runner.between_layers = core.run_urgent
     return core
+
+
+def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> WholeRunner:
+    if isinstance(model, CTCModel):
+        return CTCRunner(model)
+    model.set_context(context_len)
+    return EncoderRunner(model, Pooler(model.pooler_heads, model))
 
 
 def _build_decoder(
@@ -197,7 +209,7 @@ def _build_decoder(
         Sampler(table, loaded.vocab_size, grammars.initial_state),
         hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
         _item_encoder(model, cache, options.block_size),
-        None if loaded.speech is None else Aligner(loaded.speech, table, cache.layers),
+        _aligner(loaded, table, cache),
     )
     core = EngineCore(
         _scheduler(options, context_len, num_blocks, model.rope_switch, loaded),
@@ -210,6 +222,12 @@ def _build_decoder(
         speech=None if loaded.speech is None else loaded.speech.info,
     )
     return core, num_blocks, num_blocks * per_block
+
+
+def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligner | None:
+    if loaded.speech is None or not loaded.speech.info.aligns_words:
+        return None
+    return Aligner(loaded.speech, table, cache.layers)
 
 
 def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder | None:
@@ -228,7 +246,7 @@ def _scheduler(
         max_model_len=context_len,
         max_draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
         rope_switch=rope_switch,
-        cross_stride=0 if speech is None else speech.num_frames // speech.num_positions,
+        convolutions=() if speech is None else speech.convolutions,
         max_encoded=options.max_num_batched_tokens,
     )
     return Scheduler(

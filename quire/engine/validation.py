@@ -40,6 +40,8 @@ def invalid_reason(
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
     task = message.task
+    if speech is not None and speech.kind == "ctc":
+        return _invalid_ctc(message, speech)
     generates = isinstance(task, SamplingParams)
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
@@ -80,19 +82,26 @@ def _invalid_items(items: Sequence[MediaItem], speech: SpeechInfo | None) -> str
     if len(items) != 1:
         return f"the model reads exactly one item of audio, not {len(items)}"
     item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
-    stride = most // speech.num_positions
+    even = speech.kind == "whisper"
     if (item.start, item.length) != (0, 0):
         return "the model reads audio by cross-attention: no tokens of the prompt stand for it"
     if not item.hash:
         return "the item has no hash"
     found = item.features.shape
-    fits = len(found) == 2 and found[0] == rows and found[1] in range(stride, most + 1, stride)
-    if item.features.dtype != np.float32 or not fits:
+    fits = len(found) == 2 and found[0] == rows and found[1] in range(speech.min_columns, most + 1)
+    if item.features.dtype != np.float32 or not fits or (even and found[1] % 2):
         return (
             f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
-            f"or fewer columns in a multiple of {stride}"
+            f"or fewer columns{', an even number of them' if even else ''}, but at least {speech.min_columns}"
         )
     return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"
+
+
+def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
+    task = message.task
+    if not isinstance(task, PoolingParams) or task.task != "ctc":
+        return "the model has the task 'ctc' alone"
+    return "the model reads audio, no tokens" if len(message.prompt) else _invalid_items(message.items, speech)
 
 
 def _invalid_open(message: AddRequest) -> str | None:
@@ -111,12 +120,12 @@ def _invalid_pooling(
 ) -> str | None:
     tasks: tuple[str, ...] = ("embed", "token_embed") if pooler is None else pooler.tasks
     if speech is not None:
-        tasks = ("align",)
-        longest = message.items[0].features.shape[1] * speech.num_positions // speech.num_frames
+        tasks = ("align",) if speech.aligns_words else ()
+        longest = speech.positions(message.items[0].features.shape[1])
         if params.frames is not None and not 1 <= params.frames <= longest:
             return f"frames must be from 1 to {longest}, not {params.frames}"
     if params.task not in tasks:
-        return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks)}"
+        return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks) or 'none'}"
     if params.dimensions is not None and params.dimensions < 1:
         return f"dimensions must be at least 1, not {params.dimensions}"
     if not 0 <= params.skip_tokens < len(message.prompt):

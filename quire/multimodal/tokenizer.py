@@ -11,6 +11,7 @@ from typing import Any
 
 import tokenizers
 
+from quire.multimodal.ctc_vocabulary import character_tokenizer
 from quire.multimodal.errors import ModelFileError
 from quire.multimodal.sentence_files import colbert_markers, static_folder
 
@@ -66,10 +67,14 @@ class Tokenizer:
                     if own.token_to_id(token) is not None:  # a word of the vocabulary, which texts would not become
                         own.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
                 return cls(own, config, in_file=True)
+            if not isinstance(config, dict):
+                raise TokenizerMissing(f"{path} must contain a JSON object")
+            if (characters := character_tokenizer(folder, config)) is not None:
+                return cls(characters, config)
+        except TokenizerMissing:
+            raise
         except Exception as error:
             raise TokenizerMissing(f"the tokenizer in {folder} cannot be read: {error}") from error
-        if not isinstance(config, dict):
-            raise TokenizerMissing(f"{path} must contain a JSON object")
         return cls(_converted(folder), config)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -104,6 +109,12 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Length of the longest token in characters, which bounds the number of tokens of a text from below."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @cached_property
+    def separates_words(self) -> bool:
+        """Whether any token begins or ends with white space, so that it stands between words."""
+        contents = (self.token_bytes(token) for token in range(self.vocab_size))
+        return any(content[:1].isspace() or content[-1:].isspace() for content in contents)
 
     def _token_bytes(self, token: int) -> bytes:
         """Bytes of a token, which may be a part of a character."""

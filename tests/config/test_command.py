@@ -57,7 +57,7 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
 ) -> None:
     path = tmp_path / "quire.toml"
     path.write_text(
-        '[serve]\nport = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n[bench.serve]\nseed = 7\n'
+        '[serve]\nport = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n[bench.serve]\nworkload-seed = 7\n'
     )
     monkeypatch.setenv("QUIRE_PORT", "2")
     monkeypatch.setenv("QUIRE_MAX_N", "2")
@@ -69,7 +69,7 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
     assert settings.allowed_origins == ("a", "b")
     monkeypatch.setenv("QUIRE_CONFIG", str(path))
     assert Serve.parse([]).seed == 1
-    assert BenchServe.parse([]).seed == 7
+    assert BenchServe.parse([]).workload_seed == 7
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def pooled(info: ModelInfo, message: AddRequest) -> PooledArray:
             return _probabilities(_logits(tokens, facts), params)
         case "score":
             return _score(tokens, message.segment_start, params)
-        case "align":
+        case "align" | "ctc":
             raise AssertionError("a fake model that pools does not transcribe")
 
 

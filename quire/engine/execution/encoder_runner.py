@@ -1,8 +1,10 @@
-"""EncoderRunner: runs the steps of an encoder, whose requests are computed whole."""
+"""Runners of encoders, of text or audio, whose requests are computed whole."""
 
 from __future__ import annotations
 
+import itertools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,26 +15,32 @@ from torch import Tensor
 
 from quire.engine.execution.attention.varlen import VarlenAttend
 from quire.engine.execution.pooling import Pooler
+from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.inputs import ModelInputs
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
+from quire.engine.wire.convolutions import count_positions
 from quire.engine.wire.protocol import AddRequest, PooledArray, PoolingParams
 
 logger = logging.getLogger(__name__)
 
 
-class EncoderRunner:
-    """Runs model and pooler over the requests of a step, which lie one behind the other without padding.
+class WholeRunner(ABC):
+    """Runs a model over the requests of a step, which lie one behind the other without padding.
 
     Attributes:
         between_layers: called with the plan of a step that is running, between two of its layers; it may execute
             another step. None within such a step.
     """
 
-    def __init__(self, model: Encoder, pooler: Pooler) -> None:
-        self.model = model
-        self._pooler = pooler
+    def __init__(self) -> None:
         self.between_layers: Callable[[StepPlan], None] | None = None
+
+    @abstractmethod
+    def _compute(
+        self, requests: Sequence[AddRequest], between_layers: Callable[[], None] | None
+    ) -> Iterator[tuple[AddRequest, PooledArray]]:
+        """The result of each request."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -49,10 +57,10 @@ class EncoderRunner:
                     self._run_alone(request, result)
         return result
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 the same for all
         """Nothing is kept between steps."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 like it
         """Nothing to release."""
 
     def _run_alone(self, request: AddRequest, result: StepResult) -> None:
@@ -63,14 +71,9 @@ class EncoderRunner:
             result.errors[request.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
 
     def _run(self, requests: Sequence[AddRequest], result: StepResult, plan: StepPlan | None) -> None:
-        lengths = [len(request.prompt) for request in requests]
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-        inputs = _inputs(requests, offsets, self.model)
-        assert inputs.cu_seqlens is not None
         with self._interrupted(plan) as between:
-            hidden = self.model.run(inputs, VarlenAttend(inputs.cu_seqlens), between_layers=between)
-        for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
-            result.pooled[request.request_id] = self._pool(hidden[begin:end], request)
+            for request, array in self._compute(requests, between):
+                result.pooled[request.request_id] = array
 
     @contextmanager
     def _interrupted(self, plan: StepPlan | None) -> Iterator[Callable[[], None] | None]:
@@ -89,12 +92,54 @@ class EncoderRunner:
         finally:
             self.between_layers = call
 
+
+class EncoderRunner(WholeRunner):
+    """Runs an encoder of text, and its pooler."""
+
+    def __init__(self, model: Encoder, pooler: Pooler) -> None:
+        super().__init__()
+        self.model = model
+        self._pooler = pooler
+
+    def _compute(
+        self, requests: Sequence[AddRequest], between_layers: Callable[[], None] | None
+    ) -> Iterator[tuple[AddRequest, PooledArray]]:
+        lengths = [len(request.prompt) for request in requests]
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        inputs = _inputs(requests, offsets, self.model)
+        assert inputs.cu_seqlens is not None
+        hidden = self.model.run(inputs, VarlenAttend(inputs.cu_seqlens), between_layers=between_layers)
+        for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
+            yield request, self._pool(hidden[begin:end], request)
+
     def _pool(self, hidden: Tensor, request: AddRequest) -> PooledArray:
         task = request.task
         assert isinstance(task, PoolingParams)
         state = self._pooler.start(task)
         state.add(hidden[task.skip_tokens :])
         return self._pooler.finish(state, task)
+
+
+class CTCRunner(WholeRunner):
+    """Runs an encoder of audio with a projection to the logits of each position."""
+
+    def __init__(self, model: CTCModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def _compute(
+        self, requests: Sequence[AddRequest], between_layers: Callable[[], None] | None
+    ) -> Iterator[tuple[AddRequest, PooledArray]]:
+        sample, stem = self.model.encoder.sample, self.model.spec.encoder.stem
+        arrays = [request.items[0].features for request in requests]
+        items = [torch.tensor(array, dtype=sample.dtype, device=sample.device) for array in arrays]
+        counts = [count_positions(stem.convolutions, array.shape[1]) for array in arrays]
+        offsets = torch.tensor([0, *itertools.accumulate(counts)])
+        logits = self.model.run(items, VarlenAttend(offsets), offsets, between_layers)
+        for request, part in zip(requests, logits.split(counts), strict=True):
+            tokens = part.argmax(-1, keepdim=True)
+            logprobs = part.log_softmax(-1).gather(1, tokens)
+            yield request, torch.cat((tokens.float(), logprobs), 1).cpu().numpy()
 
 
 def _inputs(requests: Sequence[AddRequest], offsets: NDArray[np.int64], model: Encoder) -> ModelInputs:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,11 +19,11 @@ from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionMetadata
 
+_SPAN_ORDER = itemgetter(0, 1)
 _MAX_CACHED_VIEWS = 256  # step sizes whose views of the static arrays are kept
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):  # a step makes many: a frozen dataclass takes several times as long
     """Consecutive tokens of one sequence in a step.
 
     Attributes:
@@ -43,11 +45,6 @@ class Span:
     generated: bool
     samples: bool
     draft: tuple[int, ...] = ()
-
-    @property
-    def num_queries(self) -> int:
-        """Queries that attend separately: each generated token, or all tokens of a prompt together."""
-        return self.count if self.generated else 1
 
     @property
     def length(self) -> int:
@@ -203,16 +200,17 @@ def _queries(spans: Sequence[Span]) -> _Queries:
     sampling: list[int] = []
     singles = 0
     for span in spans:
+        count = span.count
         if span.generated:
-            singles += span.count
-        if span.num_queries == 1:
+            singles += count
+        if count == 1 or not span.generated:
             rows.append(span.row)
             starts.append(span.start)
-            counts.append(span.count)
+            counts.append(count)
         else:
-            rows += [span.row] * span.count
+            rows += [span.row] * count
             starts += range(span.start, span.length)
-            counts += [1] * span.count
+            counts += [1] * count
         if span.samples and not span.draft:
             sampling.append(len(rows) - 1)
     return _Queries(rows, starts, counts, singles, sampling)
@@ -292,12 +290,14 @@ class _CrossRows:
 def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:
     """The spans of a step, in the order of `StepInputs.spans`."""
     spans, offset = [], 0
-    rows = [table.row_of(item.request_id) for item in scheduled]
-    generated = [item.start >= table[row].prompt_len for item, row in zip(scheduled, rows, strict=True)]
-    order = sorted(range(len(rows)), key=lambda i: (not generated[i], scheduled[i].start))
-    for i in order:
-        item = scheduled[i]
-        spans.append(Span(rows[i], offset, item.start, item.count, generated[i], item.samples, item.draft))
+    rows = map(table.row_of, [item.request_id for item in scheduled])
+    ordered = [
+        (item.start < table[row].prompt_len, item.start, row, item) for row, item in zip(rows, scheduled, strict=True)
+    ]
+    if len(ordered) > 1:
+        ordered.sort(key=_SPAN_ORDER)
+    for in_prompt, start, row, item in ordered:
+        spans.append(Span(row, offset, start, item.count, not in_prompt, item.samples, item.draft))
         offset += item.count
     return spans
 

@@ -28,9 +28,9 @@ class ItemEncoder:
 
     def encode(self, entries: Sequence[CrossItem]) -> None:
         """Encode the items of `entries`, all together, and write each one's keys and values to its blocks."""
-        positions = self._encoder.positions
+        sample = self._encoder.sample
         features = [
-            torch.tensor(entry.item.features, dtype=positions.dtype, device=positions.device)
+            torch.tensor(entry.item.features, dtype=sample.dtype, device=sample.device)
             for entry in entries
             if entry.item is not None
         ]

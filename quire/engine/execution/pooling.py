@@ -11,7 +11,6 @@ from torch import Tensor
 
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.table import RequestTable
-from quire.engine.models.decoder import LanguageModel
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
 from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec
 from quire.engine.models.transformer import Transformer
@@ -220,7 +219,7 @@ def hidden_states() -> Pooler:
     return Pooler(PoolerHeads(PoolerSpec(tasks=("embed", "token_embed"), normalize=False), 0, 0))
 
 
-def pooling_info(spec: PoolerSpec, model: Transformer | LanguageModel) -> PoolingInfo:
+def pooling_info(spec: PoolerSpec, model: object) -> PoolingInfo:
     """What the front end needs to know of a model that pools."""
     assert isinstance(model, Transformer)
     hidden, vocab = model.spec.hidden, model.spec.vocab

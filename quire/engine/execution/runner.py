@@ -18,7 +18,7 @@ from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.sampler import Choice, Sampler
 from quire.engine.execution.step_graphs import StepRunner
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.table import Changes, RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import CrossItem, Sampled, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
@@ -65,11 +65,8 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step."""
         changes = self._table.apply(plan)
-        # Nothing has been sampled for a prompt that becomes longer: its state is made anew.
-        self._sampler.update([*changes.freed, *changes.extended], [*changes.filled, *changes.extended])
-        self._pooler.update(changes.freed, changes.filled)
-        if self._aligner is not None:
-            self._aligner.update(changes.freed, changes.filled)
+        if any(changes):
+            self._follow(changes)
         if not plan.scheduled:
             return StepResult()
         result = StepResult()
@@ -83,6 +80,14 @@ class ModelRunner:
         else:
             self._finish(computed, result)
         return result
+
+    def _follow(self, changes: Changes) -> None:
+        """Rows of the table have changed."""
+        # Nothing has been sampled for a prompt that becomes longer: its state is made anew.
+        self._sampler.update([*changes.freed, *changes.extended], [*changes.filled, *changes.extended])
+        self._pooler.update(changes.freed, changes.filled)
+        if self._aligner is not None:
+            self._aligner.update(changes.freed, changes.filled)
 
     def _encode(self, crosses: Iterable[CrossItem]) -> None:
         """Encode the items of sequences that have entered the batch, where they are not cached."""

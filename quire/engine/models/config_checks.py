@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from quire.engine.models.audio_spec import ConvPositions, ConvStem, GridStem, WaveConv
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
-    ConvStem,
+    ConformerLayer,
     CrossAttention,
+    CTCSpec,
     DecoderSpec,
     DisentangledAttention,
     DynamicNtk,
@@ -24,6 +26,7 @@ from quire.engine.models.spec import (
     LongRope,
     MoE,
     PlainMLP,
+    RelativeAttention,
     Rope,
     TransformerSpec,
 )
@@ -35,17 +38,25 @@ _COUNTS = (
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_nextn_predict_layers", "num_mtp_layers"),
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
+    *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_conv_pos_embedding_groups"),
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),
     *("max_position_embeddings", "n_layer", "n_head", "n_embd", "n_positions", "d_model", "decoder_layers"),
     *("encoder_attention_heads", "decoder_attention_heads", "max_source_positions", "max_target_positions"),
-    *("num_mel_bins", "encoder_ffn_dim", "decoder_ffn_dim"),
+    *("num_mel_bins", "encoder_ffn_dim", "decoder_ffn_dim", "num_conv_pos_embeddings", "num_conv_pos_embedding_groups"),
+    *("encoder_num_attention_heads", "decoder_num_attention_heads", "intermediate_size"),
 )
 _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),
     AudioEncoderSpec: ("hidden", "max_positions"),
     ConvStem: ("channels",),
+    WaveConv: ("size", "kernel", "stride"),
+    GridStem: ("bands", "channels", "layers", "kernel"),
+    ConvPositions: ("kernel", "groups"),
+    CTCSpec: ("vocab",),
+    RelativeAttention: ("heads", "head_dim"),
+    ConformerLayer: ("kernel",),
     CrossAttention: ("heads", "head_dim"),
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
@@ -88,13 +99,13 @@ def check_raw(config: Any, name: str) -> None:
                 raise BrokenFolder(f"{name}: {key} must be an integer from {low} to {high}, not {_short(value)}")
 
 
-def check_spec(spec: TransformerSpec) -> None:
-    """Check that a transformer can be built from a spec.
+def check_spec(spec: TransformerSpec | CTCSpec) -> None:
+    """Check that a model can be built from a spec.
 
     Raises:
         UnsupportedModel: there are no layers, a number is out of range, or two of them do not match.
     """
-    if not spec.layers:
+    if isinstance(spec, TransformerSpec) and not spec.layers:
         raise UnsupportedModel("the model's config.json describes a model without layers")
     for part in {id(part): part for part in _parts(spec)}.values():
         for problem in _problems(part):
@@ -127,6 +138,8 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"its ropes have different original_max_position_embeddings, {' and '.join(map(str, lengths))}"
         case AudioEncoderSpec(layers=()):
             yield "its encoder has no layers"
+        case GridStem(bands=bands, layers=layers) if bands % 2**layers:
+            yield f"{bands} bands cannot be halved {layers} times"
         case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"{heads} heads cannot share {kv_heads} key and value heads"
         case GroupedAttention(window=int(window)) if window < 1:

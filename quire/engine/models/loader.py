@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
 from quire.engine.models.archs.rope import max_positions
+from quire.engine.models.audio_encoder import CTCModel
+from quire.engine.models.audio_spec import ConvPositions, ConvStem, GridStem, WaveStem
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
@@ -23,13 +25,23 @@ from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.names import names_of
+from quire.engine.models.names.ctc import ctc_names, split_positions
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
-from quire.engine.models.spec import ClampedSwigluExperts, DecoderSpec, EncoderSpec, MoE, TransformerSpec
+from quire.engine.models.spec import (
+    AudioEncoderSpec,
+    ClampedSwigluExperts,
+    ConformerLayer,
+    CTCSpec,
+    DecoderSpec,
+    EncoderSpec,
+    MoE,
+    StackSpec,
+    TransformerSpec,
+)
 from quire.engine.models.speech import SpeechSpec
 from quire.engine.models.static_embedding import plain_table
-from quire.engine.models.transformer import Transformer
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.kernels.activation import ACTIVATIONS
 
@@ -62,7 +74,7 @@ class LoadedModel:
         speech: what it expects; None if it does not transcribe.
     """
 
-    model: LanguageModel | Encoder
+    model: LanguageModel | Encoder | CTCModel
     architecture: str
     implementation: Literal["quire", "transformers"]
     dtype: torch.dtype
@@ -89,6 +101,8 @@ def load_model(
         if quantize and dtype not in target.quantizable_dtypes:
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
+        if isinstance(config.spec, CTCSpec):
+            return _load_ctc(config, config.spec, options, checkpoint, dtype, target, bar)
         if config.spec is not None:
             return _load_transformer(folder, config, config.spec, options, checkpoint, dtype, target, bar)
         for name in checkpoint.names():
@@ -165,6 +179,29 @@ def _load_transformer(
     )
 
 
+def _load_ctc(
+    config: ModelConfig,
+    spec: CTCSpec,
+    options: ModelOptions,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    target: LoadTarget,
+    bar: ProgressBar,
+) -> LoadedModel:
+    _check_acts(spec.encoder)
+    _check_layers(len(spec.encoder.layers), checkpoint)
+    with torch.device("meta"):
+        model = CTCModel(spec)
+    _check_bytes(model, dtype, checkpoint)
+    allocate(model, dtype, target.torch_device)
+    filler = WeightFiller(model, ctc_names(spec), options.quantization)
+    with bar(checkpoint.total_bytes) as progress:
+        filler.fill(split_positions(checkpoint.tensors(dtype, progress), spec))
+    longest = spec.encoder.max_positions
+    size = _bytes(model)
+    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, longest, size, None, config.speech)
+
+
 def _longest_input(folder: Path, spec: TransformerSpec) -> int:
     """Tokens of the longest input: sentence-transformers may allow fewer than there are positions."""
     given = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
@@ -204,13 +241,34 @@ def _extra_weights(folder: Path, pooler: PoolerSpec) -> Iterator[tuple[str, Tens
                 yield f"heads.{step}.{name.removeprefix('linear.')}", file.tensor(name)
 
 
-def _check_acts(spec: TransformerSpec) -> None:
-    encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
-    layers = spec.layers if encoder is None else (*spec.layers, *encoder.layers)
-    ffns = [layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn for layer in layers]
-    for act in (part.act for part in ffns if not isinstance(part, ClampedSwigluExperts)):
+def _check_acts(spec: StackSpec) -> None:
+    """Check that all activations are known: those of the layers and of an encoder, and those before its layers."""
+    acts: set[str] = set()
+    for layer in spec.layers:
+        if isinstance(layer, ConformerLayer):
+            acts |= {layer.ffn.act, layer.conv_act}
+            continue
+        ffn = layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn
+        if not isinstance(ffn, ClampedSwigluExperts):
+            acts.add(ffn.act)
+    if isinstance(spec, AudioEncoderSpec):
+        acts |= _acts_before_layers(spec)
+    for act in sorted(acts):
         if act not in ACTIVATIONS:
             raise UnsupportedModel(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    if isinstance(spec, DecoderSpec) and spec.encoder is not None:
+        _check_acts(spec.encoder)
+
+
+def _acts_before_layers(spec: AudioEncoderSpec) -> set[str]:
+    acts = {spec.positions.act} if isinstance(spec.positions, ConvPositions) else set()
+    match spec.stem:
+        case ConvStem(act=act):
+            return acts | {act}
+        case WaveStem(convs=convs):
+            return acts | {conv.act for conv in convs}
+        case GridStem():
+            return acts
 
 
 def _check_layers(layers: int, checkpoint: Checkpoint) -> None:
@@ -221,7 +279,7 @@ def _check_layers(layers: int, checkpoint: Checkpoint) -> None:
         )
 
 
-def _check_bytes(model: Transformer, dtype: torch.dtype, checkpoint: Checkpoint) -> None:
+def _check_bytes(model: nn.Module, dtype: torch.dtype, checkpoint: Checkpoint) -> None:
     """Raise WeightMismatch for a model that is too large for its checkpoint, before memory is allocated for it."""
     needed = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     if needed > _MAX_EXPANSION * checkpoint.total_bytes:
@@ -230,7 +288,7 @@ def _check_bytes(model: Transformer, dtype: torch.dtype, checkpoint: Checkpoint)
         )
 
 
-def _bytes(model: Transformer) -> int:
+def _bytes(model: nn.Module) -> int:
     panels = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, Packable))
     return panels + sum(parameter.nbytes for parameter in model.parameters())
 

@@ -11,22 +11,23 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from quire.engine.models.archs import ARCHITECTURES, ENCODERS, spec_of
+from quire.engine.models.archs import ARCHITECTURES, CTC_MODELS, ENCODERS, spec_of
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.custom_configs import with_known_type
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
 from quire.engine.models.sentence_transformers import read_modules
-from quire.engine.models.spec import DecoderSpec, EncoderSpec, Fp8Scales
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, Fp8Scales
 from quire.engine.models.speech import SpeechSpec, read_speech
+from quire.engine.models.speech_of_samples import read_ctc, read_moonshine
 from quire.engine.models.static_embedding import static_spec
 from quire.engine.wire.launch import end_with_parent
 
@@ -34,6 +35,7 @@ STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
 _NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 _NO_POOLING = PoolingOptions()
+Spec = TypeVar("Spec", DecoderSpec | EncoderSpec, CTCSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class ModelConfig:
     """
 
     model_type: str
-    spec: DecoderSpec | EncoderSpec | None
+    spec: DecoderSpec | EncoderSpec | CTCSpec | None
     extra_layers: int
     fp8: Fp8Scales | None = None
     pooler: PoolerSpec | None = None
@@ -83,6 +85,8 @@ def read_model_config(
     if modules is not None and modules.static is not None:
         return _static_config(folder, modules.static, overrides, pooling)
     config = read_config(folder, overrides)
+    if config.model_type in CTC_MODELS:
+        return _ctc_config(folder, config, implementation, pooling)
     names = getattr(config, "architectures", None) or []
     is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
     known = config.model_type in ARCHITECTURES or is_encoder
@@ -91,7 +95,7 @@ def read_model_config(
     scales = _fp8_scales(config)
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
     if is_encoder or (known and implementation != "transformers"):
-        spec = _spec_of(config)
+        spec = _built(lambda: spec_of(config))
         pooler = read_pooler(folder, config, spec, pooling)
         if pooler is None and isinstance(spec, EncoderSpec):
             raise UnsupportedModel(f"{config.model_type} is an encoder, which cannot generate")
@@ -101,12 +105,33 @@ def read_model_config(
         if transcribes and pooler is not None:
             raise UnsupportedModel(f"{config.model_type} transcribes here; it does not pool")
         return ModelConfig(
-            config.model_type, spec, extra, scales, pooler, read_speech(folder, config) if transcribes else None
+            config.model_type, spec, extra, scales, pooler, _speech(folder, config, spec) if transcribes else None
         )
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
     return ModelConfig(config.model_type, None, extra, scales)
+
+
+def _speech(folder: Path, config: Any, spec: DecoderSpec | EncoderSpec) -> SpeechSpec:
+    if config.model_type == "moonshine":
+        assert isinstance(spec, DecoderSpec)
+        return read_moonshine(folder, config, spec)
+    return read_speech(folder, config)
+
+
+def _ctc_config(folder: Path, config: Any, implementation: ModelImplementation, pooling: PoolingOptions) -> ModelConfig:
+    """The config of an encoder of audio, which transcribes if it has a head for that."""
+    names = getattr(config, "architectures", None) or []
+    if not any("ForCTC" in name for name in names):
+        found = ", ".join(names) or "config.json names no architecture"
+        raise UnknownArchitecture(f"models of type {config.model_type!r} are supported with a head for CTC: {found}")
+    if implementation == "transformers":
+        raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
+    if pooling.task != "auto" or pooling.convert != "none":
+        raise UnsupportedModel(f"{config.model_type} transcribes here; it neither generates nor pools")
+    spec = _built(lambda: CTC_MODELS[config.model_type](config))
+    return ModelConfig(config.model_type, spec, 0, _fp8_scales(config), speech=read_ctc(folder, config, spec))
 
 
 def _static_config(folder: Path, inner: str, overrides: Mapping[str, Any], pooling: PoolingOptions) -> ModelConfig:
@@ -135,14 +160,14 @@ def _is_generator(name: str) -> bool:
     return any(kind in name for kind in ("CausalLM", "LMHead", "ConditionalGeneration"))
 
 
-def _spec_of(config: Any) -> DecoderSpec | EncoderSpec:
-    """The spec of a model that Quire's transformer knows.
+def _built(build: Callable[[], Spec]) -> Spec:
+    """The spec of a model that Quire knows.
 
     Raises:
         UnsupportedModel: an option or a number of the config is not supported.
     """
     try:
-        spec = spec_of(config)
+        spec = build()
         check_spec(spec)
     except ModelError:
         raise

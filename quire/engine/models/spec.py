@@ -1,4 +1,4 @@
-"""DecoderSpec and EncoderSpec: the architecture of a transformer.
+"""DecoderSpec, EncoderSpec and CTCSpec: the architecture of a transformer.
 
 Fields describe operations, never model names. New control flow gets a new type.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+from quire.engine.models.audio_spec import Positions, Stem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +185,30 @@ class MoE:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttention:
-    """Attention of a decoder's tokens to all positions of an encoder's output. Keys have no bias, the others do."""
+    """Attention of a decoder's tokens to all positions of an encoder's output.
+
+    Attributes:
+        bias: queries, values and the result have one; keys never do.
+    """
 
     heads: int
     head_dim: int
     scale: float
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeAttention:
+    """Attention with scores (q + u) k + (q + v) r, where r are keys of sinusoidal distances (Dai et al. 2019).
+
+    Attributes:
+        bias: of the projections, without that of distances.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    bias: bool = True
 
 
 Attention = GroupedAttention | LatentAttention | DisentangledAttention
@@ -245,6 +266,26 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConformerLayer:
+    """Half a feed-forward, attention, a convolution and half a feed-forward, in residual branches; then a norm.
+
+    Each branch begins with a norm (Gulati et al. 2020).
+
+    Attributes:
+        ffn: of both.
+        kernel: positions that the convolution reads, an odd number.
+        conv_act: between the convolution's norm and its last projection.
+        conv_bias: the convolution and its projections have one.
+    """
+
+    attn: RelativeAttention
+    ffn: PlainMLP
+    kernel: int
+    conv_act: str
+    conv_bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Embeddings:
     """The embedding of a token, and what is added to it.
 
@@ -276,7 +317,7 @@ class StackSpec:
     """
 
     hidden: int
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer | ConformerLayer, ...]
     norm: Norm
     max_positions: int
     final_norm: bool = True
@@ -286,28 +327,30 @@ class StackSpec:
 class TransformerSpec(StackSpec):
     """Embeddings of tokens before the layers."""
 
+    layers: tuple[Layer, ...]
     vocab: int
     embeddings: Embeddings = Embeddings()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvStem:
-    """Two convolutions over time of width 3, each followed by `act`; the second one halves the number of positions.
+class AudioEncoderSpec(StackSpec):
+    """An encoder of audio.
 
     Attributes:
-        channels: of a column of features.
-        act: an activation.
+        max_positions: of an item, behind the stem.
+        positions: None: attention alone tells positions apart.
     """
 
-    channels: int
-    act: str
+    stem: Stem
+    positions: Positions | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AudioEncoderSpec(StackSpec):
-    """An encoder of `max_positions` positions, twice as many columns of features; learned positions after the stem."""
+class CTCSpec:
+    """An encoder and a projection to the logits of each position (Graves et al. 2006)."""
 
-    stem: ConvStem
+    encoder: AudioEncoderSpec
+    vocab: int
 
 
 @dataclass(frozen=True, kw_only=True)

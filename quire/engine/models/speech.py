@@ -28,8 +28,8 @@ class SpeechSpec:
     """
 
     info: SpeechInfo
-    alignment_heads: tuple[tuple[int, int], ...]
-    median_width: int
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    median_width: int = 1
 
 
 def read_speech(folder: Path, config: Any) -> SpeechSpec:
@@ -85,8 +85,8 @@ def read_speech(folder: Path, config: Any) -> SpeechSpec:
         aligns_words=True,
         time_precision=_STRIDE * _HOP / _SAMPLE_RATE,
     )
-    if info.timestamp_begin >= vocab:
-        raise UnsupportedModel(f"the vocabulary of {vocab} ends before the first timestamp, {info.timestamp_begin}")
+    if without + 1 >= vocab:
+        raise UnsupportedModel(f"the vocabulary of {vocab} ends before the first timestamp, {without + 1}")
     return SpeechSpec(
         info=info, alignment_heads=_alignment_heads(generation, config), median_width=_median_width(config)
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from quire.engine.models.layers.attention import GroupedAttentionLayer
+from quire.engine.models.layers.conformer import ConformerBlock
 from quire.engine.models.layers.cross import CrossAttentionLayer
 from quire.engine.models.layers.disentangled import DisentangledAttentionLayer
 from quire.engine.models.layers.latent import LatentAttentionLayer
@@ -16,6 +17,7 @@ from quire.engine.models.layers.norm import make_norm
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import (
     Attention,
+    ConformerLayer,
     DisentangledAttention,
     FeedForward,
     GatedMLP,
@@ -81,7 +83,12 @@ class LayerStack(nn.Module):
     def __init__(self, spec: StackSpec, source: int = 0) -> None:
         """`source`: elements of a position that cross-attention reads."""
         super().__init__()
-        layers = (TransformerLayer(index, layer, spec, source) for index, layer in enumerate(spec.layers))
+        layers = (
+            ConformerBlock(layer, spec)
+            if isinstance(layer, ConformerLayer)
+            else TransformerLayer(index, layer, spec, source)
+            for index, layer in enumerate(spec.layers)
+        )
         self.layers = nn.ModuleList(layers)
         self.norm = make_norm(spec.hidden, spec.norm) if spec.final_norm else nn.Identity()
 

@@ -1,4 +1,4 @@
-"""Loads the weights of a checkpoint into a decoder, fusing projections and converting the dtype."""
+"""Loads the weights of a checkpoint into a model, fusing projections and converting the dtype."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 class WeightFiller:
-    """Copies a checkpoint's tensors into a decoder's parameters and keeps track of what is missing."""
+    """Copies a checkpoint's tensors into a model's parameters and keeps track of what is missing."""
 
     def __init__(
         self,
-        model: Transformer,
+        model: nn.Module,
         names: WeightNames,
         quantization: Quantization = "none",
         *,
@@ -192,7 +192,8 @@ class WeightFiller:
 
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
-        return match is not None and 0 <= int(match[1]) - len(self._model.layers) < self._extra_layers
+        layers = len(self._model.layers) if isinstance(self._model, Transformer) else 0
+        return match is not None and 0 <= int(match[1]) - layers < self._extra_layers
 
 
 def _packable(model: nn.Module) -> dict[str, list[Packable]]:

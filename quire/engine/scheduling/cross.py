@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.plan import CrossItem
 from quire.engine.scheduling.request import BlockHash, CrossCache, Hasher, Request
+from quire.engine.wire.convolutions import Convolution, count_positions
 from quire.engine.wire.protocol import MediaItem, StepStats
 
 
@@ -14,15 +17,15 @@ class CrossGroup:
     They are found again by the item's hash, as long as all of them are cached.
     """
 
-    def __init__(self, pool: BlockPool, hasher: Hasher | None, stride: int) -> None:
-        """`stride`: see `SchedulerLimits.cross_stride`; the other arguments are the scheduler's."""
+    def __init__(self, pool: BlockPool, hasher: Hasher | None, convolutions: Sequence[Convolution]) -> None:
+        """`convolutions`: see `SchedulerLimits`; the other arguments are the scheduler's."""
         self._pool = pool
         self._hasher = hasher
-        self._stride = stride
+        self._convolutions = convolutions
 
     def attach(self, request: Request, item: MediaItem) -> None:
         """Let all tokens of a new request attend to an item: their keys depend on it, too."""
-        length = item.features.shape[1] // self._stride
+        length = count_positions(self._convolutions, item.features.shape[1])
         hashes: list[BlockHash] = []
         if self._hasher is not None:
             key = self._hasher(request.root + b"item" + item.hash)

@@ -1,4 +1,4 @@
-"""The scheduler of encoders: every request is computed whole, in one step, and holds no blocks."""
+"""The scheduler of encoders, of text or audio: every request is computed whole, in one step, and holds no blocks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection
 from quire.engine.scheduling.fair_queue import FairQueue
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import StepPlan, StepResult
+from quire.engine.wire.convolutions import count_positions
 from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepStats
 
 _URGENT_TOKENS = 64  # computed in a few milliseconds
@@ -35,7 +36,7 @@ class EncoderScheduler:
         """Queue a new request."""
         self._requests[message.request_id] = message
         priority = message.priority if self._by_priority else 0
-        self._waiting.push(message.request_id, _flow(message), len(message.prompt), priority)
+        self._waiting.push(message.request_id, _flow(message), self._size(message), priority)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""
@@ -56,15 +57,20 @@ class EncoderScheduler:
         while len(plan.whole) < self.limits.max_seqs and (request_id := self._waiting.peek()) is not None:
             message = self._requests.get(request_id)
             if message is not None:
-                fits = tokens + len(message.prompt) <= max_tokens or (at_least_one and not plan.whole)
+                fits = tokens + self._size(message) <= max_tokens or (at_least_one and not plan.whole)
                 if not fits or _flow(message) in without:
                     break
-                tokens += len(message.prompt)
+                tokens += self._size(message)
                 plan.whole.append(message)
                 self._running[request_id] = time.monotonic()
             self._waiting.pop()
         plan.stats.step_tokens = tokens
         return plan
+
+    def _size(self, message: AddRequest) -> int:
+        """Tokens of a request, and positions of its audio."""
+        columns = (item.features.shape[1] for item in message.items)
+        return len(message.prompt) + sum(count_positions(self.limits.convolutions, count) for count in columns)
 
     def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of a plan; returns what to send to the front end."""

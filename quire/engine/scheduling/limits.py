@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.engine.wire.convolutions import Convolution
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -12,7 +14,7 @@ class SchedulerLimits:
     Attributes:
         max_draft: longest draft of a sequence in tokens; 0 for no speculation.
         rope_switch: see `LanguageModel.rope_switch`.
-        cross_stride: columns of an item's features for each encoded position; 0 if the model reads no items.
+        convolutions: from the columns of an item's features to its encoded positions.
         max_encoded: encoded positions of a step, of more than one item.
     """
 
@@ -21,7 +23,7 @@ class SchedulerLimits:
     max_model_len: int
     max_draft: int = 0
     rope_switch: int | None = None
-    cross_stride: int = 0
+    convolutions: tuple[Convolution, ...] = ()
     max_encoded: int = 0
 
     def __post_init__(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.engine.wire.protocol import AddRequest, MediaItem, PooledArray, StepStats, Task, TokenLogprobs
 
 
@@ -49,8 +51,7 @@ class Extension:
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(msgspec.Struct, frozen=True):
     """Compute tokens [start, start + count) of a sequence.
 
     Attributes:
@@ -95,8 +96,7 @@ class StepPlan:
         return not (self.removed or self.extended or self.scheduled or self.whole)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """The next tokens of one sequence: one, and one more for each confirmed token of its draft."""
 
     request_id: str

@@ -71,7 +71,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
         self._prefixes = PrefixCache(pool, hasher)
-        self._cross = CrossGroup(pool, hasher, limits.cross_stride)
+        self._cross = CrossGroup(pool, hasher, limits.convolutions)
         self._running: list[Request] = []  # sorted by order
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
@@ -159,15 +159,8 @@ class Scheduler:
             if request_id in live:
                 live[request_id].token_probs = probs
         outputs: list[RequestOutput] = []
-        starts = {item.request_id: item.start for item in plan.scheduled} if result.errors else {}
-        encoded = {new.request_id: new.cross.blocks for new in plan.new if new.cross and new.cross.item is not None}
-        for request_id, error in result.errors.items():
-            if request_id in live:
-                # Perhaps the step did not compute what it published.
-                self.pool.retract(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
-                self.pool.retract(encoded.get(request_id, ()))
-                self._leave(live.pop(request_id))
-                outputs.append(ErrorOutput(request_id, error.message, error.invalid))
+        if result.errors:
+            outputs += self._end_failed(plan, result, live)
         drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
         for sampled in result.sampled:
             if (found := live.get(sampled.request_id)) is not None:
@@ -176,6 +169,20 @@ class Scheduler:
                 outputs.append(output := self._extend(found, sampled))
                 plan.stats.step_tokens += len(output.token_ids)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
+        return outputs
+
+    def _end_failed(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> list[RequestOutput]:
+        """Drop the sequences of `live` that a step failed for."""
+        starts = {item.request_id: item.start for item in plan.scheduled}
+        encoded = {new.request_id: new.cross.blocks for new in plan.new if new.cross and new.cross.item is not None}
+        outputs: list[RequestOutput] = []
+        for request_id, error in result.errors.items():
+            if request_id in live:
+                # Perhaps the step did not compute what it published.
+                self.pool.retract(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
+                self.pool.retract(encoded.get(request_id, ()))
+                self._leave(live.pop(request_id))
+                outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         return outputs
 
     def stats(self, plan: StepPlan | None = None) -> StepStats:
@@ -223,7 +230,7 @@ class Scheduler:
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if count > 0:
-                draft = self._draft(request, min(budget - decoding - count, drafts))
+                draft = () if request.drafter is None else self._draft(request, min(budget - decoding - count, drafts))
                 self._schedule(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
                 drafts -= len(draft)
@@ -315,7 +322,8 @@ class Scheduler:
         # Blocks may be left over from a rejected draft.
         fresh = self.pool.allocate(max(0, self.pool.blocks_for(end + len(draft)) - len(request.blocks)))
         new_blocks = tuple(fresh) if matched is None else (*matched, *fresh)
-        request.blocks = request.blocks + fresh
+        if fresh:
+            request.blocks = request.blocks + fresh
         samples = request.generates and end == len(request.tokens) + request.expected
         plan.scheduled.append(ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft))
         scheduled.append(request)

@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
 from quire.engine.wire.token_mask import TokenMask, has_other_token
 
 TokenArray = NDArray[np.int32]
 PooledArray = NDArray[np.float32]
 FeatureArray = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort", "error"]
-PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify", "align"]
+PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify", "align", "ctc"]
 PoolingKind = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weighted_mean"]
 
 
@@ -96,7 +97,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
             (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, frames): how strongly each token of a
-            transcription belongs to each frame of its audio.
+            transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the likeliest token at each
+            encoded position, and its log-probability; the prompt is empty then.
         kind: how the hidden states of all tokens become the one that tasks on whole texts begin with; None for the
             model's own kind, which the core fills in.
         dimensions: keep the first so many values of an embedding.
@@ -129,7 +131,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
         hash: of everything that its encoding depends on; equal hashes mean equal items.
         start, length: the tokens of the prompt that stand for it. Both are 0 where the decoder reads the item by
             cross-attention (whisper): it then has no tokens.
-        features: for whisper the log-mel spectrogram (num_mel_bins, frames) float32.
+        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechInfo.features`.
     """
 
     hash: bytes
@@ -303,47 +305,67 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
 class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the front end needs to know of a model that transcribes.
 
+    The engine reads one item per request.
+
     Attributes:
-        kind: how prompts and features are made; the engine reads one item per request.
+        kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone,
+            a "ctc" model gives the token of each position.
+        features: of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or samples that
+            are normalized to a mean of 0 and a variance of 1.
         sample_rate: of the audio that features are made from, in Hz.
-        num_mel_bins, num_frames: shape of an item's features. The engine takes fewer frames as well, an even number of
-            them, but most models have been trained with padded audio only.
+        num_mel_bins, num_frames: largest shape of an item's features; samples are one row. Whisper's may have fewer
+            frames, an even number of them, but most models have been trained with padded audio only.
+        convolutions: from columns of features to the encoder's positions.
         chunk_seconds: audio in one item.
         num_positions: the encoder's positions of one item, `time_precision` seconds each.
         max_output_tokens: tokens of prompt and output together.
         languages: token of each ISO code; empty for models of one language.
-        start_token: begins each prompt, after the earlier text if there is any.
+        start_token: begins each prompt, after the earlier text if there is any; None for CTC, as `end_token`.
         transcribe_token, translate_token: None for models of one language.
-        timestamp_begin: token of the timestamp 0.00; each further one is `time_precision` later.
+        timestamp_begin: token of the timestamp 0.00; each further one is `time_precision` later. None: the model writes
+            no timestamps.
         max_initial_timestamp: see `TimestampRule.max_initial`.
         no_speech_token: its probability at the start token is that of no speech.
         previous_token: begins the earlier text, which conditions the output.
         suppress_tokens: never to be sampled.
         begin_suppress_tokens: never to be sampled first.
-        aligns_words: the task "align" exists.
+        blank_token: of CTC, it stands for no text.
+        aligns_words: times of words are known: from the task "align", or from the positions of CTC.
     """
 
-    kind: Literal["whisper"]
+    kind: Literal["whisper", "moonshine", "ctc"]
+    features: Literal["log_mel", "normalized_log_mel", "samples", "normalized_samples"] = "log_mel"
     sample_rate: int
     num_mel_bins: int
     num_frames: int
+    convolutions: tuple[Convolution, ...] = (Convolution(3, 1, 1), Convolution(3, 2, 1))
     chunk_seconds: float
     num_positions: int
     max_output_tokens: int
-    languages: dict[str, int]
-    start_token: int
-    transcribe_token: int | None
-    translate_token: int | None
-    no_timestamps_token: int
-    timestamp_begin: int
-    max_initial_timestamp: int | None
-    no_speech_token: int | None
-    previous_token: int | None
-    end_token: int
-    suppress_tokens: tuple[int, ...]
-    begin_suppress_tokens: tuple[int, ...]
+    languages: dict[str, int] = {}
+    start_token: int | None = None
+    transcribe_token: int | None = None
+    translate_token: int | None = None
+    no_timestamps_token: int | None = None
+    timestamp_begin: int | None = None
+    max_initial_timestamp: int | None = None
+    no_speech_token: int | None = None
+    previous_token: int | None = None
+    end_token: int | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    blank_token: int | None = None
     aligns_words: bool
     time_precision: float = 0.02
+
+    def positions(self, columns: int) -> int:
+        """The encoder's positions of an item with so many columns of features."""
+        return min(self.num_positions, count_positions(self.convolutions, columns))
+
+    @property
+    def min_columns(self) -> int:
+        """The fewest columns of features that an item may have."""
+        return count_columns(self.convolutions, 1)
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

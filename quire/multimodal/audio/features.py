@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as Whisper's feature extractor makes them."""
+"""What models read of audio: log-mel spectrograms, or samples."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ _MAX_HZ = SAMPLE_RATE / 2
 _LINEAR_HZ = 1000.0  # Slaney's mel scale is linear below, and logarithmic above
 _LINEAR_MELS = 15.0  # mels of the linear part
 _LOG_STEP = 27.0 / np.log(6.4)  # mels for each factor of e
+_PREEMPHASIS = 0.97
+_LONG_FRAME = 512  # samples that are transformed for a frame of _WINDOW
+_LOG_ZERO = 2.0**-24  # added to the power
+_DEVIATION, _VARIANCE = 1e-5, 1e-7  # added to the deviation of a band, and to the variance of samples
 
 
 def log_mel(samples: NDArray[np.float32], num_mel_bins: int, seconds: float = 30.0) -> NDArray[np.float32]:
-    """The normalized log-mel spectrogram of audio that is padded with silence.
+    """The log-mel spectrogram of audio that is padded with silence, as Whisper's feature extractor makes it.
 
     Args:
         samples: 1-D at 16 kHz; what is longer than `seconds` is cut off.
@@ -52,6 +56,41 @@ def log_mel(samples: NDArray[np.float32], num_mel_bins: int, seconds: float = 30
     return spectrogram.astype(np.float32)
 
 
+def normalized_log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:
+    """The log-mel spectrogram of audio that is not padded, each band normalized over time, as NeMo makes it.
+
+    Args:
+        samples: 1-D at 16 kHz; shorter audio than two frames is padded with silence.
+        num_mel_bins: bands.
+
+    Returns:
+        Array of shape (num_mel_bins, len(samples) // 160).
+    """
+    signal = np.pad(samples.astype(np.float64), (0, max(0, 2 * HOP - len(samples))))
+    signal[1:] -= _PREEMPHASIS * signal[:-1]
+    frames = len(signal) // HOP
+    views = np.lib.stride_tricks.sliding_window_view(np.pad(signal, _LONG_FRAME // 2), _LONG_FRAME)[::HOP][:frames]
+    # The window is symmetric, and in the middle of what is transformed.
+    window = np.pad(np.hanning(_WINDOW), (_LONG_FRAME - _WINDOW) // 2)
+    filters = mel_filters(num_mel_bins, _LONG_FRAME)
+    spectrogram = np.empty((num_mel_bins, frames))
+    for start in range(0, frames, _SLICE):
+        transformed = np.fft.rfft(views[start : start + _SLICE] * window)
+        power = transformed.real**2 + transformed.imag**2
+        spectrogram[:, start : start + len(power)] = np.log(filters @ power.T + _LOG_ZERO)
+    spectrogram -= spectrogram.mean(axis=1, keepdims=True)
+    spectrogram /= spectrogram.std(axis=1, ddof=1, keepdims=True) + _DEVIATION
+    return spectrogram.astype(np.float32)
+
+
+def normalized_samples(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Samples (1-D) with a mean of 0 and a variance of 1, as wav2vec 2.0 reads them."""
+    wide = samples.astype(np.float64)
+    wide -= wide.mean()
+    wide /= np.sqrt(wide.var() + _VARIANCE)
+    return wide.astype(np.float32)
+
+
 def _padded(samples: NDArray[np.float32], total: int) -> NDArray[np.float64]:
     """The audio, then silence, with both ends reflected: a frame is centered at each multiple of the hop."""
     padded = np.zeros(total + 2 * _PAD, np.float64)
@@ -68,8 +107,11 @@ def _hann() -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=4)
-def mel_filters(count: int) -> NDArray[np.float64]:
-    """Triangular filters of equal area, spaced evenly on Slaney's mel scale up to 8 kHz: (count, 201)."""
+def mel_filters(count: int, frame: int = _WINDOW) -> NDArray[np.float64]:
+    """Triangular filters of equal area, spaced evenly on Slaney's mel scale up to 8 kHz: (count, frame / 2 + 1).
+
+    `frame`: samples that are transformed at once.
+    """
     top = _LINEAR_MELS + _LOG_STEP * np.log(_MAX_HZ / _LINEAR_HZ)
     mels = np.linspace(0.0, top, count + 2)
     edges = np.where(
@@ -77,7 +119,7 @@ def mel_filters(count: int) -> NDArray[np.float64]:
         mels * _LINEAR_HZ / _LINEAR_MELS,
         _LINEAR_HZ * np.exp((mels - _LINEAR_MELS) / _LOG_STEP),
     )
-    bins = np.linspace(0.0, _MAX_HZ, _WINDOW // 2 + 1)
+    bins = np.linspace(0.0, _MAX_HZ, frame // 2 + 1)
     low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
     triangles: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))

@@ -1,12 +1,18 @@
-"""Log-mel features are those of transformers."""
+"""Features are those of transformers."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from transformers import WhisperFeatureExtractor
+import torch
+from transformers import ParakeetFeatureExtractor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 
-from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
+from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
+from quire.engine.wire.protocol import SpeechInfo
+from quire.multimodal.audio.features import SAMPLE_RATE, log_mel, normalized_log_mel, normalized_samples
+from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio import Samples, tone
 
 SECONDS = 30
@@ -42,3 +48,59 @@ def test_what_is_longer_is_cut_off_and_other_lengths_are_padded_to() -> None:
 def test_silence_has_finite_features() -> None:
     assert np.ptp(log_mel(np.zeros(1000, np.float32), 80)) == 0
     assert np.isfinite(log_mel(np.zeros(0, np.float32), 80)).all()
+
+
+@pytest.mark.parametrize("bins", [16, 80])
+@pytest.mark.parametrize("length", [320, 479, 480, 16_000, 35_777])
+def test_normalized_spectrograms_equal_those_of_transformers(bins: int, length: int) -> None:
+    extractor = ParakeetFeatureExtractor(feature_size=bins)
+    samples = noise(length) + tone(3.0, hertz=700.0)[:length, 0]
+    features = normalized_log_mel(samples, bins)
+    assert features.shape == (bins, length // 160)
+    assert features.dtype == np.float32
+    expected = extractor(samples, sampling_rate=SAMPLE_RATE)
+    exact = expected["input_features"][0][: int(expected["attention_mask"].sum())].numpy().T
+    np.testing.assert_allclose(features, exact, atol=2e-3)
+
+
+@pytest.mark.parametrize("length", [1, 400, 35_777])
+def test_normalized_samples_equal_those_of_transformers(length: int) -> None:
+    samples = noise(length) + 0.25
+    expected = Wav2Vec2FeatureExtractor()(samples, sampling_rate=SAMPLE_RATE, return_tensors="np").input_values[0]
+    np.testing.assert_allclose(normalized_samples(samples), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["normalized_log_mel", "normalized_samples", "samples"])
+@pytest.mark.parametrize("length", [1, 399, 16_000])
+def test_items_of_any_length_are_finite_and_long_enough(kind: Any, length: int) -> None:
+    """Silence, and audio that is shorter than what a position reads."""
+    info = SpeechInfo(
+        kind="ctc",
+        features=kind,
+        sample_rate=SAMPLE_RATE,
+        num_mel_bins=16 if kind == "normalized_log_mel" else 1,
+        num_frames=480_000,
+        convolutions=(Convolution(3, 2, 1),) if kind == "normalized_log_mel" else (Convolution(400, 320),),
+        chunk_seconds=30.0,
+        num_positions=1499,
+        max_output_tokens=1499,
+        aligns_words=True,
+    )
+    for samples in (np.zeros(length, np.float32), noise(length)):
+        item = make_item(samples, info)
+        assert info.positions(item.features.shape[1]) >= 1
+        assert np.isfinite(item.features).all()
+        assert item.hash == make_item(samples.copy(), info).hash
+
+
+@pytest.mark.parametrize("convolutions", [((10, 5), (3, 2), (3, 2), (2, 2)), ((127, 64), (7, 3), (3, 2)), ((3, 2, 1),)])
+def test_positions_are_counted_as_by_torch(convolutions: tuple[tuple[int, ...], ...]) -> None:
+    known = tuple(Convolution(*one) for one in convolutions)
+    layers = [torch.nn.Conv1d(1, 1, one.kernel, one.stride, one.padding) for one in known]
+    fewest = count_columns(known, 1)
+    assert count_positions(known, fewest - 1) == 0
+    for columns in range(fewest, fewest + 300, 7):
+        x = torch.zeros(1, 1, columns)
+        for layer in layers:
+            x = layer(x)
+        assert count_positions(known, columns) == x.shape[2]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.transcription.feed import Feed
-from quire.api.serving.transcription.window import WindowDecoder, WindowResult
+from quire.api.serving.transcription.window import DecodesWindows, WindowResult
 from quire.engine.wire.client import EngineClient
 from quire.multimodal.audio.cuts import Window
 
@@ -20,7 +20,7 @@ class RunningWindows:
     """Runs the windows in order. The first place is the caller's; others are taken while half of all are free."""
 
     def __init__(
-        self, client: EngineClient, decoder: WindowDecoder, audio: NDArray[np.float32], windows: Sequence[Window]
+        self, client: EngineClient, decoder: DecodesWindows, audio: NDArray[np.float32], windows: Sequence[Window]
     ) -> None:
         """Start the first windows."""
         self._client = client

@@ -28,24 +28,38 @@ class SpeechPrompt:
 
 
 class SpeechTokens:
-    """The special tokens of one model, and what follows from them."""
+    """The special tokens of a model that generates, and what follows from them.
+
+    Attributes:
+        start: begins each prompt, after the earlier text.
+        end: of the text.
+        rule: for timestamps; None if the model writes none.
+    """
 
     def __init__(self, info: SpeechInfo, tokenizer: Tokenizer, vocab_size: int) -> None:
+        assert info.start_token is not None
+        assert info.end_token is not None
         self.info = info
+        self.start, self.end = info.start_token, info.end_token
         self._tokenizer = tokenizer
-        named = (info.start_token, info.transcribe_token, info.translate_token, info.previous_token)
-        control = {token for token in (*named, info.no_speech_token) if token is not None}
-        control |= set(info.languages.values())
-        self._special = frozenset(
-            {*control, info.end_token, info.no_timestamps_token, *tokenizer.special_tokens.values()}
-        )
+        self._first_time = vocab_size if info.timestamp_begin is None else info.timestamp_begin
+        named = (self.start, info.transcribe_token, info.translate_token, info.previous_token, info.no_speech_token)
+        control = {token for token in named if token is not None} | set(info.languages.values())
+        no_times = set() if info.no_timestamps_token is None else {info.no_timestamps_token}
+        self._special = frozenset({*control, self.end, *no_times, *tokenizer.special_tokens.values()})
         never = {*control, *info.suppress_tokens}
-        without_times = {*never, info.no_timestamps_token, *range(info.timestamp_begin, vocab_size)}
+        without_times = {*never, *no_times, *range(self._first_time, vocab_size)}
         self._allowed = {True: _others(never, vocab_size), False: _others(without_times, vocab_size)}
-        self.rule = TimestampRule(
+        self.rule = self._rule()
+
+    def _rule(self) -> TimestampRule | None:
+        info = self.info
+        if info.timestamp_begin is None or info.no_timestamps_token is None:
+            return None
+        return TimestampRule(
             begin=info.timestamp_begin,
             no_timestamps=info.no_timestamps_token,
-            end=info.end_token,
+            end=self.end,
             max_initial=info.max_initial_timestamp,
         )
 
@@ -55,15 +69,15 @@ class SpeechTokens:
 
     def is_text(self, token: int) -> bool:
         """Whether a token has text."""
-        return token < self.info.timestamp_begin and token not in self._special
+        return token < self._first_time and token not in self._special
 
     def is_timestamp(self, token: int) -> bool:
         """Whether a token is a time."""
-        return token >= self.info.timestamp_begin
+        return token >= self._first_time
 
     def seconds(self, token: int) -> float:
         """The time that a timestamp token says, in seconds from the start of its window."""
-        return (token - self.info.timestamp_begin) * self.info.time_precision
+        return (token - self._first_time) * self.info.time_precision
 
     def earlier_text(self, options: TranscriptionOptions) -> list[int]:
         """Tokens of hotwords and prompt; the last ones, as many as the model takes. May take milliseconds."""
@@ -80,7 +94,7 @@ class SpeechTokens:
         info = self.info
         before = [info.previous_token, *earlier] if earlier and info.previous_token is not None else []
         task = info.translate_token if options.task == "translate" else info.transcribe_token
-        control: list[int | None] = [info.start_token, info.languages.get(language or ""), task]
+        control: list[int | None] = [self.start, info.languages.get(language or ""), task]
         if not options.timestamps:
             control.append(info.no_timestamps_token)
         tokens = [*before, *(token for token in control if token is not None)]

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from quire.api.http.errors import InvalidRequest, shortened
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
+from quire.api.serving.transcription.abilities import refused_options
+from quire.api.serving.transcription.ctc_window import CTCWindowDecoder
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
 from quire.api.serving.transcription.tokens import SpeechTokens
@@ -25,13 +27,13 @@ from quire.api.serving.transcription.types import (
     VoiceOptions,
     Word,
 )
-from quire.api.serving.transcription.window import WindowDecoder, WindowResult
+from quire.api.serving.transcription.window import DecodesWindows, WindowDecoder, WindowResult
 from quire.multimodal.audio.cuts import Window, cut, cut_between
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.voice_activity import find_speech
 
 Samples = NDArray[np.float32]
-_ONLY_LANGUAGE = "en"  # of models that have no tokens for languages
+_ONLY_LANGUAGE = "en"  # of whispers that have no tokens for languages
 
 
 class Transcriber:
@@ -54,16 +56,26 @@ class Transcriber:
         self._served = served
         self._info = served.info.speech
         self._audio = served.audio
-        self._tokens = SpeechTokens(self._info, served.renderer.tokenizer, served.info.vocab_size)
+        self._tokens = None
+        if self._info.kind != "ctc":
+            self._tokens = SpeechTokens(self._info, served.renderer.tokenizer, served.info.vocab_size)
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are generated, one after the other, so that their number matters."""
+        return self._tokens is not None
 
     def check(self, options: TranscriptionOptions) -> None:
         """Refuse what the model cannot do.
 
         Raises:
-            InvalidRequest: it does not know the language, does not translate, or does not align words.
+            InvalidRequest: it does not know the language, does not translate, does not align words, or has no use for
+                an option.
         """
         name = self._served.names[0]
         given = () if options.language is None else (options.language,)
+        for field, reason in refused_options(self._info, options):
+            raise InvalidRequest(f"`{field}` is not supported by the model `{name}`: {reason}.", field)
         for field, codes in (("language", given), ("languages", options.languages)):
             for code in codes:
                 if code not in self._languages:
@@ -95,19 +107,12 @@ class Transcriber:
             QueueFull: too many jobs wait.
         """
         self.check(options)
-        tenant = current_tenant()
-        served = self._served
-        decoder = WindowDecoder(served.client, self._audio, served.renderer.tokenizer, self._tokens, options, tenant)
-        if not self._info.languages:
-            decoder.language = _ONLY_LANGUAGE
+        served, tenant = self._served, current_tenant()
         windows = await self._audio.run(
             partial(_windows, audio, self._info.chunk_seconds, options.voice), tenant=tenant
         )
-        decoder.earlier = await self._audio.run(partial(self._tokens.earlier_text, options), tenant=tenant)
-        if windows and decoder.language is None:
-            found = await decoder.detect(audio, windows[0])
-            decoder.language = max(options.languages or found, key=found.__getitem__)
-        joiner, collected = Joiner(decoder.language), _Collected()
+        decoder, language = await self._decoder(audio, windows, options)
+        joiner, collected = Joiner(language), _Collected()
         async with aclosing(RunningWindows(served.client, decoder, audio, windows)) as running:
             for number in range(len(windows)):
                 feed = running.take_turn(number, live=options.live)
@@ -125,7 +130,7 @@ class Transcriber:
                         yield event
         seconds = len(audio) / SAMPLE_RATE
         served.client.observer.on_audio(seconds)
-        yield collected.finished(joiner.text, decoder.language, seconds)
+        yield collected.finished(joiner.text, language, seconds)
 
     async def detect_language(self, audio: Samples) -> dict[str, float]:
         """The probability of each language in the first window of audio, by ISO code; empty for one language.
@@ -136,22 +141,35 @@ class Transcriber:
             EngineError: the engine failed.
             QueueFull: too many jobs wait.
         """
-        if not self._info.languages:
+        if not self._info.languages or self._tokens is None:
             return {}
-        served = self._served
-        decoder = WindowDecoder(
-            served.client,
-            self._audio,
-            served.renderer.tokenizer,
-            self._tokens,
-            TranscriptionOptions(),
-            current_tenant(),
-        )
+        decoder = self._window_decoder(self._tokens, TranscriptionOptions())
         return await decoder.detect(audio, Window(0, min(len(audio), round(self._info.chunk_seconds * SAMPLE_RATE))))
+
+    async def _decoder(
+        self, audio: Samples, windows: Sequence[Window], options: TranscriptionOptions
+    ) -> tuple[DecodesWindows, str | None]:
+        """What decodes the windows, and the language of the audio; None if the model does not say which it knows."""
+        served, tenant = self._served, current_tenant()
+        tokenizer = served.renderer.tokenizer
+        if self._tokens is None:
+            return CTCWindowDecoder(served.client, self._audio, tokenizer, self._info, options, tenant), None
+        decoder = self._window_decoder(self._tokens, options)
+        decoder.earlier = await self._audio.run(partial(self._tokens.earlier_text, options), tenant=tenant)
+        if not self._info.languages:
+            decoder.language = next(iter(self._languages), None)
+        elif windows and decoder.language is None:
+            found = await decoder.detect(audio, windows[0])
+            decoder.language = max(options.languages or found, key=found.__getitem__)
+        return decoder, decoder.language
+
+    def _window_decoder(self, tokens: SpeechTokens, options: TranscriptionOptions) -> WindowDecoder:
+        served = self._served
+        return WindowDecoder(served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant())
 
     @property
     def _languages(self) -> Sequence[str]:
-        return tuple(self._info.languages) or (_ONLY_LANGUAGE,)
+        return tuple(self._info.languages) or ((_ONLY_LANGUAGE,) if self._info.kind == "whisper" else ())
 
 
 class _Collected:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,9 @@ from quire.engine.wire.errors import DeadlineExceeded
 from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams, TokenProbs
 from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
 from quire.multimodal.audio.cuts import Window, quietest
-from quire.multimodal.audio.features import HOP, SAMPLE_RATE, log_mel
+from quire.multimodal.audio.features import HOP, SAMPLE_RATE
 from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.audio.speech_items import make_item
 from quire.multimodal.tokenizer import Tokenizer
 
 Samples = NDArray[np.float32]
@@ -76,8 +77,38 @@ class WindowResult:
     audio_tokens: int
 
 
+class DecodesWindows(Protocol):
+    """What turns the windows of one transcription into text."""
+
+    async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
+        """Decode a window, perhaps in parts. Text that is given to `feed` is not taken back."""
+
+
+class Deadline:
+    """When a transcription must have ended."""
+
+    def __init__(self, timeout: float | None) -> None:
+        """`timeout`: seconds from now; None for no limit."""
+        self._timeout = timeout
+        self._clock = asyncio.get_running_loop().time
+        self._end = None if timeout is None else self._clock() + timeout
+
+    def left(self) -> float | None:
+        """Seconds that are left.
+
+        Raises:
+            DeadlineExceeded: none are.
+        """
+        if self._end is None:
+            return None
+        left = self._end - self._clock()
+        if left <= 0:
+            raise DeadlineExceeded(f"The request timed out after {self._timeout:g} seconds.")
+        return left
+
+
 class WindowDecoder:
-    """Decodes the windows of one transcription."""
+    """Decodes the windows of one transcription with a model that generates."""
 
     def __init__(
         self,
@@ -94,17 +125,13 @@ class WindowDecoder:
         self._tokens = tokens
         self._options = options
         self._tenant = tenant
-        self._clock = asyncio.get_running_loop().time
-        self._deadline = None if options.timeout is None else self._clock() + options.timeout
+        self._deadline = Deadline(options.timeout)
         self._kept: tuple[Window, MediaItem] | None = None
         self.language = options.language
         self.earlier: Sequence[int] = ()
 
     async def _item(self, samples: Samples) -> MediaItem:
-        info = self._tokens.info
-        return await self._reader.run(
-            partial(_item, samples, info.num_mel_bins, info.chunk_seconds), tenant=self._tenant
-        )
+        return await self._reader.run(partial(make_item, samples, self._tokens.info), tenant=self._tenant)
 
     async def detect(self, audio: Samples, window: Window) -> dict[str, float]:
         """The probability of each language in a window, by ISO code. Its features are kept until it is decoded.
@@ -120,11 +147,11 @@ class WindowDecoder:
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
-            eos_token_ids=(info.end_token,),
+            eos_token_ids=(self._tokens.end,),
             token_probs=TokenProbs(0, tuple(info.languages[code] for code in codes)),
         )
         request = GenerateRequest(
-            prompt=np.array([info.start_token], np.int32), params=params, items=(item,), timeout=self._time_left()
+            prompt=np.array([self._tokens.start], np.int32), params=params, items=(item,), timeout=self._deadline.left()
         )
         probabilities: list[float] = []
         async with aclosing(self._client.generate(request)) as deltas:
@@ -183,7 +210,7 @@ class WindowDecoder:
             prompt=prompt.tokens,
             params=self._params(prompt, temperature),
             items=(item,),
-            timeout=self._time_left(),
+            timeout=self._deadline.left(),
         )
         async with aclosing(self._client.generate(request)) as deltas:
             async for delta in deltas:
@@ -224,7 +251,7 @@ class WindowDecoder:
             frequency_penalty=options.frequency_penalty,
             repetition_penalty=options.repetition_penalty,
             seed=options.seed,
-            eos_token_ids=(info.end_token,),
+            eos_token_ids=(self._tokens.end,),
             allowed_tokens=self._tokens.allowed(timestamps=options.timestamps),
             begin_suppress_tokens=info.begin_suppress_tokens,
             timestamp_rule=self._tokens.rule if options.timestamps else None,
@@ -244,8 +271,8 @@ class WindowDecoder:
         params = PoolingParams(
             task="align", skip_tokens=len(control) - 1, frames=self._positions(window.end - window.start)
         )
-        prompt = np.array([*control, *known, info.end_token], np.int32)
-        request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._time_left())
+        prompt = np.array([*control, *known, self._tokens.end], np.int32)
+        request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._deadline.left())
         alignment = (await self._client.pool(request)).data[:-1]  # a row tells the time of the token behind it
         words = await self._reader.run(
             partial(timed_words, alignment, known, self._tokens, self.language), tenant=self._tenant
@@ -259,21 +286,8 @@ class WindowDecoder:
     def _positions(self, samples: int) -> int:
         """Positions of the encoder that hold audio."""
         info = self._tokens.info
-        per_position = max(1, info.num_frames // info.num_positions)
-        return min(info.num_positions, max(1, math.ceil(samples / HOP / per_position)))
-
-    def _time_left(self) -> float | None:
-        if self._deadline is None:
-            return None
-        left = self._deadline - self._clock()
-        if left <= 0:
-            raise DeadlineExceeded(f"The request timed out after {self._options.timeout:g} seconds.")
-        return left
-
-
-def _item(samples: Samples, num_mel_bins: int, seconds: float) -> MediaItem:
-    features = log_mel(samples, num_mel_bins, seconds)
-    return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
+        columns = math.ceil(samples / HOP) if info.features == "log_mel" else samples
+        return max(1, info.positions(columns))
 
 
 def _untimed(options: TranscriptionOptions) -> TranscriptionOptions:

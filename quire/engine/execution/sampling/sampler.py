@@ -58,6 +58,8 @@ class Sampler:
             Timestamps(),  # last: it weighs what the others have left
         ]  # fmt: skip
         self._stateful: list[RowState] = [*self._stages, self._grammars]
+        self._stages_in_use: list[Stage] = []  # by the rows of the table
+        self._states_in_use: list[RowState] = []
         self._errors: dict[int, SequenceError] = {}  # by row
 
     def update(self, freed: Iterable[int], filled: Iterable[int]) -> None:
@@ -71,6 +73,8 @@ class Sampler:
             if isinstance(task, SamplingParams):
                 for stage in self._stateful:
                     self._contain(row, stage.add, row, task, self._table)
+        self._stages_in_use = [stage for stage in self._stages if stage.rows]
+        self._states_in_use = [state for state in self._stateful if state.rows]
         self._grammars.start_masks()
 
     def sample(self, logits: Tensor, rows: Sequence[int]) -> list[Choice]:
@@ -79,19 +83,17 @@ class Sampler:
         params = table.params_of(rows)
         wanted = [i for i, one in enumerate(params) if one.logprobs is not None]
         raw = logits[wanted].clone() if wanted else None
-        for stage in self._stages:
+        for stage in self._stages_in_use:
             users = stage.rows
-            if users:
-                for index, row in enumerate(rows):
-                    if row in users:
-                        self._contain(row, stage.apply, logits[index], row, table)
+            for index, row in enumerate(rows):
+                if row in users:
+                    self._contain(row, stage.apply, logits[index], row, table)
         errors = self._grammars.apply(logits, rows)
         tokens = self._choose(logits, rows, params)
         logprobs = {} if raw is None else self._report(raw, rows, params, wanted, tokens)
-        observers = [state for state in self._stateful if state.rows]
         for row, token in zip(rows, tokens, strict=True):
             table.append(row, token)
-            for state in observers:
+            for state in self._states_in_use:
                 if row in state.rows:
                     self._contain(row, state.observe, row, token)
         self._grammars.start_masks()

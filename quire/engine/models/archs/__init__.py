@@ -1,4 +1,4 @@
-"""Architectures: for each `model_type`, a function from a Hugging Face config to a DecoderSpec or an EncoderSpec."""
+"""Architectures: for each `model_type`, a function from a Hugging Face config to a spec."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from quire.engine.models.archs.classic import (
     stablelm,
     starcoder2,
 )
+from quire.engine.models.archs.ctc import hubert, parakeet, wav2vec2
 from quire.engine.models.archs.gemma import gemma2, gemma3
 from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
+from quire.engine.models.archs.moonshine import moonshine
 from quire.engine.models.archs.whisper import whisper
-from quire.engine.models.spec import DecoderSpec, EncoderSpec
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
 
 ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "bloom": bloom,
@@ -42,6 +44,7 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "llama": llama,
     "mistral": mistral,
     "mixtral": mixtral,
+    "moonshine": moonshine,
     "olmo2": olmo2,
     "opt": opt,
     "phi": phi,
@@ -67,10 +70,15 @@ ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
     "roberta": roberta,
     "xlm-roberta": roberta,
 }
+CTC_MODELS: dict[str, Callable[[Any], CTCSpec]] = {
+    "hubert": hubert,
+    "parakeet_ctc": parakeet,
+    "wav2vec2": wav2vec2,
+}
 
 
 def spec_of(config: Any) -> DecoderSpec | EncoderSpec:
-    """The spec of a config whose `model_type` is known."""
+    """The spec of a config whose `model_type` is in `ARCHITECTURES` or `ENCODERS`."""
     if (encoder := ENCODERS.get(config.model_type)) is not None:
         return encoder(config)
     spec = ARCHITECTURES[config.model_type](config)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.engine.models.audio_spec import ConvStem, LearnedPositions
 from quire.engine.models.spec import (
     AudioEncoderSpec,
-    ConvStem,
     CrossAttention,
     DecoderSpec,
     Embeddings,
@@ -41,6 +41,7 @@ def whisper(config: Any) -> DecoderSpec:
         tied=config.tie_word_embeddings,
         encoder=AudioEncoderSpec(
             stem=ConvStem(channels=config.num_mel_bins, act="gelu"),  # whatever the other activations are
+            positions=LearnedPositions(),
             hidden=hidden,
             layers=(encoder_layer,) * config.encoder_layers,
             norm=_NORM,

@@ -19,10 +19,10 @@ class CrossAttentionLayer(nn.Module):
         self.index = index
         self.spec = spec
         size = spec.heads * spec.head_dim
-        self.q = Linear(hidden, size, bias=True)
+        self.q = Linear(hidden, size, bias=spec.bias)
         self.k = Linear(source, size)
-        self.v = Linear(source, size, bias=True)
-        self.out = Linear(size, hidden, bias=True)
+        self.v = Linear(source, size, bias=spec.bias)
+        self.out = Linear(size, hidden, bias=spec.bias)
         self.params = AttentionParams(spec.scale)
 
     def keys_and_values(self, encoded: Tensor) -> tuple[Tensor, Tensor]:

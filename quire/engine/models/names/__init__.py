@@ -6,6 +6,7 @@ from quire.engine.models.names.bert import bert_like
 from quire.engine.models.names.classic import classic_names
 from quire.engine.models.names.llama import LLAMA, LLAMA_POST_NORMS
 from quire.engine.models.names.modern import modern_names
+from quire.engine.models.names.moonshine import MOONSHINE
 from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.names.whisper import WHISPER
 from quire.engine.models.pooler_spec import PoolerSpec
@@ -17,7 +18,7 @@ _STATIC = WeightNames(((r"embed\.weight", "embed.weight"),))
 def names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec | None) -> WeightNames:
     """How the checkpoints of an architecture name their tensors."""
     if isinstance(spec, DecoderSpec) and spec.encoder is not None:
-        return WHISPER
+        return MOONSHINE if model_type == "moonshine" else WHISPER
     steps = 0 if pooler is None else len(pooler.classify)
     if not spec.layers:
         return _STATIC

@@ -20,6 +20,11 @@ def swap_halves(weight: Tensor) -> Tensor:
     return weight.roll(len(weight) // 2, 0)
 
 
+def linear_weight(weight: Tensor) -> Tensor:
+    """(outputs, inputs, width) of a convolution as the weight of a linear layer, see `ConvStemLayer`."""
+    return weight.transpose(1, 2).flatten(1)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
     """Where a checkpoint's tensor goes.

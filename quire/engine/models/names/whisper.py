@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from quire.engine.models.names.rules import KIND, WeightNames
+from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
 
 _DECODER = r"decoder\.layers\.(?P<layer>\d+)\."
 _ENCODER, _TO = r"encoder\.layers\.(?P<index>\d+)\.", "encoder.layers.{index}."
@@ -23,7 +21,7 @@ _RULES = (
     (r"decoder\.layer_norm" + KIND, "norm.{kind}"),
     (r"proj_out\.weight", "head.weight"),
     (r"encoder\.conv(?P<conv>1|2)" + KIND, "encoder.stem.conv{conv}.{kind}"),
-    (r"encoder\.embed_positions\.weight", "encoder.positions"),
+    (r"encoder\.embed_positions\.weight", "encoder.positions.table"),
     (_ENCODER + r"self_attn\.(?P<part>q|k|v)_proj" + KIND, _TO + "attn.qkv.{kind}"),
     (_ENCODER + r"self_attn\.out_proj" + KIND, _TO + "attn.out.{kind}"),
     (_ENCODER + r"self_attn_layer_norm" + KIND, _TO + "attn_norm.{kind}"),
@@ -34,14 +32,9 @@ _RULES = (
 )
 
 
-def _convolution(weight: Tensor) -> Tensor:
-    """(outputs, inputs, width) as the weight of a linear layer, see `ConvStemLayer`."""
-    return weight.transpose(1, 2).flatten(1)
-
-
 WHISPER = WeightNames(
     _RULES,
     ignored=r"proj_out\.weight",
-    convert={f"encoder.stem.conv{index}.weight": _convolution for index in (1, 2)},
+    convert={f"encoder.stem.conv{index}.weight": linear_weight for index in (1, 2)},
     zero_keys=r"(encoder\.)?layers\.\d+\.attn\.qkv\.bias",
 )

@@ -1,0 +1,98 @@
+"""Decodes windows of audio with a CTC model: one request for each, nothing is generated."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.api.serving.transcription.ctc import PlacedToken, collapse, place_words, segment_words
+from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.api.serving.transcription.window import Attempt, Deadline, WindowResult
+from quire.engine.wire.client import EngineClient
+from quire.engine.wire.protocol import PoolingParams, SpeechInfo
+from quire.engine.wire.stream import PoolRequest
+from quire.multimodal.audio.cuts import Window
+from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.audio.speech_items import make_item
+from quire.multimodal.tokenizer import Tokenizer
+
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+class CTCWindowDecoder:
+    """Decodes the windows of one transcription; see `WindowDecoder`."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        reader: AudioReader,
+        tokenizer: Tokenizer,
+        info: SpeechInfo,
+        options: TranscriptionOptions,
+        tenant: str,
+    ) -> None:
+        self._client = client
+        self._reader = reader
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.special_tokens.values())
+        self._info = info
+        self._options = options
+        self._tenant = tenant
+        self._deadline = Deadline(options.timeout)
+        self._flow = uuid.uuid4().hex  # of all windows, so that a long file does not hold up a short one
+
+    async def decode(self, audio: NDArray[np.float32], window: Window, feed: Feed) -> list[WindowResult]:
+        """Decode a window.
+
+        Raises:
+            EngineError: the engine failed.
+            QueueFull: too many jobs wait.
+        """
+        samples = audio[window.start : window.end]
+        item = await self._reader.run(partial(make_item, samples, self._info), tenant=self._tenant)
+        request = PoolRequest(
+            prompt=_NO_TOKENS,
+            params=PoolingParams(task="ctc"),
+            items=(item,),
+            timeout=self._deadline.left(),
+            flow=self._flow,
+        )
+        positions = (await self._client.pool(request)).data
+        result = await self._reader.run(partial(self._result, positions, window), tenant=self._tenant)
+        if feed.live:
+            feed.give(result.attempt.pieces)
+        return [result]
+
+    def _result(self, positions: NDArray[np.float32], window: Window) -> WindowResult:
+        info = self._info
+        assert info.blank_token is not None
+        placed = collapse(positions, info.blank_token)
+        tokens = [one for one in placed if one.token not in self._special][: self._options.max_tokens]
+        contents = [self._tokenizer.token_bytes(one.token) for one in tokens]
+        spaced = self._tokenizer.separates_words
+        words = place_words(tokens, contents, info.time_precision, window.seconds, spaced=spaced)
+        ids = [one.token for one in tokens]
+        attempt = Attempt(0.0, output=ids, logprobs=[one.logprob for one in tokens])
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        if text:
+            details = tuple(self._logprob(one) for one in tokens) if self._options.logprobs else ()
+            attempt.pieces.append(TextDelta(text, details))
+        shown = words if self._options.words else ()
+        return WindowResult(
+            window=window,
+            attempt=attempt,
+            quality=attempt.quality,
+            spans=segment_words(words, tokens),
+            words=[(one.first, Word(one.text, window.offset + one.start, window.offset + one.end)) for one in shown],
+            text_tokens=ids,
+            prompt_tokens=0,
+            audio_tokens=len(positions),
+        )
+
+    def _logprob(self, placed: PlacedToken) -> TokenLogprob:
+        tokenizer = self._tokenizer
+        return TokenLogprob(tokenizer.token_text(placed.token), placed.logprob, tokenizer.token_bytes(placed.token))

@@ -1,0 +1,54 @@
+"""What tells the positions of an audio encoder apart."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.engine.models.audio_spec import ConvPositions, LearnedPositions, Positions
+from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.stem import windows
+from quire.kernels.activation import activation
+from quire.kernels.add_scaled import add_scaled
+
+
+def make_positions(spec: Positions | None, max_positions: int, hidden: int) -> nn.Module:
+    """The layer: (positions, hidden) of one item to the same shape."""
+    match spec:
+        case LearnedPositions():
+            return LearnedPositionsLayer(max_positions, hidden)
+        case ConvPositions():
+            return ConvPositionsLayer(spec, hidden)
+        case None:
+            return nn.Identity()
+
+
+class LearnedPositionsLayer(nn.Module):
+    """See `LearnedPositions`."""
+
+    def __init__(self, max_positions: int, hidden: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(max_positions, hidden), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(positions, hidden) of one item."""
+        return add_scaled(x, self.table[: len(x)])
+
+
+class ConvPositionsLayer(nn.Module):
+    """See `ConvPositions`. Each group is a linear layer, whose weights are as in `ConvStemLayer`."""
+
+    def __init__(self, spec: ConvPositions, hidden: int) -> None:
+        super().__init__()
+        self.spec = spec
+        size = hidden // spec.groups
+        self.groups = nn.ModuleList(Linear(spec.kernel * size, size, bias=True) for _ in range(spec.groups))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(positions, hidden) of one item."""
+        kernel = self.spec.kernel
+        padded = F.pad(x, (0, 0, kernel // 2, (kernel - 1) // 2))
+        parts = zip(self.groups, padded.chunk(self.spec.groups, 1), strict=True)
+        convolved = torch.cat([group(windows(part, kernel)) for group, part in parts], 1)
+        return add_scaled(x, activation(convolved, self.spec.act, in_place=True))

@@ -1,0 +1,30 @@
+"""The convolutions before an encoder, which decide how many positions audio has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Convolution(msgspec.Struct, frozen=True, array_like=True):
+    """A convolution over columns; `padding` columns of zeros on each side."""
+
+    kernel: int
+    stride: int
+    padding: int = 0
+
+
+def count_positions(convolutions: Sequence[Convolution], columns: int) -> int:
+    """What is left of so many columns of features."""
+    for one in convolutions:
+        room = columns + 2 * one.padding - one.kernel
+        columns = room // one.stride + 1 if room >= 0 else 0
+    return columns
+
+
+def count_columns(convolutions: Sequence[Convolution], positions: int) -> int:
+    """The fewest columns that give so many positions."""
+    for one in reversed(convolutions):
+        positions = max(1, (positions - 1) * one.stride + one.kernel - 2 * one.padding)
+    return positions
