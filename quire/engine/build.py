@@ -264,13 +264,13 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -
     if held >= loaded.context_len:
         return loaded.context_len
     if held < 1:
-        raise OutOfCacheMemory("the KV cache does not hold one item of audio: raise --kv-cache-memory-bytes")
+        raise OutOfCacheMemory("the KV cache is too small for the audio of one request: raise --kv-cache-memory-bytes")
     if config.model.max_model_len is not None:
         raise OutOfCacheMemory(
             f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "
             "lower --max-model-len, or raise --kv-cache-memory-bytes"
         )
-    logger.warning("the KV cache holds %d tokens, so the context length is reduced from %d", held, loaded.context_len)
+    logger.warning("max_model_len is %d instead of %d: the KV cache holds no more tokens", held, loaded.context_len)
     return held
 
 

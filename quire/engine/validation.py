@@ -78,15 +78,15 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
 
 def _invalid_items(items: Sequence[MediaItem], speech: SpeechInfo | None) -> str | None:
     if speech is None:
-        return "the model reads no audio or other items, only tokens" if items else None
+        return "the model does not accept audio, only tokens" if items else None
     if len(items) != 1:
-        return f"the model reads exactly one item of audio, not {len(items)}"
+        return f"the model accepts exactly one audio item, not {len(items)}"
     item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
     even = speech.kind == "whisper"
     if (item.start, item.length) != (0, 0):
-        return "the model reads audio by cross-attention: no tokens of the prompt stand for it"
+        return "audio is read by cross-attention, so `start` and `length` of its item must be 0"
     if not item.hash:
-        return "the item has no hash"
+        return "the hash of an item must not be empty"
     found = item.features.shape
     fits = len(found) == 2 and found[0] == rows and found[1] in range(speech.min_columns, most + 1)
     if item.features.dtype != np.float32 or not fits or (even and found[1] % 2):
@@ -100,8 +100,12 @@ def _invalid_items(items: Sequence[MediaItem], speech: SpeechInfo | None) -> str
 def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
     task = message.task
     if not isinstance(task, PoolingParams) or task.task != "ctc":
-        return "the model has the task 'ctc' alone"
-    return "the model reads audio, no tokens" if len(message.prompt) else _invalid_items(message.items, speech)
+        return "the model supports only the pooling task 'ctc'"
+    return (
+        "the model reads audio; the prompt must be empty"
+        if len(message.prompt)
+        else _invalid_items(message.items, speech)
+    )
 
 
 def _invalid_open(message: AddRequest) -> str | None:

@@ -132,7 +132,7 @@ def tokenize_pairs(job: PairsJob, tokenizer: Tokenizer, template: PairTemplate |
     """Tokenize pairs; see `tokenize_texts`.
 
     Raises:
-        PromptError: as there, or the model has no place for an instruction.
+        PromptError: as there, or the model's prompt takes no instruction.
     """
     pairs = list(job.texts)
     if job.query_tokens:
@@ -145,7 +145,9 @@ def tokenize_pairs(job: PairsJob, tokenizer: Tokenizer, template: PairTemplate |
     for name in ("instruction", "variables"):
         if getattr(job, name):
             name = "chat_template_kwargs" if name == "variables" else name
-            raise PromptError(f"`{name}`: the prompts of this model have no place for it.", name)
+            raise PromptError(
+                f"`{name}` is not supported: this model has no prompt template for queries and documents.", name
+            )
     prompts = []
     for index, encoding in enumerate(_encoded(tokenizer, pairs, job, special=True)):
         if len(encoding.ids) > job.fit.tokens:

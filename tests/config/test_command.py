@@ -57,7 +57,8 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
 ) -> None:
     path = tmp_path / "quire.toml"
     path.write_text(
-        '[serve]\nport = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n[bench.serve]\nworkload-seed = 7\n'
+        '[serve]\nport = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n'
+        "[bench.serve]\nworkload-seed = 7\n"
     )
     monkeypatch.setenv("QUIRE_PORT", "2")
     monkeypatch.setenv("QUIRE_MAX_N", "2")

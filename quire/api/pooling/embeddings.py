@@ -145,7 +145,10 @@ def _pooling_task(body: PoolingTextRequest | PoolingChatRequest, state: ServerSt
         message = f"Unsupported task: {shortened(body.task)!r}. Supported tasks: {listed or 'none'}."
         raise InvalidRequest(message, "task")
     model = candidates[0]
-    raise InvalidRequest(f"The model `{model.names[0]}` does not pool; it supports: {', '.join(model.tasks)}.", "model")
+    raise InvalidRequest(
+        f"The model `{model.names[0]}` does not support embeddings or classification; its tasks: {', '.join(model.tasks)}.",
+        "model",
+    )
 
 
 def _classified(head: Head, index: int, scores: PooledArray) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def prefix_of(model: ServedModel, prompt_name: str | None, input_type: str | Non
     """The prompt of the model that is put before each text.
 
     Raises:
-        PromptError: the model has no such prompt, or the prompt has no place for an instruction.
+        PromptError: the model has no such prompt, or the prompt takes no instruction.
     """
     sentences = model.renderer.sentences
     if input_type is None and prompt_name is None and instruction is not None:

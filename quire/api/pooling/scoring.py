@@ -70,7 +70,7 @@ async def scores(head: Head, scoring: Scoring) -> Results:
 
     Raises:
         InvalidRequest: the engine does not accept an input.
-        PromptError: an input cannot be tokenized, or the model has no place for an instruction.
+        PromptError: an input cannot be tokenized, or the model's prompt takes no instruction.
         EngineError: the engine failed.
     """
     pooling = head.model.info.pooling

@@ -188,7 +188,8 @@ def _info(name: str | None, state: ServerState) -> TeiInfo:
     facts = model.info.pooling
     if facts is None:
         raise InvalidRequest(
-            f"The model `{model.names[0]}` does not pool; it supports: {', '.join(model.tasks)}.", "model"
+            f"The model `{model.names[0]}` does not support embeddings or classification; its tasks: {', '.join(model.tasks)}.",
+            "model",
         )
     labels = {str(index): label for index, label in enumerate(facts.labels)}
     classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}

@@ -74,14 +74,17 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
         OutOfCacheMemory: not even one block fits.
     """
     if options.kv_cache_memory_bytes is not None:
-        blocks = int(options.kv_cache_memory_bytes) // bytes_per_block
-        advice = "--kv-cache-memory-bytes must be larger"
+        memory, advice = int(options.kv_cache_memory_bytes), "raise --kv-cache-memory-bytes"
     else:
         max_needed = options.max_num_seqs * -(-context_len // options.block_size)
-        blocks = min(int(available * options.kv_cache_free_memory_fraction) // bytes_per_block, max_needed)
+        memory = min(int(available * options.kv_cache_free_memory_fraction), max_needed * bytes_per_block)
         advice = "free some memory or raise --kv-cache-free-memory-fraction"
+    blocks = memory // bytes_per_block
     if blocks < 1:
-        raise OutOfCacheMemory(f"no KV block of {bytes_per_block} bytes fits: {advice}")
+        raise OutOfCacheMemory(
+            f"there is not enough memory for one KV block: it needs {bytes_per_block} bytes, "
+            f"{memory} are available; {advice}"
+        )
     return blocks
 
 
@@ -145,7 +148,7 @@ def _lazy_zeros(size: int, dtype: torch.dtype) -> Tensor:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise OutOfCacheMemory(
-            f"{size} bytes for the KV cache cannot be allocated: lower --kv-cache-memory-bytes"
+            f"the {size} bytes of the KV cache cannot be allocated: lower --kv-cache-memory-bytes"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -103,7 +103,9 @@ def read_model_config(
             _check_generates(config, pooling)
         transcribes = isinstance(spec, DecoderSpec) and spec.encoder is not None
         if transcribes and pooler is not None:
-            raise UnsupportedModel(f"{config.model_type} transcribes here; it does not pool")
+            raise UnsupportedModel(
+                f"{config.model_type} is supported for transcription only, not for embeddings or classification"
+            )
         return ModelConfig(
             config.model_type, spec, extra, scales, pooler, _speech(folder, config, spec) if transcribes else None
         )
@@ -153,7 +155,9 @@ def _check_generates(config: Any, pooling: PoolingOptions) -> None:
             "it is not a causal language model"
         )
     if pooling.task not in ("auto", "generate") or pooling.convert != "none":
-        raise UnsupportedModel(f"models of type {config.model_type!r} can only generate here, not pool")
+        raise UnsupportedModel(
+            f"models of type {config.model_type!r} are supported for generation only, not for embeddings"
+        )
 
 
 def _is_generator(name: str) -> bool:
@@ -221,7 +225,7 @@ def _fp8_scales(config: Any) -> Fp8Scales | None:
     """How the FP8 weights of a checkpoint are scaled; None if it is not one.
 
     Raises:
-        UnsupportedModel: the checkpoint's quantization cannot be unpacked.
+        UnsupportedModel: the checkpoint's quantization is not supported.
     """
     section = getattr(config, "quantization_config", None)
     if section is None:

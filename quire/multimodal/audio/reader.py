@@ -70,7 +70,7 @@ class AudioReader:
             audio: DecodedAudio = await self._processes.run(_Content(file), tenant=tenant)
         except JobTimedOut as error:
             if error.stalled:
-                raise QueueFull("the server is too busy to decode the file") from error
+                raise QueueFull("the file waited too long for processor time") from error
             raise AudioError(f"Decoding the file took more than {_SECONDS:g} s.") from error
         except JobKilled as error:
             raise AudioError(f"The file cannot be decoded: {error}.") from error

@@ -41,7 +41,7 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
         ((changed(features=item(0).features.astype(np.float64)),), "float64"),
         ((changed(features=item(0).features[0]),), "features are float32 80"),
         ((changed(features=NAN),), "NaN"),
-        ((changed(length=1),), "no tokens of the prompt stand for it"),
+        ((changed(length=1),), "must be 0"),
         ((changed(hash=b""),), "no hash"),
     ],
 )
