@@ -251,7 +251,9 @@ class ModelOptions(Options):
         "scores, as for rerank",
     )
     pooler_config: JsonObject = Field(
-        {}, description="JSON object with pooling_type (LAST, MEAN, CLS) and normalize, instead of the model's own"
+        {},
+        description="JSON object with pooling_type (LAST, CLS, MEAN, MAX, MEAN_SQRT_LEN or WEIGHTED_MEAN), normalize "
+        "and use_activation, instead of the model's own",
     )
 
 

@@ -26,7 +26,7 @@ _SequenceNumber = Annotated[int | None, Query(ge=0, lt=1 << 31)]
 
 
 def router(state: ServerState, service: ResponseService) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of responses."""
     routes = APIRouter(route_class=CheckedRoute)
     responses = streamed(ResponseObject)
     created = {**responses, 424: {"model": ErrorBody, "description": "an MCP server did not list its tools"}}

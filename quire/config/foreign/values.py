@@ -23,7 +23,7 @@ _NGRAM = ("ngram", "[ngram]", "ngram_gpu")
 
 
 def count(value: str) -> str:
-    """A number that may be written as 16k (16,000) or 16K (16,384). What is not one stays as it is."""
+    """A number that may be written as 16k (16,000) or 16K (16,384). Other text is returned unchanged."""
     match = _COUNT.fullmatch(value)
     return value if match is None else str(int(Decimal(match[1]) * _UNITS[match[2]]))
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from quire.config.options import EngineOptions
 from quire.engine.models.decoder import CacheShape
@@ -37,11 +38,13 @@ class LayerCache:
 
 
 class KVCache(Protocol):
-    """The pages of all layers."""
+    """The pages of all layers.
 
-    @property
-    def layers(self) -> Sequence[LayerCache]:
-        """The pages of each layer."""
+    Attributes:
+        layers: the pages of each layer.
+    """
+
+    layers: Sequence[LayerCache]
 
     def ensure_mapped(self, block: int) -> None:
         """Back a block, and all before it, with memory; called before a step writes to it."""
@@ -88,7 +91,7 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
     return blocks
 
 
-class HostKVCache:
+class HostKVCache(KVCache):
     """Pages of all layers in one allocation of host memory, zero at first.
 
     All layers of a block are adjacent, head by head, so that few pages of memory are touched for a block. The system
@@ -108,7 +111,7 @@ class HostKVCache:
         self._stride = max(1, _PREFAULT_BYTES // (per_block * dtype.itemsize))
         self._ahead = prefault // (per_block * dtype.itemsize)
         self._used = self._mapped = 0  # blocks that were written to, and that are mapped; both count from the first
-        self.layers: list[LayerCache] = []
+        layers: list[LayerCache] = []
         offset = 0
 
         def pages(heads: int, dim: int) -> Tensor:
@@ -122,16 +125,17 @@ class HostKVCache:
             key_row, value_row = (dim + scale_bytes(dtype) for dim in (shape.key_elements, shape.value_elements))
             keys = pages(shape.heads, key_row)
             values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, value_row)
-            self.layers.append(LayerCache(keys, values, shape))
+            layers.append(LayerCache(keys, values, shape))
+        self.layers = layers
 
+    @override
     def ensure_mapped(self, block: int) -> None:
-        """See `KVCache`."""
         self._used = max(self._used, block + 1)
         if self._used > self._mapped:
             self._map(self._used + self._stride)
 
+    @override
     def prefault(self) -> bool:
-        """See `KVCache`."""
         wanted = min(self._used + self._ahead, len(self._blocks))
         if self._mapped < wanted:
             self._map(self._mapped + self._stride)

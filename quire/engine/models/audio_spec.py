@@ -25,7 +25,7 @@ class ConvStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """See `count_positions`."""
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
         return Convolution(3, 1, 1), Convolution(3, 2, 1)
 
 
@@ -70,7 +70,7 @@ class WaveStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """See `count_positions`."""
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
         return tuple(Convolution(conv.kernel, conv.stride) for conv in self.convs)
 
 
@@ -96,7 +96,7 @@ class GridStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """See `count_positions`."""
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
         return (Convolution(self.kernel, 2, self.kernel // 2),) * self.layers
 
 

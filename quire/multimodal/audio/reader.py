@@ -89,7 +89,7 @@ class AudioReader:
     async def log_mel(
         self, samples: NDArray[np.float32], num_mel_bins: int, seconds: float, *, tenant: str = ""
     ) -> NDArray[np.float32]:
-        """See `features.log_mel`; computed in a thread.
+        """Log-mel features of samples, computed by `features.log_mel` in a thread.
 
         Raises:
             QueueFull: too many jobs wait.
