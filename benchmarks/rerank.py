@@ -68,16 +68,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lengths", nargs="+", default=["8:16", "8:32", "32:32"], help="words of query:document")
     parser.add_argument("--tokens", nargs=2, default=["no", "yes"], help="tokens whose logits are compared")
-    parser.add_argument("--kv-cache-memory", default="2GiB")
+    parser.add_argument("--kv-cache-memory-bytes", default="2GiB")
     parser.add_argument("--json", type=Path, help="output file")
     args = parser.parse_args()
     rng, vocabulary = random.Random(3), make_texts(model_folder(), 200)
     chosen = [word for text in vocabulary for word in text.split()]
     overrides = json.dumps({"classifier_from_token": args.tokens})
-    common = ("--convert", "classify", "--hf-overrides", overrides, "--kv-cache-memory", args.kv_cache_memory)
+    common = (
+        "--convert",
+        "classify",
+        "--hf-overrides",
+        overrides,
+        "--kv-cache-memory-bytes",
+        args.kv_cache_memory_bytes,
+    )
     with ExitStack() as stack:
         clients = {
-            name: stack.enter_context(quire(sys.executable, port, args.model, *common, "--prefix-caching", caching))
+            name: stack.enter_context(
+                quire(sys.executable, port, args.model, *common, "--enable-prefix-caching", caching)
+            )
             for name, port, caching in (("cached", 8377, "true"), ("plain", 8378, "false"))
         }
         for client in clients.values():

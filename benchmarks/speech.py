@@ -73,7 +73,7 @@ class Quire:
             folder=folder,
             model_config=read_model_config(folder),
             model=ModelOptions(quantization=quantization, dtype="bfloat16"),
-            engine=EngineOptions(kv_cache_memory=3 << 30, max_num_seqs=32, prefix_caching=False),
+            engine=EngineOptions(kv_cache_memory_bytes=3 << 30, max_num_seqs=32, enable_prefix_caching=False),
         )
         self._core, _ = build_core(config, self._channel)  # type: ignore[arg-type]
         self._params = SamplingParams(max_tokens=tokens, temperature=0.0)

@@ -26,7 +26,7 @@ from training.generators.turn import Turn
 from training.heldout import SPLIT, VALUES
 
 ROUNDS = 3
-KINDS = {"plain": [], "ngram": ["--speculation", "ngram"]}
+KINDS = {"plain": [], "ngram": ["--speculative-method", "ngram"]}
 
 
 def answers(url: str, turns: Sequence[Turn]) -> tuple[list[str], float]:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts: dict[str, float] = {}
     for _ in range(ROUNDS):
         for kind, flags in KINDS.items():
-            with serving([*flags, "--no-prefix-caching"]) as url:
+            with serving([*flags, "--no-enable-prefix-caching"]) as url:
                 answers(url, turns[:4])
                 texts_by_kind[kind], rate = answers(url, turns)
                 rates[kind].append(rate)

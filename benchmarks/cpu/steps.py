@@ -52,8 +52,8 @@ class SteppedCore:
 
     def __init__(self, folder: Path, quantization: str, sequences: int, context: int, pages: str = "auto") -> None:
         self.channel = RecordingChannel()
-        options: dict[str, Any] = {"kv_cache_memory": 6 << 30, "kv_cache_dtype": pages}
-        engine = EngineOptions(max_num_seqs=sequences, prefix_caching=False, **options)
+        options: dict[str, Any] = {"kv_cache_memory_bytes": 6 << 30, "kv_cache_dtype": pages}
+        engine = EngineOptions(max_num_seqs=sequences, enable_prefix_caching=False, **options)
         model = ModelOptions(quantization=quantization, max_model_len=context + _MAX_TOKENS)
         config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=model, engine=engine)
         self.core: EngineCore

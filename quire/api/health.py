@@ -31,7 +31,7 @@ class Load(BaseModel):
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of health, readiness, load and metrics."""
     routes = APIRouter()
 
     @routes.head("/health", include_in_schema=False)

@@ -75,7 +75,7 @@ _ANSWERS = (
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoint."""
+    """A router with the endpoints of /invocations."""
     routes = APIRouter(route_class=CheckedRoute)
 
     async def invoke(body: Any, request: Request) -> Response:

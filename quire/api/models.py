@@ -30,7 +30,7 @@ from quire.multimodal.renderer import Renderer
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of models, tokenization and versions."""
     routes = APIRouter(route_class=CheckedRoute, responses=ERRORS)
 
     @routes.get("/v1/models")

@@ -73,7 +73,7 @@ class RunningEngine:
         self.client = EngineClient(
             FrontChannel(self._handle.address),
             self._tokenizer.backend,
-            capacity=settings.max_num_seqs + settings.max_queued_requests,
+            capacity=settings.max_num_seqs + settings.max_num_queued_seqs,
         )
         self._start()
         self._model: ServedModel | None = None
@@ -91,7 +91,7 @@ class RunningEngine:
             self._tokenizer,
             ChatOptions.of(settings),
             info.max_model_len,
-            max_queued=settings.max_num_seqs + settings.max_queued_requests,
+            max_queued=settings.max_num_seqs + settings.max_num_queued_seqs,
         )
         defaults = read_defaults(
             folder,
@@ -115,7 +115,7 @@ class RunningEngine:
             priority_scheduling=settings.scheduling_policy == "priority",
         )
         if "transcribe" in info.tasks:
-            queued = settings.max_num_seqs + settings.max_queued_requests
+            queued = settings.max_num_seqs + settings.max_num_queued_seqs
             model = replace(model, audio=AudioReader(AudioOptions.of(settings), max_queued=queued))
         if "generate" in info.tasks:
             grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids)

@@ -17,7 +17,7 @@ from quire.api.completions import generate
 from quire.api.completions import routes as completions
 from quire.api.http import errors
 from quire.api.http.fields import HEADER as IGNORED_FIELDS
-from quire.api.http.identity import REQUEST_ID
+from quire.api.http.request_ids import REQUEST_ID
 from quire.api.pooling import routes as pooling
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
@@ -25,8 +25,7 @@ from quire.api.responses.service import ResponseService
 from quire.api.serving.models import ServerState
 from quire.api.speech import routes as speech
 from quire.app import page
-from quire.app.hosts import host_check
-from quire.app.load_header import load_header
+from quire.app.host_check import host_check
 from quire.app.middleware import (
     Middleware,
     apply_middleware,
@@ -35,6 +34,7 @@ from quire.app.middleware import (
     refusal_while_draining,
     request_tracking,
 )
+from quire.app.orca_header import orca_header
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 from quire.realtime import routes as realtime
@@ -68,7 +68,7 @@ def create_app(
         layers.append(check)
     if server.allowed_origins:
         layers.append(_cors(server.allowed_origins))
-    layers += [load_header(state), refusal_while_draining(state)]
+    layers += [orca_header(state), refusal_while_draining(state)]
     if server.api_key:
         layers.append(authentication(server.api_key, sessions.secrets.is_valid))
     layers.append(body_limit(int(state.limits.max_body_size)))

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.http.credentials import key_of
 from quire.api.http.errors import TooLarge, Unauthorized, Unavailable
-from quire.api.http.identity import REQUEST_ID, clean_request_id, new_request_id
+from quire.api.http.request_ids import REQUEST_ID, clean_request_id, new_request_id
 from quire.api.http.sse import RAW_SEND
 from quire.api.http.tenant import AUTHENTICATED
 from quire.api.serving.models import ServerState

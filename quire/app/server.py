@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._abort_requests)
         else:
             self._told_to_stop = True
-            logger.info("shutting down: running requests have %g s to finish", self._settings.drain_timeout)
+            logger.info("shutting down: running requests have %g s to finish", self._settings.shutdown_timeout)
             if not self.should_exit:  # it is already shutting down if an engine has died
                 self._drain()
 
@@ -146,8 +146,8 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._sessions.drain)
         self.should_exit = True
         # In a thread: the event loop may be what is stuck.
-        end_process_after(self._settings.drain_timeout + _STOP_GRACE)
-        self._loop.call_soon_threadsafe(self._loop.call_later, self._settings.drain_timeout, self._abort_requests)
+        end_process_after(self._settings.shutdown_timeout + _STOP_GRACE)
+        self._loop.call_soon_threadsafe(self._loop.call_later, self._settings.shutdown_timeout, self._abort_requests)
 
     def _abort_requests(self) -> None:
         """End running requests with an error."""

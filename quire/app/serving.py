@@ -99,7 +99,7 @@ async def _serve_models(
         include_usage=settings.enable_force_include_usage,
         tokens_as_ids=settings.return_tokens_as_token_ids,
         stall_timeout=settings.stall_timeout,
-        sse_keepalive=settings.sse_keepalive,
+        sse_keep_alive_interval=settings.sse_keep_alive_interval,
         transcription_events=settings.transcription_events,
         media=media_policy(MediaOptions.of(settings)),
         max_audio_parts=settings.max_audio_parts,

@@ -96,7 +96,7 @@ class Listen(Command):
         "16000", description="samples per second of standard input, or of the microphone"
     )
     paced: Flag = Field(False, description="send a file as fast as it was spoken, instead of as fast as possible")
-    device: str | None = Field(None, description="name or number of the microphone; default: the system's")
+    input_device: str | None = Field(None, description="name or number of the microphone; default: the system's")
 
 
 class Embed(Command):
@@ -116,7 +116,7 @@ class Embed(Command):
     url: str | None = Field(
         None, description="base URL of an OpenAI-compatible server; default: the model runs in this process"
     )
-    model: str | None = Field(
+    model_name: str | None = Field(
         None,
         description="name of a model at the server, or without --url the Hugging Face id or directory of the one "
         "that this process runs; default: the server's first one that embeds, or the bundled quire-nano-embed",
@@ -161,7 +161,7 @@ class BenchServe(Command):
     ignore_eos: Flag = Field(
         True, description="generate output-len tokens even if the model emits an end token earlier"
     )
-    seed: NonNegativeInt = Field(0, description="seed of prompts and arrival times")
+    workload_seed: NonNegativeInt = Field(0, description="seed of prompts and arrival times")
     timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
     result: Path | None = Field(None, description="JSON file to write the results to")
     plot: Path | None = Field(None, description="PNG or SVG file to write a plot of the latencies to")
@@ -191,7 +191,7 @@ class BenchPooling(Command):
     truncate: Flag = Field(False, description="ask the server to cut texts that are longer than the model's context")
     query_len: PositiveInt = Field(12, description="length of the query of a rerank, in words of about one token")
     encoding_format: Literal["float", "base64"] = Field("base64", description="format of the embeddings")
-    seed: NonNegativeInt = Field(0, description="seed of texts and arrival times")
+    workload_seed: NonNegativeInt = Field(0, description="seed of texts and arrival times")
     timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
     result: Path | None = Field(None, description="JSON file to write the results to")
 

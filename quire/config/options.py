@@ -68,8 +68,10 @@ class ServerOptions(Options):
     strict_fields: Flag = Field(
         False, description="refuse unknown request fields instead of ignoring them with a header"
     )
-    sse_keepalive: SecondsOrNever = Field(
-        15.0, description="seconds without output after which a stream sends a comment; 0: never"
+    sse_keep_alive_interval: SecondsOrNever = Field(
+        15.0,
+        description="seconds without an event after which a stream of server-sent events sends a comment, so that "
+        "proxies keep the connection open; 0: never",
     )
     enable_force_include_usage: Flag = Field(
         False, description="end every stream of chats and completions with the token counts"
@@ -97,7 +99,7 @@ class ServerOptions(Options):
         (), description="MCP server available to /v1/responses; repeatable; requires quire[mcp]"
     )
     tool_timeout: Seconds = Field(60.0, description="timeout of calls to MCP servers in seconds")
-    drain_timeout: Seconds = Field(
+    shutdown_timeout: Seconds = Field(
         20.0,
         description="seconds after SIGTERM until running requests are aborted; the process ends within 5 more seconds",
     )
@@ -142,11 +144,13 @@ class LimitOptions(Options):
     max_body_size: Size = Field(ByteSize(32 << 20), description="largest request body, e.g. 32MiB")
     max_json_values: Annotated[int, Field(ge=1024)] = Field(
         1 << 20,
-        description="maximum number of values in a request body; strings may be a quarter as many, arrays, objects and "
-        "keys an eighth",
+        description="maximum number of JSON values in a request body; of these at most a quarter may be strings, and "
+        "an eighth each arrays, objects and keys of objects",
     )
-    max_queued_requests: NonNegativeInt = Field(
-        512, description="maximum number of waiting sequences; further requests get status 503 with Retry-After"
+    max_num_queued_seqs: NonNegativeInt = Field(
+        512,
+        description="maximum number of sequences that wait for a place in the batch (a request with n=4 has four); "
+        "further requests get status 503 with Retry-After",
     )
     request_timeout: SecondsOrNever = Field(
         0.0, description="seconds after which a request is aborted with status 408; 0: never"
@@ -160,7 +164,8 @@ class LimitOptions(Options):
     max_bad_words: PositiveInt = Field(128, description="maximum number of bad_words in a request")
     max_logprobs: Annotated[int, Field(ge=-1)] = Field(
         20,
-        description="maximum number of alternatives in logprobs; -1: the whole vocabulary, of megabytes for each token",
+        description="maximum number of `top_logprobs`, the alternatives listed for each token; -1: no limit, and a "
+        "request for the whole vocabulary then gets megabytes for each token",
     )
 
 
@@ -175,8 +180,8 @@ class AudioOptions(Options):
     )
     max_audio_decoded_size: Annotated[Size, Field(ge=1 << 20)] = Field(
         ByteSize(4 << 30),
-        description="largest size of all channels of a decoded audio file, at its own sample rate; it is never held at "
-        "once",
+        description="largest audio file after decompression, counted with all channels at the sample rate of the file; "
+        "a larger one is refused (it is decoded in pieces, so this is not the memory that decoding takes)",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai", description="events of streamed transcriptions, unless a request says otherwise: OpenAI's or vLLM's"
@@ -235,8 +240,10 @@ class ModelOptions(Options):
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="quantization of the weights of linear layers while they are loaded"
     )
-    device: Literal["cpu", "torch"] = Field(
-        "cpu", description="device that runs the model; torch: the CPU without compiled kernels, for comparisons"
+    device: Literal["cpu", "reference"] = Field(
+        "cpu",
+        description="what runs the model; cpu: compiled kernels on the CPU; reference: plain PyTorch on the CPU, "
+        "slower, for comparisons",
     )
     max_model_len: PositiveInt | None = Field(
         None, description="context length in tokens; default: that of the model, reduced to what fits into the KV cache"
@@ -250,15 +257,18 @@ class ModelOptions(Options):
         description="auto: Quire's implementation if it supports the architecture, otherwise that of transformers",
     )
     task: Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"] = Field(
-        "auto", description="what the model is for; auto: what its files say"
+        "auto", description="what the model is used for; auto: read from its configuration files"
     )
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
-        description="embed: a causal language model gives embeddings; classify: it scores by the logits of no and yes, "
-        "or of the tokens in the config's classifier_from_token",
+        description="use a causal language model for another task; embed: its hidden states become embeddings; "
+        "classify: its logits of the tokens in classifier_from_token of config.json (default: no and yes) become "
+        "scores, as for rerank",
     )
     pooler_config: JsonObject = Field(
-        {}, description="JSON object with pooling_type (LAST, MEAN, CLS) and normalize, instead of the model's own"
+        {},
+        description="JSON object with pooling_type (LAST, CLS, MEAN, MAX, MEAN_SQRT_LEN or WEIGHTED_MEAN), normalize "
+        "and use_activation, instead of the model's own",
     )
 
 
@@ -296,31 +306,36 @@ class EngineOptions(Options):
         512, description="maximum number of tokens in a step; longer prompts are computed in chunks"
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
-    kv_cache_memory: Size | None = Field(
-        None, description="size of the KV cache of each model, e.g. 4GiB; default: derived from free memory"
+    kv_cache_memory_bytes: Size | None = Field(
+        None, description="size of the KV cache of each model, e.g. 4GiB; default: from --kv-cache-free-memory-fraction"
     )
     kv_cache_dtype: Literal["auto", "int8"] = Field(
         "auto", description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head"
     )
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.5, description="share of the free memory (after loading) used for all KV caches"
+    kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5,
+        description="share of the memory that is free after the models are loaded, used for the KV caches of all "
+        "models; weights are not part of it, unlike in vLLM's --gpu-memory-utilization",
     )
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),
         description="size of the embeddings of audio that are kept for the following chunks of a prompt and for other "
         "prompts with the same audio; they are beside the KV cache, and those of one item always fit",
     )
-    prefix_caching: Flag = Field(True, description="reuse the KV blocks of common prompt prefixes")
-    prefix_hash: Literal["sha256", "xxhash"] = Field(
+    enable_prefix_caching: Flag = Field(
+        True, description="reuse the KV blocks of prompt prefixes that requests have in common"
+    )
+    prefix_caching_hash_algo: Literal["sha256", "xxhash"] = Field(
         "sha256",
         description="hash function of KV blocks; xxhash is faster, but a malicious client could produce collisions",
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="order of waiting requests: first come first served, or lowest `priority` first"
     )
-    speculation: Literal["none", "ngram"] = Field(
+    speculative_method: Literal["none", "ngram"] = Field(
         "none",
-        description="speculative decoding; ngram: drafts are copied from earlier text; the output text is unchanged",
+        description="method of speculative decoding; ngram: draft tokens are copied from earlier text; the output is "
+        "unchanged",
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
         16, description="maximum number of draft tokens of a sequence in a step"

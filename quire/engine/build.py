@@ -265,7 +265,7 @@ def _scheduler(
         max_seqs=options.max_num_seqs,
         max_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
-        max_draft=options.num_speculative_tokens if options.speculation == "ngram" else 0,
+        max_draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
         rope_switch=rope_switch,
         convolutions=() if speech is None else speech.convolutions,
         max_encoded=options.max_num_batched_tokens,
@@ -274,7 +274,7 @@ def _scheduler(
     return Scheduler(
         limits,
         BlockPool(num_blocks, options.block_size),
-        hasher=hasher_named(options.prefix_hash) if options.prefix_caching else None,
+        hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
     )
@@ -286,13 +286,13 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -
     if held >= loaded.context_len:
         return loaded.context_len
     if held < 1:
-        raise OutOfCacheMemory("the KV cache does not hold one item of audio: raise --kv-cache-memory")
+        raise OutOfCacheMemory("the KV cache is too small for the audio of one request: raise --kv-cache-memory-bytes")
     if config.model.max_model_len is not None:
         raise OutOfCacheMemory(
             f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "
-            "lower --max-model-len, or raise --kv-cache-memory"
+            "lower --max-model-len, or raise --kv-cache-memory-bytes"
         )
-    logger.warning("the KV cache holds %d tokens, so the context length is reduced from %d", held, loaded.context_len)
+    logger.warning("max_model_len is %d instead of %d: the KV cache holds no more tokens", held, loaded.context_len)
     return held
 
 

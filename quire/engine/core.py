@@ -72,10 +72,10 @@ class EngineCore:
 
         Args:
             scheduler: plans the steps.
-            executor: runs them.
-            channel: to the front end.
+            executor: runs the steps.
+            channel: connection to the front end.
             vocab_size: number of columns of the model's logits.
-            seed: of the seeds that requests without one get.
+            seed: from which requests without a seed get theirs.
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
             pooler: what the model does with hidden states; None if it generates.
             speech: what a model that only transcribes reads; None for others.

@@ -81,9 +81,9 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
 def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
     task = message.task
     if not isinstance(task, PoolingParams) or task.task != "ctc":
-        return "the model has the task 'ctc' alone"
+        return "the model supports only the pooling task 'ctc'"
     if len(message.prompt):
-        return "the model reads audio, no tokens"
+        return "the model reads audio; the prompt must be empty"
     return invalid_items(message.items, 0, speech, None)
 
 

@@ -16,7 +16,7 @@ except ImportError:  # built without a compiler
 
 DTYPES = (torch.float32, torch.bfloat16)
 LANES = 16  # elements that most kernels process at a time
-PAIR = 32  # elements that attention processes at a time
+ATTENTION_VECTOR_WIDTH = 32  # elements of a head that attention processes at a time
 MAX_DIM = 1024  # of a head
 
 kernels = _native

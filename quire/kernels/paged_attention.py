@@ -101,7 +101,9 @@ def _with_dense_heads(q: Tensor) -> Tensor:
 def supports_pages(keys: Tensor, values: Tensor) -> bool:
     """Whether compiled attention can read the pages in place, so that sequences of any lengths can share a call."""
     dims = _dim(keys), _dim(values)
-    return _is_supported(keys, values) and all(dim % native.PAIR == 0 and dim <= native.MAX_DIM for dim in dims)
+    return _is_supported(keys, values) and all(
+        dim % native.ATTENTION_VECTOR_WIDTH == 0 and dim <= native.MAX_DIM for dim in dims
+    )
 
 
 def _dim(pages: Tensor) -> int:
@@ -170,7 +172,7 @@ def supports_varlen(keys: Tensor, values: Tensor, dtype: torch.dtype) -> bool:
 def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetadata, params: AttentionParams) -> Tensor:
     """Attention of all queries of a step: as `paged_decode` for single tokens, as `paged_prefill` for other spans.
 
-    See `supports_varlen`; only with ALiBi torch computes, as there are few such models.
+    The kernels of `supports_varlen` compute it, except with ALiBi, which few models have: there torch does.
 
     Args:
         q: (tokens, heads, dim) bfloat16.

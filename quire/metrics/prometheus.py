@@ -28,16 +28,20 @@ _STEP_COUNTERS = {
     "drafted": "drafted_tokens",
     "accepted": "accepted_tokens",
 }
-# Their names are vLLM's, for autoscalers and routers that read them.
+# All but the share of memory are named as in vLLM, for autoscalers and routers that read them.
 _CACHE_LABELS = (
-    *("block_size", "num_gpu_blocks", "cache_dtype", "gpu_memory_utilization", "enable_prefix_caching"),
+    *("block_size", "num_gpu_blocks", "cache_dtype", "kv_cache_free_memory_fraction", "enable_prefix_caching"),
     "prefix_caching_hash_algo",
 )
+# Metrics that vLLM does not have, which get no name of its own.
+_QUIRE_ONLY = {
+    _PREFIX + name for name in ("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds")
+}
 _REASONS = ("stop", "length", "abort", "error")
 
 
 class _Alias(Collector):
-    """Exports the metrics of another registry under a second prefix."""
+    """Exports the metrics of another registry that vLLM has as well, under vLLM's names."""
 
     def __init__(self, source: CollectorRegistry) -> None:
         self._source = source
@@ -45,6 +49,8 @@ class _Alias(Collector):
     def collect(self) -> Iterator[Metric]:
         """Renamed copies."""
         for metric in self._source.collect():
+            if metric.name in _QUIRE_ONLY:
+                continue
             copy = Metric(_rename(metric.name), metric.documentation, metric.type)
             copy.samples = [Sample(_rename(sample.name), *sample[1:]) for sample in metric.samples]
             yield copy
@@ -192,9 +198,9 @@ class ModelMetrics:
 
     def describe_cache(self, info: ModelInfo, options: EngineOptions) -> None:
         """Publish the settings of the engine's KV cache."""
-        values = (info.block_size, info.num_blocks, options.kv_cache_dtype, options.memory_fraction)
+        values = (info.block_size, info.num_blocks, options.kv_cache_dtype, options.kv_cache_free_memory_fraction)
         self._metrics.cache_config.labels(
-            *self._labels, *map(str, values), str(options.prefix_caching), options.prefix_hash
+            *self._labels, *map(str, values), str(options.enable_prefix_caching), options.prefix_caching_hash_algo
         ).set(1)
 
     def on_step(self, stats: StepStats) -> None:

@@ -27,7 +27,7 @@ class PoolingPrompt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class InputNames:
     """Names of inputs in errors. `several`: they are a list in the request."""
 
     field: str
@@ -39,7 +39,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class Truncation:
     """How long a prompt may be.
 
     Attributes:
@@ -63,8 +63,8 @@ class TextsJob:
     """
 
     texts: Sequence[str]
-    fit: Fit
-    names: Names
+    truncation: Truncation
+    names: InputNames
     first: int = 0
     prefix: str = ""
     add_special_tokens: bool = True
@@ -90,8 +90,8 @@ class PairsJob:
     """
 
     texts: Sequence[tuple[str, str]]
-    fit: Fit
-    names: Names
+    truncation: Truncation
+    names: InputNames
     first: int = 0
     instruction: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -121,9 +121,9 @@ def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> 
     special, prompts = job.add_special_tokens, []
     for index, encoding in enumerate(_encoded(tokenizer, texts, job, special=special)):
         ids = encoding.ids
-        if len(ids) > job.fit.tokens:
+        if len(ids) > job.truncation.tokens:
             _check_fit(len(ids), job, index)
-            ids = _truncated(tokenizer.backend, texts[index], job.fit, special=special)
+            ids = _truncated(tokenizer.backend, texts[index], job.truncation, special=special)
         prompts.append(PoolingPrompt(_checked(ids, job, index)))
     return prompts
 
@@ -132,7 +132,7 @@ def tokenize_pairs(job: PairsJob, tokenizer: Tokenizer, template: PairTemplate |
     """Tokenize pairs; see `tokenize_texts`.
 
     Raises:
-        PromptError: as there, or the model has no place for an instruction.
+        PromptError: as there, or the model's prompt takes no instruction.
     """
     pairs = list(job.texts)
     if job.query_tokens:
@@ -145,12 +145,14 @@ def tokenize_pairs(job: PairsJob, tokenizer: Tokenizer, template: PairTemplate |
     for name in ("instruction", "variables"):
         if getattr(job, name):
             name = "chat_template_kwargs" if name == "variables" else name
-            raise PromptError(f"`{name}`: the prompts of this model have no place for it.", name)
+            raise PromptError(
+                f"`{name}` is not supported: this model has no prompt template for queries and documents.", name
+            )
     prompts = []
     for index, encoding in enumerate(_encoded(tokenizer, pairs, job, special=True)):
-        if len(encoding.ids) > job.fit.tokens:
+        if len(encoding.ids) > job.truncation.tokens:
             _check_fit(len(encoding.ids), job, index)
-            encoding = _truncated_pair(tokenizer.backend, *pairs[index], job.fit)
+            encoding = _truncated_pair(tokenizer.backend, *pairs[index], job.truncation)
         types = encoding.type_ids
         prompts.append(PoolingPrompt(_checked(encoding.ids, job, index), types.index(1) if 1 in types else None))
     return prompts
@@ -168,19 +170,19 @@ def _by_template(
     prompts = []
     for index, encoding in enumerate(_encoded(tokenizer, texts, job, special=False)):
         ids, (query, document) = encoding.ids, pairs[index]
-        if (excess := len(ids) - job.fit.tokens) > 0:
+        if (excess := len(ids) - job.truncation.tokens) > 0:
             _check_fit(len(ids), job, index)
             length = len(tokenizer.encode(document, add_special_tokens=False))
             # Other tokens may arise where the text was cut; a second cut leaves room for them.
             for margin in (0, 8):
-                shorter = _clip(tokenizer.backend, document, max(0, length - excess - margin), job.fit.side)
+                shorter = _clip(tokenizer.backend, document, max(0, length - excess - margin), job.truncation.side)
                 text = template.text(query, shorter, job.instruction, job.variables)
                 ids = tokenizer.encode(text, add_special_tokens=False)
-                if len(ids) <= job.fit.tokens:
+                if len(ids) <= job.truncation.tokens:
                     break
             else:
                 raise PromptError(
-                    _TOO_LONG.format(limit=job.fit.tokens, length=len(ids)), job.names.at(job.first + index)
+                    _TOO_LONG.format(limit=job.truncation.tokens, length=len(ids)), job.names.at(job.first + index)
                 )
         prompts.append(PoolingPrompt(_checked(ids, job, index)))
     return prompts
@@ -203,8 +205,8 @@ def check_length(length: int, limit: int, name: str) -> None:
 
 
 def _check_fit(length: int, job: TextsJob | PairsJob, index: int) -> None:
-    if not job.fit.truncate:
-        check_length(length, job.fit.tokens, job.names.at(job.first + index))
+    if not job.truncation.truncate:
+        check_length(length, job.truncation.tokens, job.names.at(job.first + index))
 
 
 def _checked(ids: list[int], job: TextsJob | PairsJob, index: int) -> TokenArray:
@@ -243,22 +245,24 @@ def _clip(backend: tokenizers.Tokenizer, text: str, tokens: int, side: str = "ri
     return text[: offsets[tokens - 1][1]] if side == "right" else text[offsets[-tokens][0] :]
 
 
-def _truncated(backend: tokenizers.Tokenizer, text: str, fit: Fit, *, special: bool) -> list[int]:
+def _truncated(backend: tokenizers.Tokenizer, text: str, truncation: Truncation, *, special: bool) -> list[int]:
     """Token ids of a text that is cut; special tokens around it are kept."""
-    room = fit.tokens - (backend.num_special_tokens_to_add(False) if special else 0)
+    room = truncation.tokens - (backend.num_special_tokens_to_add(False) if special else 0)
     encoding = backend.encode(text, add_special_tokens=False)
-    encoding.truncate(max(0, room), direction=fit.side)
-    return backend.post_process(encoding, None, special).ids[: fit.tokens]
+    encoding.truncate(max(0, room), direction=truncation.side)
+    return backend.post_process(encoding, None, special).ids[: truncation.tokens]
 
 
-def _truncated_pair(backend: tokenizers.Tokenizer, query: str, document: str, fit: Fit) -> tokenizers.Encoding:
+def _truncated_pair(
+    backend: tokenizers.Tokenizer, query: str, document: str, truncation: Truncation
+) -> tokenizers.Encoding:
     """A pair whose longer text is cut first, as transformers does it."""
-    room = max(2, fit.tokens - backend.num_special_tokens_to_add(True))
+    room = max(2, truncation.tokens - backend.num_special_tokens_to_add(True))
     first, second = (backend.encode(text, add_special_tokens=False) for text in (query, document))
     small = min(len(first.ids), len(second.ids), room // 2)
     first_is_longer = len(first.ids) > len(second.ids)
-    first.truncate(room - small if first_is_longer else small, direction=fit.side)
-    second.truncate(small if first_is_longer else room - small, direction=fit.side)
+    first.truncate(room - small if first_is_longer else small, direction=truncation.side)
+    second.truncate(small if first_is_longer else room - small, direction=truncation.side)
     return backend.post_process(first, second, True)
 
 

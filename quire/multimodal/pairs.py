@@ -56,7 +56,10 @@ class Qwen3Template:
 
     def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
         if variables:
-            raise PromptError("This model's prompt has no variables.", "chat_template_kwargs")
+            raise PromptError(
+                "chat_template_kwargs is not supported: the prompt of this model has no template variables.",
+                "chat_template_kwargs",
+            )
         return (
             f"<|im_start|>system\n{_QWEN3_SYSTEM}<|im_end|>\n<|im_start|>user\n"
             f"<Instruct>: {instruction or _QWEN3_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"

@@ -184,7 +184,7 @@ class Renderer:
             return await self._processes.run(job, tenant=tenant)
         except JobTimedOut as error:
             if error.stalled:
-                raise QueueFull("the server is too busy to prepare the prompt") from error
+                raise QueueFull("the prompt waited too long for processor time") from error
             raise PromptError(f"{what} took more than {self._limits.seconds:g} s.", field) from error
         except JobKilled as error:
             raise PromptError(f"{what} is not possible: {error}.", field) from error

@@ -66,7 +66,9 @@ class SentenceFiles:
             PromptError: it has none that could be replaced.
         """
         if _INSTRUCTION.search(prompt) is None:
-            raise PromptError("`instruction`: the prompt of this model has no place for an instruction.", "instruction")
+            raise PromptError(
+                "`instruction` is not supported: the prompt of this model has no instruction to replace.", "instruction"
+            )
         return _INSTRUCTION.sub(lambda _: instruction, prompt)
 
 

@@ -20,8 +20,8 @@ _LFS_POINTER = b"version https://git-lfs"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class TokenizerMissing(ModelFileError):
-    """The model has no tokenizer that can be used."""
+class TokenizerError(ModelFileError):
+    """The model has no tokenizer, or one that cannot be read."""
 
 
 class Tokenizer:
@@ -50,7 +50,7 @@ class Tokenizer:
         """Read the tokenizer of a model. `backend`: if it has been loaded or converted already.
 
         Raises:
-            TokenizerMissing: there is no tokenizer, or it cannot be read.
+            TokenizerError: there is no tokenizer, or it cannot be read.
         """
         path = folder / "tokenizer_config.json"
         static = static_folder(folder)
@@ -68,13 +68,13 @@ class Tokenizer:
                         own.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
                 return cls(own, config, in_file=True)
             if not isinstance(config, dict):
-                raise TokenizerMissing(f"{path} must contain a JSON object")
+                raise TokenizerError(f"{path} must contain a JSON object")
             if (characters := character_tokenizer(folder, config)) is not None:
                 return cls(characters, config)
-        except TokenizerMissing:
+        except TokenizerError:
             raise
         except Exception as error:
-            raise TokenizerMissing(f"the tokenizer in {folder} cannot be read: {error}") from error
+            raise TokenizerError(f"the tokenizer in {folder} cannot be read: {error}") from error
         return cls(_converted(folder), config)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -171,9 +171,9 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
     try:
         backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # transformers has many kinds of errors for broken files
-        raise TokenizerMissing(
+        raise TokenizerError(
             f"{folder} has no tokenizer.json and no tokenizer that can be converted to one: {error}"
         ) from error
     if not isinstance(backend, tokenizers.Tokenizer):
-        raise TokenizerMissing(f"the tokenizer in {folder} is of a type that is not supported")
+        raise TokenizerError(f"the tokenizer in {folder} is of a type that is not supported")
     return backend

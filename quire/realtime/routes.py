@@ -13,7 +13,7 @@ from quire.api.http.errors import ApiError, InvalidRequest, NotFound
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.tenant import AUTHENTICATED
 from quire.api.protocol.common import ERRORS
-from quire.realtime.dialects.dialect import SessionFacts
+from quire.realtime.dialects.dialect import SessionInfo
 from quire.realtime.dialects.openai import OpenAI, OpenAIBeta
 from quire.realtime.errors import EventError
 from quire.realtime.secrets import Secret
@@ -50,7 +50,7 @@ class TranscriptionSessionRequest(BaseModel):
 
 
 def router(sessions: Sessions) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of realtime sessions and client secrets."""
     routes = APIRouter(route_class=CheckedRoute, responses=ERRORS)
 
     @routes.websocket(PATH)
@@ -86,7 +86,7 @@ def router(sessions: Sessions) -> APIRouter:
 
 def _make(
     sessions: Sessions, request: Request, session: dict[str, Any], *, seconds: int, beta: bool
-) -> tuple[str, int, SessionFacts]:
+) -> tuple[str, int, SessionInfo]:
     """A secret, its expiry and the session that it opens.
 
     Raises:
@@ -97,7 +97,7 @@ def _make(
     try:
         value, expires_at = sessions.secrets.make(content, seconds=seconds, owner=owner, beta=beta)
         dialect = OpenAIBeta(of_transcription=True) if beta else OpenAI()
-        facts = sessions.session_facts(dialect, Secret(expires_at, owner, content, beta, b""), None)
+        facts = sessions.session_info(dialect, Secret(expires_at, owner, content, beta, b""), None)
     except EventError as error:
         raise _refusal(error) from error
     return value, expires_at, facts

@@ -26,12 +26,12 @@ from quire.realtime.client_events import (
     parse_event,
 )
 from quire.realtime.dialects.choice import Choice
-from quire.realtime.dialects.dialect import Body, Dialect, SessionFacts
+from quire.realtime.dialects.dialect import Body, Dialect, SessionInfo
 from quire.realtime.errors import EventError, SessionOver
 from quire.realtime.outbound import Outbound
 from quire.realtime.settings import SessionSettings
 from quire.realtime.speech import Speech, SpeechOf
-from quire.realtime.turns import ActivityOf, Began, Ended, Turns
+from quire.realtime.turn_detection import ActivityOf, Began, Ended, Turns
 
 _MAX_UNSENT = 256 << 10  # bytes of events that a client has not read
 _TRY_AGAIN = 1012  # close code: the server restarts
@@ -39,7 +39,7 @@ _NORMAL = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SharedContext:
     """What the sessions of a server share.
 
     Attributes:
@@ -58,7 +58,7 @@ class Surroundings:
 class Session:
     """A session over an accepted WebSocket."""
 
-    def __init__(self, websocket: WebSocket, shared: Surroundings, choice: Choice, facts: SessionFacts) -> None:
+    def __init__(self, websocket: WebSocket, shared: SharedContext, choice: Choice, facts: SessionInfo) -> None:
         self._websocket = websocket
         self._shared = shared
         self._choice = choice
@@ -255,7 +255,7 @@ class Session:
         await self._send(self._dialect.cleared())
 
 
-def speech_of(shared: Surroundings, dialect: Dialect, settings: SessionSettings) -> Speech:
+def speech_of(shared: SharedContext, dialect: Dialect, settings: SessionSettings) -> Speech:
     """The model of a session.
 
     Raises:
@@ -269,7 +269,7 @@ def speech_of(shared: Surroundings, dialect: Dialect, settings: SessionSettings)
         raise EventError(error.message, "model_not_found", "model") from error
 
 
-def check_settings(shared: Surroundings, dialect: Dialect, settings: SessionSettings) -> None:
+def check_settings(shared: SharedContext, dialect: Dialect, settings: SessionSettings) -> None:
     """Refuse settings that no model can follow.
 
     Raises:

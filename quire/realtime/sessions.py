@@ -21,13 +21,13 @@ from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
 from quire.realtime.client_events import SessionUpdate, TranscriptionSessionUpdate
 from quire.realtime.dialects.choice import Choice, guess
-from quire.realtime.dialects.dialect import Dialect, SessionFacts
+from quire.realtime.dialects.dialect import Dialect, SessionInfo
 from quire.realtime.dialects.openai import OpenAI, OpenAIBeta
 from quire.realtime.errors import EventError, SessionOver
 from quire.realtime.secrets import PREFIX, ClientSecrets, Secret
-from quire.realtime.session import Session, Surroundings, check_settings
+from quire.realtime.session import Session, SharedContext, check_settings
 from quire.realtime.speech import SpeechOf
-from quire.realtime.turns import ActivityOf, voice_activity
+from quire.realtime.turn_detection import ActivityOf, voice_activity
 
 logger = logging.getLogger(__name__)
 _INTERIM_PASSES = 8  # over utterances that are being spoken, of all sessions at once
@@ -53,7 +53,7 @@ class Sessions:
         self._server = server
         self._metrics = metrics
         self._running = 0
-        self.shared = Surroundings(
+        self.shared = SharedContext(
             state, options, speech_of, activity_of, asyncio.Semaphore(_INTERIM_PASSES), asyncio.Event()
         )
 
@@ -85,7 +85,7 @@ class Sessions:
             self._metrics.realtime_sessions.dec()
             self._metrics.realtime_seconds.observe(time.monotonic() - started)
 
-    def session_facts(self, dialect: Dialect, secret: Secret | None, model: str | None) -> SessionFacts:
+    def session_info(self, dialect: Dialect, secret: Secret | None, model: str | None) -> SessionInfo:
         """A new session.
 
         Raises:
@@ -100,9 +100,9 @@ class Sessions:
         if dialect.commits_end_utterances:
             check_settings(self.shared, dialect, settings)
         seconds = self._options.realtime_session_timeout
-        return SessionFacts(settings, int(time.time() + seconds) if seconds else None)
+        return SessionInfo(settings, int(time.time() + seconds) if seconds else None)
 
-    def _open(self, websocket: WebSocket) -> tuple[Choice, SessionFacts]:
+    def _open(self, websocket: WebSocket) -> tuple[Choice, SessionInfo]:
         """What a session starts with.
 
         Raises:
@@ -123,7 +123,7 @@ class Sessions:
         if secret is not None:
             dialect = OpenAIBeta(of_transcription=True) if secret.beta else OpenAI()
         try:
-            return Choice(dialect), self.session_facts(dialect, secret, query.get("model"))
+            return Choice(dialect), self.session_info(dialect, secret, query.get("model"))
         except EventError as error:
             kind = NotFound if error.code == "model_not_found" else InvalidRequest
             raise kind(error.message, error.param) from error

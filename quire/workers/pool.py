@@ -172,7 +172,7 @@ class WorkerPool:
             if self._long_waiting < self._max_queued:
                 self._spawn(self._do_long(entry))
             else:
-                entry.fail(QueueFull(f"{self._long_waiting} long jobs wait already"))
+                entry.fail(QueueFull(f"{self._long_waiting} long requests wait already"))
 
     async def _do_long(self, entry: Job) -> None:
         self._long_waiting += 1

@@ -55,7 +55,7 @@ class FairQueue:
                 taker.set_result(job)
                 return
         if self._count >= self._max_queued:
-            raise QueueFull(f"{self._count} jobs wait already")
+            raise QueueFull(f"{self._count} requests wait already")
         self._waiting.setdefault(job.tenant, deque()).append(job)
         self._count += 1
 

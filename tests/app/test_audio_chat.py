@@ -59,7 +59,7 @@ def folders(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path]) -> Iterator[ServerProcess]:
     """One server of all three."""
-    options = ("--dtype", "float32", "--kv-cache-memory", "64MiB", "--max-num-batched-tokens", "32")
+    options = ("--dtype", "float32", "--kv-cache-memory-bytes", "64MiB", "--max-num-batched-tokens", "32")
     with serving(*(str(folder) for folder in folders.values()), *options, "--max-num-seqs", "8") as running:
         yield running
 

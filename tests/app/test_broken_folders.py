@@ -47,7 +47,7 @@ class SilentChannel:
 def load_everything(folder: Path, *flags: str) -> None:
     """All that a server reads of a model's folder, in its order."""
     settings = Serve.parse(
-        [str(folder), "--kv-cache-memory", "4MiB", "--max-num-seqs", "2", "--num-threads", "1", *flags]
+        [str(folder), "--kv-cache-memory-bytes", "4MiB", "--max-num-seqs", "2", "--num-threads", "1", *flags]
     )
     tokenizer = Tokenizer.load(folder)
     config = CoreConfig(

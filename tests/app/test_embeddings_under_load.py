@@ -20,7 +20,9 @@ NAME = "minilm"
 def server() -> Iterator[ServerProcess]:
     folder = model_folder()
     names = ("--served-model-name", f"{NAME}={folder}", "--served-model-name", "nano=quire-nano")
-    with serving("quire-nano", str(folder), *names, "--dtype", "float32", "--kv-cache-memory", "256MiB") as running:
+    with serving(
+        "quire-nano", str(folder), *names, "--dtype", "float32", "--kv-cache-memory-bytes", "256MiB"
+    ) as running:
         yield running
 
 

@@ -64,7 +64,7 @@ def test_sigterm_drains_then_stops(folder: Path, where: list[str]) -> None:
 
 def test_a_drain_that_takes_too_long_ends_requests_with_an_error(folder: Path, where: list[str]) -> None:
     with (
-        serving(str(folder), "--drain-timeout", "0.5", "--max-num-seqs", "1", *where) as server,
+        serving(str(folder), "--shutdown-timeout", "0.5", "--max-num-seqs", "1", *where) as server,
         ThreadPoolExecutor(1) as other,
     ):
         with streaming(server, LONG) as lines:
@@ -81,7 +81,7 @@ def test_a_drain_that_takes_too_long_ends_requests_with_an_error(folder: Path, w
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_drain_at_once(folder: Path, second: signal.Signals) -> None:
-    with serving(str(folder), "--drain-timeout", "1000", "--max-num-seqs", "1") as server:
+    with serving(str(folder), "--shutdown-timeout", "1000", "--max-num-seqs", "1") as server:
         with streaming(server, LONG) as lines:
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: "shutting down" in server.log)
@@ -94,7 +94,7 @@ def test_a_second_signal_ends_the_drain_at_once(folder: Path, second: signal.Sig
 
 def test_a_draining_server_still_listens(folder: Path) -> None:
     """Probes see that it is not ready, and new requests go elsewhere."""
-    with serving(str(folder), "--drain-timeout", "1000", "--max-num-seqs", "1") as server:
+    with serving(str(folder), "--shutdown-timeout", "1000", "--max-num-seqs", "1") as server:
         with streaming(server, LONG):
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
@@ -114,7 +114,7 @@ def test_a_draining_server_still_listens(folder: Path) -> None:
 
 
 def test_clients_that_do_not_read_do_not_hold_the_server(folder: Path) -> None:
-    with serving(str(folder), "--drain-timeout", "0.5") as server, ExitStack() as stack:
+    with serving(str(folder), "--shutdown-timeout", "0.5") as server, ExitStack() as stack:
         url, body = httpx.URL(server.url), json.dumps({**PROMPT, "n": 4, "logprobs": 5, "stream": True}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         for _ in range(100):
@@ -128,7 +128,7 @@ def test_clients_that_do_not_read_do_not_hold_the_server(folder: Path) -> None:
 
 
 def test_a_third_signal_ends_the_process_at_once(folder: Path) -> None:
-    with serving(str(folder), "--drain-timeout", "1000", "--engine-process") as server:
+    with serving(str(folder), "--shutdown-timeout", "1000", "--engine-process") as server:
         children = [child.pid for child in psutil.Process(server.process.pid).children(recursive=True)]
         url = httpx.URL(server.url)
         with socket.create_connection((url.host, url.port or 0)) as client:  # keeps the server for two seconds
@@ -150,7 +150,7 @@ def test_a_third_signal_ends_the_process_at_once(folder: Path) -> None:
 
 
 def test_a_client_that_never_sends_its_body_does_not_hold_the_server(folder: Path) -> None:
-    with serving(str(folder), "--drain-timeout", "0.1") as server:
+    with serving(str(folder), "--shutdown-timeout", "0.1") as server:
         url = httpx.URL(server.url)
         with socket.create_connection((url.host, url.port or 0)) as client:
             head = (
@@ -189,7 +189,7 @@ def test_responses_in_the_background_are_drained(folder: Path, where: list[str])
 
 def test_responses_that_would_take_too_long_are_kept_as_failed(folder: Path) -> None:
     arguments = [str(folder), "--max-num-seqs", "1", "--response-store", store_of(folder)]
-    with serving(*arguments, "--drain-timeout", "1000") as server:
+    with serving(*arguments, "--shutdown-timeout", "1000") as server:
         last = begin(server, 40)[-1]
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: "shutting down" in server.log)

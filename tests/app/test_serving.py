@@ -101,7 +101,7 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
 
     before = threading.enumerate()
     folder = tiny_model(tmp_path)
-    settings = Serve.parse([str(folder), "--kv-cache-memory", "16MiB"])
+    settings = Serve.parse([str(folder), "--kv-cache-memory-bytes", "16MiB"])
     source = ModelSource(folder, str(folder), ("model",))
     engine = RunningEngine(source, read_model_config(folder), settings, None)
     model = await engine.loaded()

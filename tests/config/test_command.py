@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.config.command import ConfigError, unknown_variables
-from quire.config.commands import COMMANDS, BenchServe, Serve
+from quire.config.commands import COMMANDS, BenchServe, Embed, Listen, Serve
 
 
 def test_defaults() -> None:
@@ -19,14 +19,14 @@ def test_defaults() -> None:
 def test_flags() -> None:
     settings = Serve.parse(
         [
-            *("one", "two", "--port", "9", "--api-key", "a", "--api-key", "b", "--kv-cache-memory", "4GiB"),
-            *("--no-prefix-caching", "--engine-process", "--default-chat-template-kwargs", '{"x": [1]}'),
+            *("one", "two", "--port", "9", "--api-key", "a", "--api-key", "b", "--kv-cache-memory-bytes", "4GiB"),
+            *("--no-enable-prefix-caching", "--engine-process", "--default-chat-template-kwargs", '{"x": [1]}'),
         ]
     )
     assert settings.model == ("one", "two")
     assert settings.api_key == ("a", "b")
-    assert settings.kv_cache_memory == 4 << 30
-    assert not settings.prefix_caching
+    assert settings.kv_cache_memory_bytes == 4 << 30
+    assert not settings.enable_prefix_caching
     assert settings.engine_process
     assert settings.default_chat_template_kwargs == {"x": [1]}
 
@@ -57,7 +57,8 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
 ) -> None:
     path = tmp_path / "quire.toml"
     path.write_text(
-        '[serve]\nport = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n[bench.serve]\nseed = 7\n'
+        '[serve]\nport = 1\nmax-n = 1\nseed = 1\nmodel = ["m"]\nallowed_origins = ["a", "b"]\n'
+        "[bench.serve]\nworkload-seed = 7\n"
     )
     monkeypatch.setenv("QUIRE_PORT", "2")
     monkeypatch.setenv("QUIRE_MAX_N", "2")
@@ -69,7 +70,7 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
     assert settings.allowed_origins == ("a", "b")
     monkeypatch.setenv("QUIRE_CONFIG", str(path))
     assert Serve.parse([]).seed == 1
-    assert BenchServe.parse([]).seed == 7
+    assert BenchServe.parse([]).workload_seed == 7
 
 
 @pytest.mark.parametrize(
@@ -78,12 +79,18 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
         (["--port", "99999"], "--port expects an integer from 0 to 65535, not '99999'"),
         (["--port", "x"], "--port expects an integer from 0 to 65535, not 'x'"),
         (["--dtype", "f8"], "--dtype expects auto, float32, bfloat16 or float16, not 'f8'"),
-        (["--memory-fraction", "2"], "--memory-fraction expects a number above 0, at most 1, not '2'"),
-        (["--kv-cache-memory", "3XB"], "--kv-cache-memory expects a size in bytes such as 512MiB or 4GiB, not '3XB'"),
+        (
+            ["--kv-cache-free-memory-fraction", "2"],
+            "--kv-cache-free-memory-fraction expects a number above 0, at most 1, not '2'",
+        ),
+        (
+            ["--kv-cache-memory-bytes", "3XB"],
+            "--kv-cache-memory-bytes expects a size in bytes such as 512MiB or 4GiB, not '3XB'",
+        ),
         (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs expects a JSON object, not [1]"),
         (["--default-chat-template-kwargs", "{"], "--default-chat-template-kwargs expects a JSON object, not '{'"),
         (["--max-num-seqs", "0"], "--max-num-seqs expects an integer from 1 to 65536, not '0'"),
-        (["--drain-timeout", "inf"], "--drain-timeout expects a number above 0, at most 1000000000, not 'inf'"),
+        (["--shutdown-timeout", "inf"], "--shutdown-timeout expects a number above 0, at most 1000000000, not 'inf'"),
     ],
 )
 def test_a_bad_value_is_refused_with_the_flags_name_and_what_it_expects(arguments: list[str], complaint: str) -> None:
@@ -143,6 +150,17 @@ def test_variables_that_name_nothing_are_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("QUIRE_PROT", "1")
     monkeypatch.setenv("QUIRE_PORT", "1")
     assert unknown_variables(COMMANDS) == ["QUIRE_PROT"]
+
+
+def test_variables_are_shared_only_by_settings_that_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_DEVICE", "reference")
+    monkeypatch.setenv("QUIRE_SEED", "7")
+    monkeypatch.setenv("QUIRE_MODEL", "a,b")
+    monkeypatch.setenv("QUIRE_API_KEY", "key")
+    serve, listen, bench, embed = Serve.parse([]), Listen.parse([]), BenchServe.parse([]), Embed.parse(["texts.txt"])
+    assert (serve.device, serve.seed, serve.model) == ("reference", 7, ("a", "b"))
+    assert (listen.input_device, bench.workload_seed, embed.model_name) == (None, 0, None)
+    assert serve.api_key == (listen.api_key,) == (bench.api_key,) == (embed.api_key,)
 
 
 def test_every_setting_says_what_it_is_for() -> None:

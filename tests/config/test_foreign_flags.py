@@ -40,7 +40,7 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
     (
         f"{_QWEN} --port 8000 --enable-prefix-caching "
         '--speculative_config \'{"method": "ngram", "num_speculative_tokens": 5}\'',
-        {"prefix_caching": True, "speculation": "ngram", "num_speculative_tokens": 5},
+        {"enable_prefix_caching": True, "speculative_method": "ngram", "num_speculative_tokens": 5},
     ),
     (
         f"{_MISTRAL} --tokenizer_mode mistral --config_format mistral --load_format mistral "
@@ -60,7 +60,7 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
     ("openai/gpt-oss-20b --tool-call-parser openai --async-scheduling", {"tool_call_parser": "openai"}),
     (
         "--model facebook/opt-125m --host 0.0.0.0 --dtype half --gpu-memory-utilization 0.9 --enforce-eager",
-        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "memory_fraction": 0.9},  # noqa: S104
+        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "kv_cache_free_memory_fraction": 0.9},  # noqa: S104
     ),
     (
         "Qwen/Qwen2.5-VL-7B-Instruct --limit-mm-per-prompt '{\"image\": 5}' --trust-remote-code --max-num-seqs 5",
@@ -74,7 +74,7 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
     (
         "m --served-model-name a b --no-enable-prefix-caching",
-        {"served_model_name": ("a", "b"), "prefix_caching": False},
+        {"served_model_name": ("a", "b"), "enable_prefix_caching": False},
     ),
     (
         "m --generation-config vllm --override-generation-config '{\"temperature\": 0.5}' --chat-template x.jinja",
@@ -82,9 +82,9 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ),
     ("m --max-model-len auto -O3 -O.mode=3", {"max_model_len": None, "model": ("m",)}),
     ("m --allowed-origins '[\"*\"]' --uvicorn-log-level warning", {"allowed_origins": ("*",), "log_level": "warning"}),
-    ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory": 4 << 30, "block_size": 32}),
+    ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory_bytes": 4 << 30, "block_size": 32}),
     ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"model": ("m",), "port": 9}),
-    ("m --spec-method ngram --spec-tokens 3", {"speculation": "ngram", "num_speculative_tokens": 3}),
+    ("m --spec-method ngram --spec-tokens 3", {"speculative_method": "ngram", "num_speculative_tokens": 3}),
 ]
 
 
@@ -138,7 +138,7 @@ def test_one_line_for_each_flag_says_what_became_of_it() -> None:
     line = "m --enforce-eager --gpu-memory-utilization 0.8 --disable-uvicorn-access-log --port 1 --dtype bfloat16"
     eager, memory, log = Serve.parse(shlex.split(line)).notes
     assert eager.startswith("--enforce-eager has no effect: ")
-    assert memory.startswith("--gpu-memory-utilization 0.8 is taken as --memory-fraction 0.8")
+    assert memory.startswith("--gpu-memory-utilization 0.8 is taken as --kv-cache-free-memory-fraction 0.8")
     assert log == "--disable-uvicorn-access-log is taken as --no-access-log"
 
 

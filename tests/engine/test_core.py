@@ -229,11 +229,11 @@ def test_eos_and_stop_tokens_end_a_sequence(folder: Path) -> None:
 def test_a_small_cache_reduces_the_context_length(folder: Path) -> None:
     small = Engine(folder).info
     per_block = small.cache_bytes // small.num_blocks
-    engine = Engine(folder, kv_cache_memory=5 * per_block)
+    engine = Engine(folder, kv_cache_memory_bytes=5 * per_block)
     assert (engine.info.num_blocks, engine.info.max_model_len) == (5, 80)
     assert engine.model.context_len == 80
     with pytest.raises(OutOfCacheMemory, match="--max-model-len"):
-        Engine(folder, model=ModelOptions(max_model_len=100), kv_cache_memory=5 * per_block)
+        Engine(folder, model=ModelOptions(max_model_len=100), kv_cache_memory_bytes=5 * per_block)
 
 
 def test_prompt_logprobs_do_not_read_the_prefix_cache(folder: Path) -> None:

@@ -370,8 +370,8 @@ def test_tokens_do_not_depend_on_the_batch(folder: Path, engine: Engine) -> None
         engine.generate(random_prompt(i, 20), constrained(grammar, i)).tokens for i, grammar in enumerate(grammars)
     ]
     for options in (
-        {"max_num_batched_tokens": 24, "block_size": 16, "kv_cache_memory": 1 << 20},
-        {"speculation": "ngram", "num_speculative_tokens": 4},
+        {"max_num_batched_tokens": 24, "block_size": 16, "kv_cache_memory_bytes": 1 << 20},
+        {"speculative_method": "ngram", "num_speculative_tokens": 4},
     ):
         other = Engine(folder, **options)
         for i, grammar in enumerate(grammars):

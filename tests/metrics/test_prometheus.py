@@ -72,7 +72,21 @@ async def test_the_settings_of_the_cache_are_labels(tmp_path: Path) -> None:
     assert 'block_size="16"' in line
     assert 'num_gpu_blocks="1024"' in line
     assert 'model_name="fake"' in line
+    assert 'kv_cache_free_memory_fraction="0.5"' in line
+    assert "gpu_memory_utilization" not in line
     assert found[line] == 1
+
+
+async def test_only_metrics_of_vllm_have_its_prefix(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        await server.post(COMPLETIONS, {"prompt": "abcd", "max_tokens": 2})
+        names = {line.partition("{")[0] for line in await metrics_of(server)}
+    quire, vllm = ({name for name in names if name.startswith(prefix)} for prefix in ("quire:", "vllm:"))
+    assert {name.replace("vllm:", "quire:") for name in vllm} < quire
+    without = {name for name in quire if name.replace("quire:", "vllm:") not in vllm}
+    owned = ("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds")
+    assert all(name.removeprefix("quire:").startswith(owned) for name in without)
+    assert {"quire:kv_cache_blocks_used", "quire:step_duration_seconds_count"} <= without
 
 
 async def test_metrics_return_to_nothing_after_clients_left(tmp_path: Path) -> None:

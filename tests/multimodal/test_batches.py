@@ -12,22 +12,30 @@ from hypothesis import strategies as st
 
 from quire.config.options import ChatOptions
 from quire.multimodal import renderer as renderer_module
-from quire.multimodal.batches import Fit, Names, PairsJob, PoolingPrompt, TextsJob, tokenize_pairs, tokenize_texts
+from quire.multimodal.batches import (
+    InputNames,
+    PairsJob,
+    PoolingPrompt,
+    TextsJob,
+    Truncation,
+    tokenize_pairs,
+    tokenize_texts,
+)
 from quire.multimodal.errors import PromptError
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.tokenizer import pair_tokenizer, write_tokenizer
 
 TOKENIZER = Tokenizer(pair_tokenizer(), {})
-NAMES = Names("input")
+NAMES = InputNames("input")
 
 
-def texts_job(texts: Sequence[str], fit: Fit = Fit(512), **fields: Any) -> TextsJob:  # noqa: B008 it is frozen
-    return TextsJob(texts=texts, fit=fit, names=NAMES, **fields)
+def texts_job(texts: Sequence[str], truncation: Truncation = Truncation(512), **fields: Any) -> TextsJob:  # noqa: B008 it is frozen
+    return TextsJob(texts=texts, truncation=truncation, names=NAMES, **fields)
 
 
-def pairs_job(texts: Sequence[tuple[str, str]], fit: Fit, **fields: Any) -> PairsJob:
-    return PairsJob(texts=texts, fit=fit, names=NAMES, **fields)
+def pairs_job(texts: Sequence[tuple[str, str]], truncation: Truncation, **fields: Any) -> PairsJob:
+    return PairsJob(texts=texts, truncation=truncation, names=NAMES, **fields)
 
 
 def text_of(prompt: PoolingPrompt) -> str:
@@ -60,7 +68,7 @@ def test_slices_are_bounded_and_together_are_the_job(lengths: list[int], first: 
 @settings(deadline=None)
 def test_a_cut_text_is_a_part_of_the_whole_one(text: str, limit: int, side: Any) -> None:
     (whole,) = tokenize_texts(texts_job([text]), TOKENIZER, lower_case=False)
-    (cut,) = tokenize_texts(texts_job([text], Fit(limit, truncate=True, side=side)), TOKENIZER, lower_case=False)
+    (cut,) = tokenize_texts(texts_job([text], Truncation(limit, truncate=True, side=side)), TOKENIZER, lower_case=False)
     ids, kept = whole.token_ids.tolist(), cut.token_ids.tolist()
     assert len(kept) == min(limit, len(ids))
     if len(kept) >= 2:
@@ -76,7 +84,7 @@ def test_a_cut_text_is_a_part_of_the_whole_one(text: str, limit: int, side: Any)
 )
 @settings(deadline=None)
 def test_pairs_are_cut_as_the_tokenizers_library_does(pair: tuple[str, str], limit: int, side: Any) -> None:
-    (cut,) = tokenize_pairs(pairs_job([pair], Fit(limit, truncate=True, side=side)), TOKENIZER, None)
+    (cut,) = tokenize_pairs(pairs_job([pair], Truncation(limit, truncate=True, side=side)), TOKENIZER, None)
     reference = pair_tokenizer()
     reference.enable_truncation(limit, strategy="longest_first", direction=side)
     wanted = reference.encode(*pair)
@@ -90,9 +98,11 @@ def test_errors_name_the_input_of_the_whole_request() -> None:
             tokenize_texts(texts_job(texts, first=256), TOKENIZER, lower_case=False)
         assert raised.value.param == "input[257]"
     with pytest.raises(PromptError) as raised:
-        tokenize_pairs(pairs_job([("a", "b"), ("a", "c" * 20)], Fit(10), first=5), TOKENIZER, None)
+        tokenize_pairs(pairs_job([("a", "b"), ("a", "c" * 20)], Truncation(10), first=5), TOKENIZER, None)
     assert raised.value.param == "input[6]"
-    alone = TextsJob(texts=[""], fit=Fit(5), names=Names("text", several=False), add_special_tokens=False)
+    alone = TextsJob(
+        texts=[""], truncation=Truncation(5), names=InputNames("text", several=False), add_special_tokens=False
+    )
     with pytest.raises(PromptError, match="no tokens") as raised:
         tokenize_texts(alone, TOKENIZER, lower_case=False)
     assert raised.value.param == "text"
@@ -102,10 +112,10 @@ def test_errors_name_the_input_of_the_whole_request() -> None:
     ("job", "param"),
     [
         (texts_job(["a"] * 2000, prefix="b" * 40_000), "input"),
-        (pairs_job([("q" * 40_000, "a")] * 2000, Fit(8, truncate=True)), "input"),
-        (pairs_job([("q", "a")] * 2000, Fit(8), instruction="i" * 40_000), "input"),
-        (pairs_job([("q", "a")], Fit(8), variables={"x": "y" * 5000}), "chat_template_kwargs"),
-        (pairs_job([("q", "a")], Fit(8), variables={"x": [1] * 300}), "chat_template_kwargs"),
+        (pairs_job([("q" * 40_000, "a")] * 2000, Truncation(8, truncate=True)), "input"),
+        (pairs_job([("q", "a")] * 2000, Truncation(8), instruction="i" * 40_000), "input"),
+        (pairs_job([("q", "a")], Truncation(8), variables={"x": "y" * 5000}), "chat_template_kwargs"),
+        (pairs_job([("q", "a")], Truncation(8), variables={"x": [1] * 300}), "chat_template_kwargs"),
     ],
 )
 async def test_what_is_repeated_for_each_input_is_bounded(tmp_path: Path, job: TextsJob | PairsJob, param: str) -> None:
@@ -118,7 +128,7 @@ async def test_what_is_repeated_for_each_input_is_bounded(tmp_path: Path, job: T
 
 
 def test_documents_and_queries_have_limits_of_their_own() -> None:
-    job = pairs_job([("query", "d\u20aci"), ("query", "x")], Fit(512), query_tokens=2, document_tokens=4)
+    job = pairs_job([("query", "d\u20aci"), ("query", "x")], Truncation(512), query_tokens=2, document_tokens=4)
     assert [text_of(prompt) for prompt in tokenize_pairs(job, TOKENIZER, None)] == ["qud\u20ac", "qux"]
 
 
@@ -129,16 +139,16 @@ async def test_texts_of_all_sizes_give_the_same_tokens(tmp_path: Path, monkeypat
     renderer = Renderer(tmp_path, Tokenizer.load(tmp_path), ChatOptions(), 10_000)
     texts = ["short", *(f"text {i}" for i in range(600)), "long " * 500, "longest " * 1000]
     try:
-        fit = Fit(10_000)
-        found = await collected(renderer, texts_job(texts, fit, prefix="> "))
+        truncation = Truncation(10_000)
+        found = await collected(renderer, texts_job(texts, truncation, prefix="> "))
         assert [text_of(prompt) for prompt in found] == [f"> {text}" for text in texts]
-        (one,) = await collected(renderer, texts_job(["short"], fit, prefix="> "))
+        (one,) = await collected(renderer, texts_job(["short"], truncation, prefix="> "))
         assert one.token_ids.tolist() == found[0].token_ids.tolist()
-        pairs = await collected(renderer, pairs_job([("query", text) for text in texts], fit))
+        pairs = await collected(renderer, pairs_job([("query", text) for text in texts], truncation))
         assert [text_of(prompt) for prompt in pairs] == [f"query{text}" for text in texts]
         assert {prompt.segment_start for prompt in pairs} == {7}
         with pytest.raises(PromptError) as raised:
-            await collected(renderer, texts_job([*texts, "x" * 11_000], fit))
+            await collected(renderer, texts_job([*texts, "x" * 11_000], truncation))
         assert raised.value.param == "input[603]"
     finally:
         await renderer.close()

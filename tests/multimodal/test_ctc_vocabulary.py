@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import Wav2Vec2CTCTokenizer
 
-from quire.multimodal.tokenizer import Tokenizer, TokenizerMissing
+from quire.multimodal.tokenizer import Tokenizer, TokenizerError
 from tests.support.ctc import CHARACTERS
 
 HELLO = [CHARACTERS.index(char) for char in "HE"]
@@ -79,7 +79,7 @@ def test_of_tokens_with_one_text_in_lower_case_each_keeps_one(tmp_path: Path, te
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, vocabulary: Any, text: str) -> None:
-    with pytest.raises(TokenizerMissing, match=text):
+    with pytest.raises(TokenizerError, match=text):
         Tokenizer.load(write(tmp_path, vocabulary))
 
 
@@ -87,5 +87,5 @@ def test_other_vocabularies_are_not_taken_for_characters(tmp_path: Path) -> None
     """A byte-level BPE has merges beside its vocabulary."""
     write(tmp_path, {"a": 0})
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(TokenizerMissing, match=r"no tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)

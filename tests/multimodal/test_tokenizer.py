@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from quire.multimodal.tokenizer import Tokenizer, TokenizerMissing
+from quire.multimodal.tokenizer import Tokenizer, TokenizerError
 from tests.support.tokenizer import EOS, byte_tokenizer, write_tokenizer
 
 
@@ -52,5 +52,5 @@ def test_saved_truncation_and_padding_do_not_count(tmp_path: Path) -> None:
 def test_folders_without_a_usable_tokenizer_say_so(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerMissing, match="tokenizer"):
+    with pytest.raises(TokenizerError, match="tokenizer"):
         Tokenizer.load(tmp_path)

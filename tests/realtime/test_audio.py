@@ -17,7 +17,7 @@ from quire.realtime.buffer import AudioBuffer
 from quire.realtime.errors import EventError
 from quire.realtime.outbound import Outbound
 from quire.realtime.settings import TurnDetection
-from quire.realtime.turns import Ended, Turns
+from quire.realtime.turn_detection import Ended, Turns
 from tests.support.realtime import base64_of, dialogue
 
 

@@ -91,7 +91,11 @@ class Engine:
 
     def __init__(self, folder: Path, *, model: ModelOptions | None = None, in_flight: int = 1, **options: Any) -> None:
         self.channel = Channel()
-        defaults: dict[str, Any] = {"kv_cache_memory": 64 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 512}
+        defaults: dict[str, Any] = {
+            "kv_cache_memory_bytes": 64 << 20,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 512,
+        }
         model = model or ModelOptions()
         if model.dtype == "auto":
             model = model.model_copy(update={"dtype": "float32"})

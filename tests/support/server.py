@@ -114,7 +114,7 @@ async def running_server(
             include_usage=options.enable_force_include_usage,
             tokens_as_ids=options.return_tokens_as_token_ids,
             stall_timeout=options.stall_timeout,
-            sse_keepalive=options.sse_keepalive,
+            sse_keep_alive_interval=options.sse_keep_alive_interval,
             transcription_events=options.transcription_events,
             media=media_policy(options),
             max_audio_parts=options.max_audio_parts,

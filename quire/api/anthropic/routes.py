@@ -21,7 +21,7 @@ from quire.api.anthropic.translation import (
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http import fields
-from quire.api.http.identity import answer_id
+from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, unless_disconnected
 from quire.api.http.tenant import current_tenant
@@ -45,7 +45,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of Anthropic's messages."""
     routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/v1/messages", responses={**streamed(AnsweredMessage), **_ERRORS}, response_model=None)
@@ -62,7 +62,10 @@ def router(state: ServerState) -> APIRouter:
         fields.ignore(request, unused)
         if body.stream:
             return EventStream(
-                _events(prepared, releaser(request)), keepalive=state.sse_keepalive, error=error_event, done=b""
+                _events(prepared, releaser(request)),
+                keepalive=state.sse_keep_alive_interval,
+                error=error_event,
+                done=b"",
             )
         return await respond_unless_disconnected(request, _message(prepared))
 

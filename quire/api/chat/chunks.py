@@ -11,7 +11,7 @@ import orjson
 from quire.api.answers.answer import AnswerParser
 from quire.api.answers.logprobs import LogprobFormatter
 from quire.api.answers.tools.calls import CallDelta, Parsed, TextDelta
-from quire.api.http.identity import fingerprint
+from quire.api.http.request_ids import fingerprint
 from quire.api.http.sse import event
 from quire.engine.wire.stream import Delta
 
@@ -20,7 +20,7 @@ _PLACEHOLDER = "\ue000"  # in the template, in place of the text
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkHead:
+class ChunkEnvelope:
     """The fields that all chunks of a response share."""
 
     id: str
@@ -47,7 +47,7 @@ class ChatChunkWriter:
 
     def __init__(
         self,
-        head: ChunkHead,
+        head: ChunkEnvelope,
         index: int,
         *,
         role: str,

@@ -15,7 +15,7 @@ from quire.api.answers.tools.calls import CallDelta, joined
 from quire.api.chat.chunks import ChatChunkWriter
 from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http import fields
-from quire.api.http.identity import answer_id, fingerprint
+from quire.api.http.request_ids import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.api.protocol.chat import (
@@ -38,7 +38,7 @@ from quire.engine.wire.stream import Delta
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoint."""
+    """A router with the endpoints of chat completions."""
     routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/v1/chat/completions", responses=streamed(ChatCompletion), response_model=None)
@@ -63,7 +63,7 @@ async def answer_chat(body: ChatRequest, request: Request, state: ServerState) -
     prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
     fields.ignore(request, prepared.unused_fields)
     if body.stream:
-        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
+        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keep_alive_interval)
     return await respond_unless_disconnected(request, _complete(prepared))
 
 

@@ -17,7 +17,7 @@ from quire.api.completions.prepare import PreparedCompletion, count_sequences, p
 from quire.api.http import fields
 from quire.api.http.body import request_of
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.identity import answer_id
+from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
@@ -39,7 +39,7 @@ _OUTER_FIELDS = (
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of tokens in, tokens out."""
     routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/inference/v1/generate", responses=streamed(TokensAnswer), response_model=None)
@@ -53,7 +53,7 @@ def router(state: ServerState) -> APIRouter:
         response_id = answer_id("generate-tokens", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_completion(completion, model, state, response_id))
         if body.stream:
-            return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keepalive)
+            return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keep_alive_interval)
         return await respond_unless_disconnected(request, _complete(prepared, body))
 
     @routes.post("/v1/chat/completions/render", responses=ERRORS)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from quire.api.answers.logprobs import CompletionLogprobColumns, TextPosition, encoded
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http import fields
-from quire.api.http.identity import answer_id, fingerprint
+from quire.api.http.request_ids import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.api.protocol.common import streamed
@@ -30,7 +30,7 @@ from quire.engine.wire.stream import Delta
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoint."""
+    """A router with the endpoints of completions."""
     routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/v1/completions", responses=streamed(Completion), response_model=None)
@@ -55,7 +55,7 @@ async def answer_completion(body: CompletionRequest, request: Request, state: Se
     fields.ignore(request, unused_with_beams(body))
     prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))
     if body.stream:
-        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keepalive)
+        return EventStream(_chunks(prepared, releaser(request)), keepalive=state.sse_keep_alive_interval)
     return await respond_unless_disconnected(request, _complete(prepared))
 
 

@@ -202,7 +202,7 @@ def as_api_error(error: EngineError | PromptError | WorkerError) -> ApiError:
         case EngineOverloaded():
             return Overloaded(str(error), headers={"Retry-After": str(error.retry_after)})
         case QueueFull():
-            return Overloaded(f"The server is busy preparing other requests: {error}.", headers={"Retry-After": "1"})
+            return Overloaded(f"The server is too busy to prepare the request: {error}.", headers={"Retry-After": "1"})
         case WorkerError():
             return Unavailable(f"The request cannot be prepared: {error}.")
         case DeadlineExceeded():

@@ -16,13 +16,13 @@ from quire.api.http.pieces import response_of
 from quire.api.http.routing import enter_for_request, release_resources
 from quire.api.http.sse import unless_disconnected
 from quire.api.pooling.arrays import base64_of, json_of, raw, raw_size, shape_of
-from quire.api.pooling.run import Head, Results
+from quire.api.pooling.run import PoolingContext, Results
 from quire.api.protocol.pooling.requests import EncodingFields
 
 _MAX_DESCRIBED = 256  # inputs whose arrays are described in a header; clients have limits
 
 
-async def respond(request: Request, head: Head, work: Coroutine[Any, Any, Response]) -> Response:
+async def respond(request: Request, context: PoolingContext, work: Coroutine[Any, Any, Response]) -> Response:
     """The response that `work` gives, which is cancelled when the client disconnects.
 
     What the request holds is released as soon as `work` has ended, however slowly the client reads; only its results
@@ -34,17 +34,17 @@ async def respond(request: Request, head: Head, work: Coroutine[Any, Any, Respon
     try:
         response = await unless_disconnected(request, work)
     except BaseException:
-        head.results.close()
+        context.results.close()
         raise
     finally:
         release_resources(request)
-    enter_for_request(request, closing(head.results))
+    enter_for_request(request, closing(context.results))
     return response
 
 
-def head_fields(head: Head) -> dict[str, Any]:
+def context_fields(context: PoolingContext) -> dict[str, Any]:
     """What all lists of results begin with."""
-    return {"id": head.id, "object": "list", "created": head.created, "model": head.name}
+    return {"id": context.id, "object": "list", "created": context.created, "model": context.name}
 
 
 def check_encoding(body: EncodingFields, count: int) -> None:
@@ -61,11 +61,13 @@ def check_encoding(body: EncodingFields, count: int) -> None:
         )
 
 
-def arrays_response(head: Head, results: Results, body: EncodingFields, *, kind: str, key: str) -> Response:
+def arrays_response(
+    context: PoolingContext, results: Results, body: EncodingFields, *, kind: str, key: str
+) -> Response:
     """The arrays of all inputs in the format of a request.
 
     Args:
-        head: of the request.
+        context: of the request.
         results: its arrays.
         body: its format.
         kind: `object` of each result.
@@ -73,7 +75,7 @@ def arrays_response(head: Head, results: Results, body: EncodingFields, *, kind:
     """
     dtype, endianness = body.encoding
     if body.encoding_format in ("bytes", "bytes_only"):
-        return _binary_response(head, results, body)
+        return _binary_response(context, results, body)
     if body.encoding_format == "base64":
         arrays = (base64_of(array, dtype, endianness) for array in results.arrays)
     else:
@@ -81,7 +83,7 @@ def arrays_response(head: Head, results: Results, body: EncodingFields, *, kind:
     template = orjson.dumps({"object": kind, "index": 0, key: 0})
     before, after, _ = template.split(b"0")
     items = (chain((before + b"%d" % index + after,), array, (b"}",)) for index, array in enumerate(arrays))
-    return response_of(list_body(head_fields(head), "data", items, {"usage": results.usage().model_dump()}))
+    return response_of(list_body(context_fields(context), "data", items, {"usage": results.usage().model_dump()}))
 
 
 def list_body(
@@ -108,7 +110,7 @@ def encoded(items: Iterable[Any]) -> Iterator[tuple[bytes]]:
     return ((orjson.dumps(item),) for item in items)
 
 
-def _binary_response(head: Head, results: Results, body: EncodingFields) -> Response:
+def _binary_response(context: PoolingContext, results: Results, body: EncodingFields) -> Response:
     dtype, endianness = body.encoding
     content = (piece for array in results.arrays for piece in raw(array, dtype, endianness))
     if body.encoding_format == "bytes_only":
@@ -127,5 +129,5 @@ def _binary_response(head: Head, results: Results, body: EncodingFields) -> Resp
             }
         )
         start = end
-    metadata = {**head_fields(head), "data": described, "usage": results.usage().model_dump()}
+    metadata = {**context_fields(context), "data": described, "usage": results.usage().model_dump()}
     return response_of(content, "application/octet-stream", {"metadata": orjson.dumps(metadata).decode("latin-1")})

@@ -13,17 +13,17 @@ from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
 from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import base64_of, json_of
-from quire.api.pooling.prepare import embed_params, fit_of, prefix_of, text_part
-from quire.api.pooling.run import Head, Results, begin, check_count, pool
+from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of
+from quire.api.pooling.run import PoolingContext, Results, begin, check_count, pool
 from quire.api.protocol.pooling.answers import answered
 from quire.api.protocol.pooling.cohere import CohereEmbedded, CohereEmbedRequest, EmbeddingType
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.protocol import PooledArray
-from quire.multimodal.batches import Fit
+from quire.multimodal.batches import Truncation
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoint."""
+    """A router with the endpoints of Cohere's embeddings."""
     routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/v2/embed", responses=answered(CohereEmbedded), response_model=None)
@@ -40,17 +40,17 @@ async def _answer(body: CohereEmbedRequest, request: Request, state: ServerState
     assert texts is not None
     check_count(len(texts), state, field)
     params = embed_params(model, "embed", body.output_dimension, None, "output_dimension")
-    head = begin(request, state, model, "embed", body)
+    context = begin(request, state, model, "embed", body)
     prefix = prefix_of(model, None, body.input_type, None)
 
     async def work() -> Response:
-        part = text_part(model, texts, params, _fit(model, body), field, prefix=prefix)
-        return response_of(_pieces(head, await pool(head, part), body, texts))
+        group = text_group(model, texts, params, _truncation(model, body), field, prefix=prefix)
+        return response_of(_pieces(context, await pool(context, group), body, texts))
 
-    return await respond(request, head, work())
+    return await respond(request, context, work())
 
 
-def _fit(model: ServedModel, body: CohereEmbedRequest) -> Fit:
+def _truncation(model: ServedModel, body: CohereEmbedRequest) -> Truncation:
     if body.max_tokens is not None and body.max_tokens > model.info.max_model_len:
         raise InvalidRequest(
             f"`max_tokens` must be at most the context length of {model.info.max_model_len} tokens, not "
@@ -58,12 +58,12 @@ def _fit(model: ServedModel, body: CohereEmbedRequest) -> Fit:
             "max_tokens",
         )
     if body.truncate == "NONE" and body.max_tokens is None:
-        return fit_of(model, None, None)
-    return fit_of(model, body.max_tokens or -1, "left" if body.truncate == "START" else "right")
+        return truncation_of(model, None, None)
+    return truncation_of(model, body.max_tokens or -1, "left" if body.truncate == "START" else "right")
 
 
-def _pieces(head: Head, results: Results, body: CohereEmbedRequest, texts: list[str]) -> Iterator[bytes]:
-    yield b'{"id":' + orjson.dumps(head.id)
+def _pieces(context: PoolingContext, results: Results, body: CohereEmbedRequest, texts: list[str]) -> Iterator[bytes]:
+    yield b'{"id":' + orjson.dumps(context.id)
     separator = b',"embeddings":{'
     for kind in dict.fromkeys(body.embedding_types or ("float",)):
         yield separator + orjson.dumps(kind) + b":"

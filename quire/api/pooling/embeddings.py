@@ -11,9 +11,9 @@ from starlette.responses import Response
 from quire.api.http.errors import InvalidRequest, shortened
 from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
-from quire.api.pooling.answers import arrays_response, check_encoding, encoded, head_fields, list_body, respond
-from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_part
-from quire.api.pooling.run import Head, begin, pool
+from quire.api.pooling.answers import arrays_response, check_encoding, context_fields, encoded, list_body, respond
+from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_group
+from quire.api.pooling.run import PoolingContext, begin, pool
 from quire.api.protocol.pooling.answers import ClassifiedList, EmbeddingList, PooledList, answered
 from quire.api.protocol.pooling.requests import (
     ClassifyChatRequest,
@@ -41,7 +41,7 @@ _EMBEDS = ("embed", "token_embed")
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of embeddings, pooling and classification."""
     routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/v1/embeddings", responses=answered(EmbeddingList, binary=True), response_model=None)
@@ -96,15 +96,15 @@ async def answer_classify(
     """The classes of the inputs; see `answer_embeddings`."""
     model = state.model_for(body.model, "classify")
     check_inputs(body, state)
-    head = begin(request, state, model, "classify", body)
+    context = begin(request, state, model, "classify", body)
     params = PoolingParams(task="classify", use_activation=body.use_activation)
 
     async def work() -> Response:
-        results = await pool(head, await input_part(body, request, state, model, params))
-        items = encoded(_classified(head, i, array) for i, array in enumerate(results.arrays))
-        return response_of(list_body(head_fields(head), "data", items, {"usage": results.usage().model_dump()}))
+        results = await pool(context, await input_group(body, request, state, model, params))
+        items = encoded(_classified(context, i, array) for i, array in enumerate(results.arrays))
+        return response_of(list_body(context_fields(context), "data", items, {"usage": results.usage().model_dump()}))
 
-    return await respond(request, head, work())
+    return await respond(request, context, work())
 
 
 def label_of(model: ServedModel, index: int) -> str | None:
@@ -125,13 +125,13 @@ async def _answer_arrays(
 ) -> Response:
     check_inputs(body, state)
     check_encoding(body, count_inputs(body.input) if isinstance(body, TextInput) else 1)
-    head = begin(request, state, model, "embd" if kind == "embedding" else "pool", body)
+    context = begin(request, state, model, "embd" if kind == "embedding" else "pool", body)
 
     async def work() -> Response:
-        results = await pool(head, await input_part(body, request, state, model, params))
-        return arrays_response(head, results, body, kind=kind, key=key)
+        results = await pool(context, await input_group(body, request, state, model, params))
+        return arrays_response(context, results, body, kind=kind, key=key)
 
-    return await respond(request, head, work())
+    return await respond(request, context, work())
 
 
 def _pooling_task(body: PoolingTextRequest | PoolingChatRequest, state: ServerState) -> tuple[ServedModel, PoolingTask]:
@@ -145,14 +145,18 @@ def _pooling_task(body: PoolingTextRequest | PoolingChatRequest, state: ServerSt
         message = f"Unsupported task: {shortened(body.task)!r}. Supported tasks: {listed or 'none'}."
         raise InvalidRequest(message, "task")
     model = candidates[0]
-    raise InvalidRequest(f"The model `{model.names[0]}` does not pool; it supports: {', '.join(model.tasks)}.", "model")
+    raise InvalidRequest(
+        f"The model `{model.names[0]}` does not support embeddings or classification; "
+        f"its tasks: {', '.join(model.tasks)}.",
+        "model",
+    )
 
 
-def _classified(head: Head, index: int, scores: PooledArray) -> dict[str, Any]:
+def _classified(context: PoolingContext, index: int, scores: PooledArray) -> dict[str, Any]:
     best = int(np.argmax(scores)) if len(scores) else 0
     return {
         "index": index,
-        "label": label_of(head.model, best),
+        "label": label_of(context.model, best),
         "probs": scores.tolist(),
         "num_classes": len(scores),
     }

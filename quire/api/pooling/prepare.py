@@ -13,7 +13,7 @@ from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
-from quire.api.pooling.run import Part, check_count
+from quire.api.pooling.run import InputGroup, check_count
 from quire.api.protocol.pooling.inputs import PromptInput
 from quire.api.protocol.pooling.requests import (
     ChatInput,
@@ -28,7 +28,7 @@ from quire.api.protocol.pooling.requests import (
 )
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.protocol import PoolingParams, PoolingTask
-from quire.multimodal.batches import Fit, Names, PoolingPrompt, TextsJob, check_length
+from quire.multimodal.batches import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
 
 Ids = NDArray[np.int32]
 InputRequest = (
@@ -42,7 +42,7 @@ InputRequest = (
 Side = Literal["left", "right"]
 
 
-def fit_of(model: ServedModel, keep: int | None, side: Side | None) -> Fit:
+def truncation_of(model: ServedModel, keep: int | None, side: Side | None) -> Truncation:
     """How long prompts may be.
 
     Args:
@@ -61,7 +61,7 @@ def fit_of(model: ServedModel, keep: int | None, side: Side | None) -> Fit:
             "truncate_prompt_tokens",
         )
     own: Side = "left" if model.renderer.tokenizer.config.get("truncation_side") == "left" else "right"
-    return Fit(limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or own)
+    return Truncation(limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or own)
 
 
 def embed_params(
@@ -85,7 +85,7 @@ def prefix_of(model: ServedModel, prompt_name: str | None, input_type: str | Non
     """The prompt of the model that is put before each text.
 
     Raises:
-        PromptError: the model has no such prompt, or the prompt has no place for an instruction.
+        PromptError: the model has no such prompt, or the prompt takes no instruction.
     """
     sentences = model.renderer.sentences
     if input_type is None and prompt_name is None and instruction is not None:
@@ -94,27 +94,29 @@ def prefix_of(model: ServedModel, prompt_name: str | None, input_type: str | Non
     return prompt if instruction is None else sentences.with_instruction(prompt, instruction)
 
 
-def text_part(
+def text_group(
     model: ServedModel,
     inputs: PromptInput | Sequence[str] | Sequence[Ids],
     params: PoolingParams,
-    fit: Fit,
+    truncation: Truncation,
     field: str,
     *,
     prefix: str = "",
     add_special_tokens: bool = True,
-) -> Part:
+) -> InputGroup:
     """Texts or token ids of a request.
 
     Raises:
         PromptError: token ids are too many or outside of the vocabulary.
     """
-    names = Names(field, several=not isinstance(inputs, str | np.ndarray))
+    names = InputNames(field, several=not isinstance(inputs, str | np.ndarray))
     listed = [inputs] if isinstance(inputs, str | np.ndarray) else list(inputs)
     texts = [one for one in listed if isinstance(one, str)]
     if not texts:
         ids = [one for one in listed if isinstance(one, np.ndarray)]
-        return Part([_token_prompt(model, one, fit, names.at(i)) for i, one in enumerate(ids)], params, names)
+        return InputGroup(
+            [_token_prompt(model, one, truncation, names.at(i)) for i, one in enumerate(ids)], params, names
+        )
     if prefix and not model.renderer.sentences.pools_prompt:
         params = PoolingParams(
             task=params.task,
@@ -122,8 +124,10 @@ def text_part(
             use_activation=params.use_activation,
             skip_tokens=model.renderer.prompt_length(prefix),
         )
-    job = TextsJob(texts=texts, fit=fit, names=names, prefix=prefix, add_special_tokens=add_special_tokens)
-    return Part(job, params, names)
+    job = TextsJob(
+        texts=texts, truncation=truncation, names=names, prefix=prefix, add_special_tokens=add_special_tokens
+    )
+    return InputGroup(job, params, names)
 
 
 def count_inputs(inputs: PromptInput | Sequence[str] | Sequence[Ids]) -> int:
@@ -131,16 +135,16 @@ def count_inputs(inputs: PromptInput | Sequence[str] | Sequence[Ids]) -> int:
     return 1 if isinstance(inputs, str | np.ndarray) else len(inputs)
 
 
-async def input_part(
+async def input_group(
     body: InputRequest, request: Request, state: ServerState, model: ServedModel, params: PoolingParams
-) -> Part:
+) -> InputGroup:
     """The inputs of a request with `input` or `messages`.
 
     Raises:
         InvalidRequest: a field is not valid.
         PromptError: the conversation cannot be rendered, or token ids are not valid.
     """
-    fit = fit_of(model, body.truncate_prompt_tokens, body.truncation_side)
+    truncation = truncation_of(model, body.truncate_prompt_tokens, body.truncation_side)
     if isinstance(body, TextInput):
         prefix = ""
         if isinstance(body, EmbedFields):
@@ -148,14 +152,14 @@ async def input_part(
             if not _has_texts(body):
                 _refuse_prompts(body)
         special = body.add_special_tokens
-        return text_part(model, body.input, params, fit, "input", prefix=prefix, add_special_tokens=special)
+        return text_group(model, body.input, params, truncation, "input", prefix=prefix, add_special_tokens=special)
     if isinstance(body, EmbedFields):
         _refuse_prompts(body)
     conversation = conversation_of(body, trusted=state.trust_request_chat_template)
     rendered = await model.renderer.chat(conversation, tenant=current_tenant())
     fields.ignore(request, unused_template_fields(body, rendered))
-    prompt = _token_prompt(model, rendered.prompt.token_ids, fit, "messages")
-    return Part([prompt], params, Names("messages", several=False))
+    prompt = _token_prompt(model, rendered.prompt.token_ids, truncation, "messages")
+    return InputGroup([prompt], params, InputNames("messages", several=False))
 
 
 def check_inputs(body: TextInput | ChatInput, state: ServerState) -> None:
@@ -178,17 +182,17 @@ def _refuse_prompts(body: EmbedFields) -> None:
             raise InvalidRequest(f"`{name}` applies to texts only, not to token ids or conversations.", name)
 
 
-def _token_prompt(model: ServedModel, ids: Ids, fit: Fit, name: str) -> PoolingPrompt:
+def _token_prompt(model: ServedModel, ids: Ids, truncation: Truncation, name: str) -> PoolingPrompt:
     if not len(ids):
         raise InvalidRequest("The input is empty: it has no tokens.", name)
     if int(ids.max()) >= model.info.vocab_size:
         raise InvalidRequest(
             f"The input has a token id outside of the vocabulary of {model.info.vocab_size} tokens.", name
         )
-    if not fit.truncate:
-        check_length(len(ids), fit.tokens, name)
-    elif len(ids) > fit.tokens:
-        ids = ids[: fit.tokens] if fit.side == "right" else ids[-fit.tokens :]
+    if not truncation.truncate:
+        check_length(len(ids), truncation.tokens, name)
+    elif len(ids) > truncation.tokens:
+        ids = ids[: truncation.tokens] if truncation.side == "right" else ids[-truncation.tokens :]
     return PoolingPrompt(ids)
 
 

@@ -12,9 +12,9 @@ from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
-from quire.api.pooling.answers import encoded, head_fields, list_body, respond
-from quire.api.pooling.prepare import fit_of
-from quire.api.pooling.run import Head, Results, begin, check_count
+from quire.api.pooling.answers import context_fields, encoded, list_body, respond
+from quire.api.pooling.prepare import truncation_of
+from quire.api.pooling.run import PoolingContext, Results, begin, check_count
 from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
 from quire.api.pooling.tei import answer_tei_rerank
 from quire.api.protocol.pooling.answers import Reranked, ScoreList, answered
@@ -24,7 +24,7 @@ from quire.api.serving.models import ServerState
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of scores and rerank."""
     routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/v1/score", responses=answered(ScoreList), response_model=None)
@@ -63,45 +63,45 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
         raise InvalidRequest(
             f"Input lengths must be either 1:1, 1:N or N:N, not {len(queries)}:{len(documents)}.", second
         )
-    head = begin(request, state, model, "score", body)
+    context = begin(request, state, model, "score", body)
     scoring = Scoring(
         queries=queries,
         documents=documents,
         query_field=first,
         document_field=second,
         several=(not isinstance(given[0], str), not isinstance(given[1], str)),
-        **_options(body, request, head),
+        **_options(body, request, context),
     )
 
     async def work() -> Response:
-        results = await scores(head, scoring)
+        results = await scores(context, scoring)
         items = encoded(
             {"index": index, "object": "score", "score": float(value[0])} for index, value in enumerate(results.arrays)
         )
-        return response_of(list_body(head_fields(head), "data", items, {"usage": results.usage().model_dump()}))
+        return response_of(list_body(context_fields(context), "data", items, {"usage": results.usage().model_dump()}))
 
-    return await respond(request, head, work())
+    return await respond(request, context, work())
 
 
 async def answer_rerank(body: RerankRequest, request: Request, state: ServerState) -> Response:
     """The documents in descending order of their scores; see `answer_score`."""
     model = state.model_for(body.model, "score")
     check_count(len(body.documents), state, "documents")
-    head = begin(request, state, model, "rerank", body)
-    scoring = Scoring(queries=[body.query], documents=body.documents, **_options(body, request, head))
+    context = begin(request, state, model, "rerank", body)
+    scoring = Scoring(queries=[body.query], documents=body.documents, **_options(body, request, context))
 
     async def work() -> Response:
-        return response_of(_ranked(head, await scores(head, scoring), body))
+        return response_of(_ranked(context, await scores(context, scoring), body))
 
-    return await respond(request, head, work())
+    return await respond(request, context, work())
 
 
-def _ranked(head: Head, results: Results, body: RerankRequest) -> Iterator[bytes]:
+def _ranked(context: PoolingContext, results: Results, body: RerankRequest) -> Iterator[bytes]:
     def one(index: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {"index": index, "relevance_score": float(results.arrays[index][0])}
         return ranked if body.return_documents is False else {**ranked, "document": {"text": body.documents[index]}}
 
-    before = {"id": head.id, "object": "list", "model": head.name}
+    before = {"id": context.id, "object": "list", "model": context.name}
     after = {
         "usage": {"prompt_tokens": results.tokens, "total_tokens": results.tokens},
         "meta": {
@@ -119,13 +119,13 @@ def _pair_of(body: ScoreRequest) -> tuple[str, str]:
     return first, next(name for name in SCORE_FIELDS[first] if getattr(body, name) is not None)
 
 
-def _options(body: ScoringFields, request: Request, head: Head) -> dict[str, Any]:
+def _options(body: ScoringFields, request: Request, context: PoolingContext) -> dict[str, Any]:
     """Arguments of `Scoring` that both endpoints have. Fields without effect on this model are recorded."""
-    if by_embeddings(head):
+    if by_embeddings(context):
         names = ("use_activation", "chat_template_kwargs")
         fields.ignore(request, [name for name in names if getattr(body, name) not in (None, {})])
     return {
-        "fit": fit_of(head.model, body.truncate_prompt_tokens, body.truncation_side),
+        "truncation": truncation_of(context.model, body.truncate_prompt_tokens, body.truncation_side),
         "use_activation": body.use_activation,
         "instruction": body.instruction,
         "variables": body.chat_template_kwargs or {},

@@ -9,7 +9,7 @@ from quire.api.serving.models import ServerState
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of all pooling APIs."""
     routes = APIRouter()
     for module in (embeddings, rerank, cohere, tei):
         routes.include_router(module.router(state))

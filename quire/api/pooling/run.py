@@ -16,25 +16,25 @@ from typing import Any
 from starlette.requests import Request
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.identity import answer_id
+from quire.api.http.request_ids import answer_id
 from quire.api.http.tenant import current_tenant
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.result_memory import Reservation
-from quire.engine.wire.batch import Keep
+from quire.engine.wire.batch import OnResult
 from quire.engine.wire.errors import InvalidTask
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.engine.wire.stream import PoolRequest
-from quire.multimodal.batches import Names, PairsJob, PoolingPrompt, TextsJob
+from quire.multimodal.batches import InputNames, PairsJob, PoolingPrompt, TextsJob
 
 _SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already
 _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What all inputs of a request share. `results`: what these hold until the client has read them."""
+class PoolingContext:
+    """What all inputs of a pooling request share. `results`: what these hold until the client has read them."""
 
     id: str
     model: ServedModel
@@ -51,12 +51,12 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class InputGroup:
     """Inputs that have the same task: texts or pairs to tokenize, or prompts that are tokenized."""
 
     source: TextsJob | PairsJob | Sequence[PoolingPrompt]
     params: PoolingParams
-    names: Names
+    names: InputNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Results:
         )
 
 
-def begin(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> Head:
+def begin(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> PoolingContext:
     """Admit a request. The fields of `body` that it may lack have their defaults.
 
     Raises:
@@ -91,7 +91,7 @@ def begin(request: Request, state: ServerState, model: ServedModel, kind: str, b
         raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
     admit(request, model, 1, "input")
     timeouts = [seconds for seconds in (getattr(body, "timeout", None), state.limits.request_timeout) if seconds]
-    return Head(
+    return PoolingContext(
         id=answer_id(kind, request, getattr(body, "request_id", None)),
         model=model,
         results=state.results.reservation(current_tenant()),
@@ -111,13 +111,13 @@ def check_count(count: int, state: ServerState, param: str) -> None:
         raise InvalidRequest(f"A request may have at most {state.limits.max_inputs} inputs, not {count}.", param)
 
 
-async def pool(head: Head, *parts: Part, keep: Keep | None = None) -> Results:
+async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> Results:
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:
-        head: of the request.
-        parts: its inputs.
-        keep: what is kept of a result, given its index; default: all of it.
+        context: of the request.
+        groups: its inputs.
+        on_result: what is kept of a result, given its index; default: all of it.
 
     Raises:
         InvalidRequest: the engine does not accept an input.
@@ -126,17 +126,17 @@ async def pool(head: Head, *parts: Part, keep: Keep | None = None) -> Results:
         Overloaded: there is no memory for the results.
     """
     tokens, owners = 0, []
-    with head.model.client.pooling(timeout=head.timeout, keep=keep) as batch:
+    with context.model.client.pooling(timeout=context.timeout, on_result=on_result) as batch:
         try:
-            for part in parts:
-                owners.append((batch.size, part.names))
-                async with aclosing(_prompts(head.model, part)) as slices:
+            for group in groups:
+                owners.append((batch.size, group.names))
+                async with aclosing(_prompts(context.model, group)) as slices:
                     async for prompts in slices:
-                        if keep is None:
-                            size = _size(head.model, part.params, prompts)
-                            _check_size(head.results.values + size, part.names)
-                            head.results.grow(size)
-                        batch.add([_request(head, part.params, prompt) for prompt in prompts])
+                        if on_result is None:
+                            size = _size(context.model, group.params, prompts)
+                            _check_size(context.results.values + size, group.names)
+                            context.results.grow(size)
+                        batch.add([_request(context, group.params, prompt) for prompt in prompts])
                         tokens += sum(len(prompt.token_ids) for prompt in prompts)
             arrays = await batch.results()
         except InvalidTask as error:
@@ -162,7 +162,7 @@ def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPr
             return 0
 
 
-def _check_size(values: int, names: Names) -> None:
+def _check_size(values: int, names: InputNames) -> None:
     if values > _MAX_VALUES:
         raise InvalidRequest(
             f"The results of a request may have at most {_MAX_VALUES} numbers. Please send fewer inputs at once.",
@@ -170,30 +170,30 @@ def _check_size(values: int, names: Names) -> None:
         )
 
 
-async def _prompts(model: ServedModel, part: Part) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
-    if isinstance(part.source, TextsJob | PairsJob):
-        async with aclosing(model.renderer.batch(part.source, tenant=current_tenant())) as slices:
+async def _prompts(model: ServedModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
+    if isinstance(group.source, TextsJob | PairsJob):
+        async with aclosing(model.renderer.batch(group.source, tenant=current_tenant())) as slices:
             async for prompts in slices:
                 yield prompts
         return
-    for start in range(0, len(part.source), _SLICE):
-        yield part.source[start : start + _SLICE]
+    for start in range(0, len(group.source), _SLICE):
+        yield group.source[start : start + _SLICE]
         await asyncio.sleep(0)
 
 
-def _request(head: Head, params: PoolingParams, prompt: PoolingPrompt) -> PoolRequest:
+def _request(context: PoolingContext, params: PoolingParams, prompt: PoolingPrompt) -> PoolRequest:
     return PoolRequest(
         prompt=prompt.token_ids,
         params=params,
-        priority=head.priority,
-        cache_salt=head.cache_salt,
-        flow=head.id,
+        priority=context.priority,
+        cache_salt=context.cache_salt,
+        flow=context.id,
         segment_start=prompt.segment_start,
     )
 
 
-def _name(owners: Sequence[tuple[int, Names]], index: int | None) -> str | None:
-    """The name of the input with this index among all parts."""
+def _name(owners: Sequence[tuple[int, InputNames]], index: int | None) -> str | None:
+    """The name of the input with this index among all groups."""
     if index is None:
         return None
     start, names = next(owner for owner in reversed(owners) if owner[0] <= index)

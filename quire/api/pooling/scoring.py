@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.http.tenant import current_tenant
-from quire.api.pooling.prepare import text_part
-from quire.api.pooling.run import Head, Part, Results, pool
+from quire.api.pooling.prepare import text_group
+from quire.api.pooling.run import InputGroup, PoolingContext, Results, pool
 from quire.engine.wire.protocol import PooledArray, PoolingParams
-from quire.multimodal.batches import Fit, Names, PairsJob
+from quire.multimodal.batches import InputNames, PairsJob, Truncation
 
 _UNSHORTENED = 0
 _AT_ONCE = 256  # pairs of vectors that are compared at a time: 2 ms
@@ -38,7 +38,7 @@ class Scoring:
 
     queries: Sequence[str]
     documents: Sequence[str]
-    fit: Fit
+    truncation: Truncation
     query_field: str = "query"
     document_field: str = "documents"
     several: tuple[bool, bool] = (False, True)
@@ -49,40 +49,40 @@ class Scoring:
     document_tokens: int = _UNSHORTENED
 
     @property
-    def names(self) -> tuple[Names, Names]:
+    def names(self) -> tuple[InputNames, InputNames]:
         """Names of queries and documents."""
-        return Names(self.query_field, self.several[0]), Names(self.document_field, self.several[1])
+        return InputNames(self.query_field, self.several[0]), InputNames(self.document_field, self.several[1])
 
     @property
-    def document_fit(self) -> Fit:
+    def document_truncation(self) -> Truncation:
         """A request that bounds its documents wants long ones to be cut, also to the context length."""
-        return replace(self.fit, truncate=True) if self.document_tokens else self.fit
+        return replace(self.truncation, truncate=True) if self.document_tokens else self.truncation
 
 
-def by_embeddings(head: Head) -> bool:
+def by_embeddings(context: PoolingContext) -> bool:
     """Whether the model compares embeddings, to which activation and variables do not apply."""
-    pooling = head.model.info.pooling
+    pooling = context.model.info.pooling
     return pooling is not None and pooling.score_method in ("cosine", "dot", "max_sim")
 
 
-async def scores(head: Head, scoring: Scoring) -> Results:
+async def scores(context: PoolingContext, scoring: Scoring) -> Results:
     """The scores of all pairs, each an array of one number.
 
     Raises:
         InvalidRequest: the engine does not accept an input.
-        PromptError: an input cannot be tokenized, or the model has no place for an instruction.
+        PromptError: an input cannot be tokenized, or the model's prompt takes no instruction.
         EngineError: the engine failed.
     """
-    pooling = head.model.info.pooling
+    pooling = context.model.info.pooling
     match None if pooling is None else pooling.score_method:
         case "cosine":
-            return await _by_vectors(head, scoring, _cosine)
+            return await _by_vectors(context, scoring, _cosine)
         case "dot":
-            return await _by_vectors(head, scoring, _dot)
+            return await _by_vectors(context, scoring, _dot)
         case "max_sim":
-            return await _by_tokens(head, scoring)
+            return await _by_tokens(context, scoring)
         case _:
-            return await _by_cross_encoder(head, scoring)
+            return await _by_cross_encoder(context, scoring)
 
 
 def order_of(results: Results) -> Sequence[int]:
@@ -92,28 +92,32 @@ def order_of(results: Results) -> Sequence[int]:
     return order
 
 
-async def _by_cross_encoder(head: Head, scoring: Scoring) -> Results:
+async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> Results:
     queries = scoring.queries
     repeated = queries if len(queries) == len(scoring.documents) else list(queries) * len(scoring.documents)
     names = scoring.names[1]
     job = PairsJob(
         texts=list(zip(repeated, scoring.documents, strict=True)),
-        fit=scoring.document_fit,
+        truncation=scoring.document_truncation,
         names=names,
         instruction=scoring.instruction,
         variables=scoring.variables,
         query_tokens=scoring.query_tokens,
         document_tokens=scoring.document_tokens,
     )
-    return await pool(head, Part(job, PoolingParams(task="score", use_activation=scoring.use_activation), names))
+    return await pool(
+        context, InputGroup(job, PoolingParams(task="score", use_activation=scoring.use_activation), names)
+    )
 
 
-async def _by_vectors(head: Head, scoring: Scoring, compare: Callable[[PooledArray, PooledArray], float]) -> Results:
+async def _by_vectors(
+    context: PoolingContext, scoring: Scoring, compare: Callable[[PooledArray, PooledArray], float]
+) -> Results:
     params = PoolingParams(task="embed")
-    pooling = head.model.info.pooling
+    pooling = context.model.info.pooling
     if pooling is not None and pooling.sparse:
-        return await _in_two_steps(head, scoring, params, lambda query, document: _scalar(compare(query, document)))
-    found = await pool(head, _query_part(head, scoring, params), _document_part(head, scoring, params))
+        return await _in_two_steps(context, scoring, params, lambda query, document: _scalar(compare(query, document)))
+    found = await pool(context, _query_group(context, scoring, params), _document_group(context, scoring, params))
     queries, documents = found.arrays[: len(scoring.queries)], found.arrays[len(scoring.queries) :]
     repeated = queries if len(queries) == len(documents) else queries * len(documents)
     values: list[PooledArray] = []
@@ -125,54 +129,54 @@ async def _by_vectors(head: Head, scoring: Scoring, compare: Callable[[PooledArr
 
 
 async def _in_two_steps(
-    head: Head,
+    context: PoolingContext,
     scoring: Scoring,
     params: PoolingParams,
     compare: Callable[[PooledArray, PooledArray], PooledArray | Awaitable[PooledArray]],
 ) -> Results:
     """Compare each document as soon as it is computed, and keep only its score: all of them may be gigabytes."""
-    first = await pool(head, _query_part(head, scoring, params))
+    first = await pool(context, _query_group(context, scoring, params))
     one = len(first.arrays) == 1
 
-    def keep(index: int, document: PooledArray) -> PooledArray | Awaitable[PooledArray]:
+    def score(index: int, document: PooledArray) -> PooledArray | Awaitable[PooledArray]:
         return compare(first.arrays[0 if one else index], document)
 
-    second = await pool(head, _document_part(head, scoring, params), keep=keep)
+    second = await pool(context, _document_group(context, scoring, params), on_result=score)
     return Results(second.arrays, first.tokens + second.tokens, first.cached_tokens + second.cached_tokens)
 
 
-async def _by_tokens(head: Head, scoring: Scoring) -> Results:
+async def _by_tokens(context: PoolingContext, scoring: Scoring) -> Results:
     tenant = current_tenant()
 
     def compare(query: PooledArray, document: PooledArray) -> PooledArray | Awaitable[PooledArray]:
         work = partial(_max_sim, query, document)
-        return work() if query.size * len(document) <= _SHORT else head.model.scorer.run(work, tenant=tenant)
+        return work() if query.size * len(document) <= _SHORT else context.model.scorer.run(work, tenant=tenant)
 
-    return await _in_two_steps(head, scoring, PoolingParams(task="token_embed"), compare)
+    return await _in_two_steps(context, scoring, PoolingParams(task="token_embed"), compare)
 
 
 def _max_sim(query: PooledArray, document: PooledArray) -> PooledArray:
     """For each query token the document token that is most similar, summed over the query."""
     rows = max(1, _SIMILARITIES // max(1, len(document)))
-    parts = (query[start : start + rows] @ document.T for start in range(0, len(query), rows))
-    return _scalar(sum(float(part.max(axis=1).sum()) for part in parts))
+    groups = (query[start : start + rows] @ document.T for start in range(0, len(query), rows))
+    return _scalar(sum(float(group.max(axis=1).sum()) for group in groups))
 
 
-def _query_part(head: Head, scoring: Scoring, params: PoolingParams) -> Part:
-    sentences = head.model.renderer.sentences
+def _query_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:
+    sentences = context.model.renderer.sentences
     prefix = sentences.prompt_for("query")
     if scoring.instruction is not None:
         prefix = sentences.with_instruction(prefix, scoring.instruction)
-    fit = _shortened(head, scoring.fit, scoring.query_tokens)
-    return text_part(head.model, _listed(scoring.queries, scoring.several[0]), params, fit, scoring.query_field,
-                     prefix=prefix)  # fmt: skip
+    truncation = _shortened(context, scoring.truncation, scoring.query_tokens)
+    queries = _listed(scoring.queries, scoring.several[0])
+    return text_group(context.model, queries, params, truncation, scoring.query_field, prefix=prefix)
 
 
-def _document_part(head: Head, scoring: Scoring, params: PoolingParams) -> Part:
-    prefix = head.model.renderer.sentences.prompt_for("document")
-    fit = _shortened(head, scoring.fit, scoring.document_tokens)
-    return text_part(head.model, _listed(scoring.documents, scoring.several[1]), params, fit, scoring.document_field,
-                     prefix=prefix)  # fmt: skip
+def _document_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:
+    prefix = context.model.renderer.sentences.prompt_for("document")
+    truncation = _shortened(context, scoring.truncation, scoring.document_tokens)
+    documents = _listed(scoring.documents, scoring.several[1])
+    return text_group(context.model, documents, params, truncation, scoring.document_field, prefix=prefix)
 
 
 def _listed(texts: Sequence[str], several: bool) -> str | Sequence[str]:
@@ -180,11 +184,11 @@ def _listed(texts: Sequence[str], several: bool) -> str | Sequence[str]:
     return texts if several else texts[0]
 
 
-def _shortened(head: Head, fit: Fit, tokens: int) -> Fit:
+def _shortened(context: PoolingContext, truncation: Truncation, tokens: int) -> Truncation:
     if not tokens:
-        return fit
-    special = head.model.renderer.tokenizer.backend.num_special_tokens_to_add(False)
-    return replace(fit, tokens=min(fit.tokens, tokens + special), truncate=True)
+        return truncation
+    special = context.model.renderer.tokenizer.backend.num_special_tokens_to_add(False)
+    return replace(truncation, tokens=min(truncation.tokens, tokens + special), truncate=True)
 
 
 def _cosine(query: PooledArray, document: PooledArray) -> float:

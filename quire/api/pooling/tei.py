@@ -16,8 +16,8 @@ from quire.api.http.routing import CheckedRoute
 from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import json_of
 from quire.api.pooling.embeddings import label_of
-from quire.api.pooling.prepare import count_inputs, embed_params, fit_of, prefix_of, text_part
-from quire.api.pooling.run import Head, Part, Results, begin, check_count, pool
+from quire.api.pooling.prepare import count_inputs, embed_params, prefix_of, text_group, truncation_of
+from quire.api.pooling.run import InputGroup, PoolingContext, Results, begin, check_count, pool
 from quire.api.pooling.scoring import Scoring, order_of, scores
 from quire.api.protocol.pooling.answers import answered
 from quire.api.protocol.pooling.tei import (
@@ -36,13 +36,13 @@ from quire.api.protocol.pooling.tei import (
 )
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.protocol import PooledArray, PoolingParams
-from quire.multimodal.batches import Fit, Names, PairsJob
+from quire.multimodal.batches import InputNames, PairsJob, Truncation
 
 _THREADS = 2  # of the renderer
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of text-embeddings-inference's API."""
     routes = APIRouter(route_class=CheckedRoute)
 
     @routes.post("/embed", responses=answered(TeiVectors), response_model=None)
@@ -94,24 +94,24 @@ async def answer_tei_rerank(body: TeiRerankRequest, request: Request, state: Ser
     """The texts in descending order of their scores; see `answer_tei_embed`."""
     model = state.model_for(body.model, "score")
     check_count(len(body.texts), state, "texts")
-    head = begin(request, state, model, "rerank", body)
+    context = begin(request, state, model, "rerank", body)
     scoring = Scoring(
         queries=[body.query],
         documents=body.texts,
-        fit=_fit(model, body),
+        truncation=_truncation(model, body),
         document_field="texts",
         use_activation=not body.raw_scores,
     )
 
     async def work() -> Response:
-        results = await scores(head, scoring)
+        results = await scores(context, scoring)
         return response_of(list_of(encoded(rank(results, index) for index in order_of(results))))
 
     def rank(results: Results, index: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {"index": index, "score": float(results.arrays[index][0])}
         return {**ranked, "text": body.texts[index]} if body.return_text else ranked
 
-    return await respond(request, head, work())
+    return await respond(request, context, work())
 
 
 async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: ServerState) -> Response:
@@ -120,28 +120,32 @@ async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: S
     several = isinstance(body.inputs, list)
     sequences: Sequence[tuple[str, ...]] = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     check_count(len(sequences), state, "inputs")
-    head = begin(request, state, model, "predict", body)
+    context = begin(request, state, model, "predict", body)
     params = PoolingParams(task="classify", use_activation=not body.raw_scores)
-    fit, names = _fit(model, body), Names("inputs", several)
+    truncation, names = _truncation(model, body), InputNames("inputs", several)
 
     async def work() -> Response:
-        results = await pool(head, *_sequence_parts(model, sequences, params, fit, names))
-        labels = encoded(_labels(head, array) for array in results.arrays)
+        results = await pool(context, *_sequence_groups(model, sequences, params, truncation, names))
+        labels = encoded(_labels(context, array) for array in results.arrays)
         return response_of(list_of(labels) if several else next(labels))
 
-    return await respond(request, head, work())
+    return await respond(request, context, work())
 
 
-def _sequence_parts(
-    model: ServedModel, sequences: Sequence[tuple[str, ...]], params: PoolingParams, fit: Fit, names: Names
-) -> list[Part]:
+def _sequence_groups(
+    model: ServedModel,
+    sequences: Sequence[tuple[str, ...]],
+    params: PoolingParams,
+    truncation: Truncation,
+    names: InputNames,
+) -> list[InputGroup]:
     if all(len(sequence) == 1 for sequence in sequences):
         texts = [sequence[0] for sequence in sequences]
-        return [text_part(model, texts if names.several else texts[0], params, fit, names.field)]
+        return [text_group(model, texts if names.several else texts[0], params, truncation, names.field)]
     if any(len(sequence) == 1 for sequence in sequences):
         raise InvalidRequest("`inputs` must be all texts or all pairs of texts.", "inputs")
     pairs = [(sequence[0], sequence[1]) for sequence in sequences]
-    return [Part(PairsJob(texts=pairs, fit=fit, names=names), params, names)]
+    return [InputGroup(PairsJob(texts=pairs, truncation=truncation, names=names), params, names)]
 
 
 async def _answer_vectors(
@@ -154,15 +158,17 @@ async def _answer_vectors(
     sparse: bool = False,
 ) -> Response:
     check_count(count_inputs(body.inputs), state, "inputs")
-    head = begin(request, state, model, "embed", body)
+    context = begin(request, state, model, "embed", body)
 
     async def work() -> Response:
         prefix = prefix_of(model, body.prompt_name, None, None)
-        results = await pool(head, text_part(model, body.inputs, params, _fit(model, body), "inputs", prefix=prefix))
+        results = await pool(
+            context, text_group(model, body.inputs, params, _truncation(model, body), "inputs", prefix=prefix)
+        )
         items = (_sparse(array) if sparse else json_of(array, "float32") for array in results.arrays)
         return response_of(list_of(items))
 
-    return await respond(request, head, work())
+    return await respond(request, context, work())
 
 
 def _sparse(values: PooledArray) -> Iterator[bytes]:
@@ -171,15 +177,15 @@ def _sparse(values: PooledArray) -> Iterator[bytes]:
     return list_of(encoded({"index": index, "value": value} for index, value in pairs))
 
 
-def _labels(head: Head, values: PooledArray) -> list[dict[str, Any]]:
+def _labels(context: PoolingContext, values: PooledArray) -> list[dict[str, Any]]:
     return [
-        {"score": float(values[index]), "label": label_of(head.model, index) or f"LABEL_{index}"}
+        {"score": float(values[index]), "label": label_of(context.model, index) or f"LABEL_{index}"}
         for index in np.argsort(-values, kind="stable").tolist()
     ]
 
 
-def _fit(model: ServedModel, body: TeiFields) -> Fit:
-    return fit_of(model, -1 if body.truncate else None, body.truncation_direction)
+def _truncation(model: ServedModel, body: TeiFields) -> Truncation:
+    return truncation_of(model, -1 if body.truncate else None, body.truncation_direction)
 
 
 def _info(name: str | None, state: ServerState) -> TeiInfo:
@@ -188,7 +194,9 @@ def _info(name: str | None, state: ServerState) -> TeiInfo:
     facts = model.info.pooling
     if facts is None:
         raise InvalidRequest(
-            f"The model `{model.names[0]}` does not pool; it supports: {', '.join(model.tasks)}.", "model"
+            f"The model `{model.names[0]}` does not support embeddings or classification; "
+            f"its tasks: {', '.join(model.tasks)}.",
+            "model",
         )
     labels = {str(index): label for index, label in enumerate(facts.labels)}
     classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}

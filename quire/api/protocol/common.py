@@ -116,7 +116,7 @@ class _BoundedModel(BaseModel):
         return value
 
 
-class ClosedModel(_BoundedModel):
+class StrictModel(_BoundedModel):
     """An object without undeclared fields. Some are refused by name, more of them together."""
 
     model_config = ConfigDict(extra="forbid")

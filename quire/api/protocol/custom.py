@@ -6,21 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field
 
-from quire.api.protocol.common import ClosedModel
+from quire.api.protocol.common import StrictModel
 from quire.api.protocol.structured import Grammar, TextFormat
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 MAX_TOOLS = 1024  # of a request; OpenAI accepts 128
 
 
-class InputGrammar(ClosedModel):
+class InputGrammar(StrictModel):
     """A grammar of the input."""
 
     syntax: Literal["lark", "regex"]
     definition: Grammar
 
 
-class GrammarFormat(ClosedModel):
+class GrammarFormat(StrictModel):
     """Input that matches a grammar, in chat completions."""
 
     type: Literal["grammar"]
@@ -33,7 +33,7 @@ class FlatGrammarFormat(InputGrammar):
     type: Literal["grammar"]
 
 
-class CustomDefinition(ClosedModel):
+class CustomDefinition(StrictModel):
     """A tool that the model may call with plain text."""
 
     name: ToolName
@@ -41,7 +41,7 @@ class CustomDefinition(ClosedModel):
     format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] | None = None
 
 
-class CustomTool(ClosedModel):
+class CustomTool(StrictModel):
     """A custom tool as one of the tools."""
 
     type: Literal["custom"]

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.api.protocol.common import ClosedModel, ListOf, max_keys
+from quire.api.protocol.common import ListOf, StrictModel, max_keys
 
 # Valid names and values of HTTP headers.
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}$")]
 _HeaderValue = Annotated[str, Field(pattern=r"^[\x20-\x7e]*$", max_length=1 << 14)]
 
 
-class ToolFilter(ClosedModel):
+class ToolFilter(StrictModel):
     """Selects tools of a server; by default all."""
 
     tool_names: ListOf[str] | None = None

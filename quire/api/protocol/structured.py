@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quire.api.protocol.common import ClosedModel, ListOf, field_error
+from quire.api.protocol.common import ListOf, StrictModel, field_error
 
 JsonSchema = dict[str, Any] | bool
 # Longer grammars are refused; llguidance's own limits usually take effect earlier.
@@ -74,7 +74,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputs(ClosedModel):
+class StructuredOutputs(StrictModel):
     """vLLM's structured outputs: exactly one kind of constraint, and options for JSON."""
 
     model_config = ConfigDict(populate_by_name=True)

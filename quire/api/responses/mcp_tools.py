@@ -20,7 +20,7 @@ from quire.api.protocol.responses import (
     ResponsesRequest,
     ResponseTool,
 )
-from quire.api.responses.turns import ResponseLimits
+from quire.api.responses.limits import ResponseLimits
 from quire.engine.wire.client import EngineClient
 
 _REFUSED = -32000  # in the range that JSON-RPC leaves to servers

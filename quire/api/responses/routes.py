@@ -26,13 +26,13 @@ _SequenceNumber = Annotated[int | None, Query(ge=0, lt=1 << 31)]
 
 
 def router(state: ServerState, service: ResponseService) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of responses."""
     routes = APIRouter(route_class=CheckedRoute)
     responses = streamed(ResponseObject)
     created = {**responses, 424: {"model": ErrorBody, "description": "an MCP server did not list its tools"}}
 
     def stream(events: AsyncGenerator[Event, None]) -> EventStream:
-        return EventStream(_encoded(events), keepalive=state.sse_keepalive, error=_error, done=b"")
+        return EventStream(_encoded(events), keepalive=state.sse_keep_alive_interval, error=_error, done=b"")
 
     @routes.post("/v1/responses", responses=created, response_model=None)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:

@@ -22,9 +22,9 @@ from quire.api.protocol.responses import (
     ResponseUsage,
     Status,
 )
+from quire.api.responses.limits import ResponseLimits
 from quire.api.responses.mcp_tools import McpToolset
 from quire.api.responses.raw_messages import RawMessages
-from quire.api.responses.turns import ResponseLimits
 from quire.api.responses.writer import Event, ItemWriter
 from quire.api.serving.generation import UsageCounter, generate_all
 from quire.engine.wire.errors import DeadlineExceeded, EngineError

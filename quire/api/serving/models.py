@@ -11,7 +11,7 @@ from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.answers.tools.registry import ToolFormat
 from quire.api.http.errors import InvalidRequest, NotFound, shortened
-from quire.api.http.heap import Heap
+from quire.api.http.malloc_trim import Heap
 from quire.api.serving.defaults import GenerationDefaults
 from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
@@ -85,7 +85,7 @@ class ServerState:
         tokenizer_info: /tokenizer_info is served.
         include_usage: streams of completions and chats always end with their token counts.
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
-        sse_keepalive: seconds of silence after which a stream sends a comment; 0: never.
+        sse_keep_alive_interval: seconds of silence after which a stream sends a comment; 0: never.
         transcription_events: of streamed transcriptions, unless a request says otherwise.
         media: what URLs in messages may refer to.
         max_audio_parts: most pieces of audio in a chat.
@@ -103,7 +103,7 @@ class ServerState:
     include_usage: bool = False
     tokens_as_ids: bool = False
     stall_timeout: float = 120.0
-    sse_keepalive: float = 15.0
+    sse_keep_alive_interval: float = 15.0
     transcription_events: Literal["openai", "vllm"] = "openai"
     media: MediaPolicy = field(default_factory=MediaPolicy)
     max_audio_parts: int = 16

@@ -35,7 +35,7 @@ class ResultMemory:
         """
         if self._held[tenant] + count > self.limit - self.held:
             raise Overloaded(
-                "The server holds too many results of such requests that are being computed or have not been read yet.",
+                "Too many results of pooling requests are being computed or wait for their clients to read them.",
                 headers={"Retry-After": "1"},
             )
         self._held[tenant] += count

@@ -46,7 +46,7 @@ async def openai_events(
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkHead:
+class ChunkEnvelope:
     """What all chunks of a stream share."""
 
     id: str
@@ -62,7 +62,7 @@ class ChunkHead:
 
 
 async def vllm_chunks(
-    events: Events, head: ChunkHead, body: SpeechBody, ended: Callable[[], None]
+    events: Events, head: ChunkEnvelope, body: SpeechBody, ended: Callable[[], None]
 ) -> AsyncGenerator[bytes, None]:
     """A chunk for each piece, one with the finish reason, and one with the usage if the request asks for it."""
     continuous = bool(body.stream_include_usage and body.stream_continuous_usage_stats)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.identity import answer_id
+from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, enter_for_request, release_resources, releaser
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
 from quire.api.http.tenant import current_tenant
@@ -36,7 +36,7 @@ from quire.api.serving.transcription.types import (
     VoiceOptions,
 )
 from quire.api.speech.answers import SpeechBody, answer
-from quire.api.speech.events import ChunkHead, Events, openai_events, vllm_chunks
+from quire.api.speech.events import ChunkEnvelope, Events, openai_events, vllm_chunks
 from quire.api.speech.form import read_form
 
 # Fields that other servers know; their defaults are accepted.
@@ -57,7 +57,7 @@ _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoints."""
+    """A router with the endpoints of transcriptions and translations."""
     routes = APIRouter(route_class=CheckedRoute)
     responses = streamed(Transcription | VerboseTranscription)
     responses[200]["content"].update(_PLAIN)
@@ -120,9 +120,9 @@ def _stream(
     if (body.stream_format or state.transcription_events) == "openai":
         logprobs = isinstance(body, TranscriptionRequest) and bool(body.include)
         chunks = openai_events(events, task, ended, logprobs=logprobs)
-        return EventStream(chunks, keepalive=state.sse_keepalive, done=b"")
-    head = ChunkHead(answer_id(task, request, None), model.names[0], task)
-    return EventStream(vllm_chunks(events, head, body, ended), keepalive=state.sse_keepalive, done=DONE)
+        return EventStream(chunks, keepalive=state.sse_keep_alive_interval, done=b"")
+    head = ChunkEnvelope(answer_id(task, request, None), model.names[0], task)
+    return EventStream(vllm_chunks(events, head, body, ended), keepalive=state.sse_keep_alive_interval, done=DONE)
 
 
 async def _collect(events: Events) -> tuple[Finished, list[TokenLogprob]]:

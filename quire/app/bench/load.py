@@ -62,8 +62,8 @@ Send = Callable[[aiohttp.ClientSession], Awaitable[Sample]]
 
 async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[Sample], None]) -> LoadResult:
     """Send the requests. `on_sample` is called with each request when it ends."""
-    prompts = PromptMaker(settings.seed, settings.prefix_len, settings.input_len)
-    rng = random.Random(settings.seed + 1)
+    prompts = PromptMaker(settings.workload_seed, settings.prefix_len, settings.input_len)
+    rng = random.Random(settings.workload_seed + 1)
 
     def prepare() -> Send:
         body, abandon = _body(settings, model, prompts.next()), rng.random() < settings.abandon

@@ -60,7 +60,7 @@ async def _measure(settings: BenchPooling) -> tuple[LoadResult, str]:
             body = texts.body(model)
             return lambda session: _send(session, settings, body)
 
-        return await send_all(settings, random.Random(settings.seed + 1), prepare, advance), model
+        return await send_all(settings, random.Random(settings.workload_seed + 1), prepare, advance), model
 
 
 async def _model(settings: BenchPooling) -> str:
@@ -78,8 +78,8 @@ class _Texts:
 
     def __init__(self, settings: BenchPooling) -> None:
         self._settings = settings
-        self._lengths = random.Random(settings.seed)
-        self._words = PromptMaker(settings.seed, 0, 1)
+        self._lengths = random.Random(settings.workload_seed)
+        self._words = PromptMaker(settings.workload_seed, 0, 1)
 
     def body(self, model: str) -> dict[str, Any]:
         """The next request."""

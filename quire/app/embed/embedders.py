@@ -103,7 +103,7 @@ async def server_embedder(settings: Embed) -> AsyncIterator[Embedder]:
     except (httpx.InvalidURL, UnicodeEncodeError) as error:
         raise ServerError(f"invalid server URL {settings.url}: {error}") from error
     async with client:
-        yield ServerEmbedder(client, settings, settings.model or await model_with(client, "embed"))
+        yield ServerEmbedder(client, settings, settings.model_name or await model_with(client, "embed"))
 
 
 async def model_with(client: httpx.AsyncClient, task: str) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.http.errors import ApiError, as_api_error
-from quire.api.pooling.prepare import embed_params, fit_of, prefix_of, text_part
-from quire.api.pooling.run import Head, pool
+from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of
+from quire.api.pooling.run import PoolingContext, pool
 from quire.api.serving.models import ServedModel
 from quire.api.serving.result_memory import ResultMemory
 from quire.app.embed.embedders import Embedder, TextRefused, new_id
@@ -36,16 +36,18 @@ class LocalEmbedder:
 
     def __init__(self, model: ServedModel, settings: Embed) -> None:
         self._model = model
-        self._fit = fit_of(model, -1 if settings.truncate else None, None)
+        self._truncation = truncation_of(model, -1 if settings.truncate else None, None)
         self._params = embed_params(model, "embed", settings.dimensions, None)
         self._prefix = prefix_of(model, settings.prompt_name, None, None)
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        head = Head(id=new_id(), model=self._model, results=ResultMemory().reservation(""))  # nobody else needs memory
-        part = text_part(self._model, texts, self._params, self._fit, "input", prefix=self._prefix)
+        context = PoolingContext(
+            id=new_id(), model=self._model, results=ResultMemory().reservation("")
+        )  # nobody else needs memory
+        group = text_group(self._model, texts, self._params, self._truncation, "input", prefix=self._prefix)
         try:
             with self._model.client.slots(1):
-                results = await pool(head, part)
+                results = await pool(context, group)
         except (ApiError, EngineError, PromptError, WorkerError) as error:
             refusal = error if isinstance(error, ApiError) else as_api_error(error)
             if refusal.status == _CLIENT_ERROR:
@@ -66,7 +68,7 @@ async def local_embedder(settings: Embed) -> AsyncIterator[Embedder]:
         flags = shlex.split(settings.serve_args)
     except ValueError as error:
         raise ConfigError(f"quire embed: --serve-args expects flags, not {settings.serve_args!r}: {error}") from error
-    serve = Serve.parse([settings.model or _BUNDLED, *flags])
+    serve = Serve.parse([settings.model_name or _BUNDLED, *flags])
     source = resolve_models(serve.model, serve.served_model_name, serve.revision)[0]
     pooling = PoolingOptions(serve.task, serve.convert, serve.pooler_config)
     try:

@@ -37,7 +37,7 @@ async def _listen(settings: Listen) -> None:
     rate = int(settings.rate) if file in (None, "-") else FILE_RATE
     chunks: Chunks
     if settings.file is None:
-        chunks = from_microphone(settings.device, rate)
+        chunks = from_microphone(settings.input_device, rate)
     elif file == "-":
         chunks = from_stream(standard_input(), rate)
     else:

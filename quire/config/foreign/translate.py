@@ -16,11 +16,11 @@ _LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains")  # vLLM
 _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--max-model-len": values.context_length,
     "--max-num-batched-tokens": lambda value: ["--max-num-batched-tokens", values.count(value)],
-    "--kv-cache-memory-bytes": lambda value: ["--kv-cache-memory", values.count(value)],
+    "--kv-cache-memory-bytes": lambda value: ["--kv-cache-memory-bytes", values.count(value)],
     "--h11-max-incomplete-event-size": lambda value: ["--max-header-size", value],
     "--allowed-origins": lambda value: values.repeated("--allowed-origins", value),
     "--limit-mm-per-prompt": values.media_limits,
-    "--speculative-config": values.speculation,
+    "--speculative-config": values.speculative_config,
     "--structured-outputs-config": values.structured_outputs,
     "--model": lambda value: [value],
 }

@@ -23,7 +23,7 @@ _NGRAM = ("ngram", "[ngram]", "ngram_gpu")
 
 
 def count(value: str) -> str:
-    """A number that may be written as 16k (16,000) or 16K (16,384). What is not one stays as it is."""
+    """A number that may be written as 16k (16,000) or 16K (16,384). Other text is returned unchanged."""
     match = _COUNT.fullmatch(value)
     return value if match is None else str(int(Decimal(match[1]) * _UNITS[match[2]]))
 
@@ -41,13 +41,13 @@ def repeated(flag: str, value: str) -> list[str]:
     return [part for name in names for part in (flag, name)]
 
 
-def speculation(value: str) -> list[str]:
+def speculative_config(value: str) -> list[str]:
     """--speculative-config as JSON."""
     config = _object(value)
     if config.get("method", config.get("model")) not in _NGRAM:
-        raise ValueError("the only method is ngram, which is Quire's --speculation ngram")
+        raise ValueError("the only method is ngram, which is Quire's --speculative-method ngram")
     tokens = config.get("num_speculative_tokens")
-    return ["--speculation", "ngram", *([] if tokens is None else ["--num-speculative-tokens", str(tokens)])]
+    return ["--speculative-method", "ngram", *([] if tokens is None else ["--num-speculative-tokens", str(tokens)])]
 
 
 def structured_outputs(value: str) -> list[str]:

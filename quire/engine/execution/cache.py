@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from quire.config.options import EngineOptions
 from quire.engine.models.decoder import CacheShape
@@ -37,11 +38,13 @@ class LayerCache:
 
 
 class KVCache(Protocol):
-    """The pages of all layers."""
+    """The pages of all layers.
 
-    @property
-    def layers(self) -> Sequence[LayerCache]:
-        """The pages of each layer."""
+    Attributes:
+        layers: the pages of each layer.
+    """
+
+    layers: Sequence[LayerCache]
 
     def ensure_mapped(self, block: int) -> None:
         """Back a block, and all before it, with memory; called before a step writes to it."""
@@ -73,19 +76,22 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
     Raises:
         OutOfCacheMemory: not even one block fits.
     """
-    if options.kv_cache_memory is not None:
-        blocks = int(options.kv_cache_memory) // bytes_per_block
-        advice = "--kv-cache-memory must be larger"
+    if options.kv_cache_memory_bytes is not None:
+        memory, advice = int(options.kv_cache_memory_bytes), "raise --kv-cache-memory-bytes"
     else:
         max_needed = options.max_num_seqs * -(-context_len // options.block_size)
-        blocks = min(int(available * options.memory_fraction) // bytes_per_block, max_needed)
-        advice = "free some memory or raise --memory-fraction"
+        memory = min(int(available * options.kv_cache_free_memory_fraction), max_needed * bytes_per_block)
+        advice = "free some memory or raise --kv-cache-free-memory-fraction"
+    blocks = memory // bytes_per_block
     if blocks < 1:
-        raise OutOfCacheMemory(f"no KV block of {bytes_per_block} bytes fits: {advice}")
+        raise OutOfCacheMemory(
+            f"there is not enough memory for one KV block: it needs {bytes_per_block} bytes, "
+            f"{memory} are available; {advice}"
+        )
     return blocks
 
 
-class HostKVCache:
+class HostKVCache(KVCache):
     """Pages of all layers in one allocation of host memory, zero at first.
 
     All layers of a block are adjacent, head by head, so that few pages of memory are touched for a block. The system
@@ -105,7 +111,7 @@ class HostKVCache:
         self._stride = max(1, _PREFAULT_BYTES // (per_block * dtype.itemsize))
         self._ahead = prefault // (per_block * dtype.itemsize)
         self._used = self._mapped = 0  # blocks that were written to, and that are mapped; both count from the first
-        self.layers: list[LayerCache] = []
+        layers: list[LayerCache] = []
         offset = 0
 
         def pages(heads: int, dim: int) -> Tensor:
@@ -119,16 +125,17 @@ class HostKVCache:
             key_row, value_row = (dim + scale_bytes(dtype) for dim in (shape.key_elements, shape.value_elements))
             keys = pages(shape.heads, key_row)
             values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, value_row)
-            self.layers.append(LayerCache(keys, values, shape))
+            layers.append(LayerCache(keys, values, shape))
+        self.layers = layers
 
+    @override
     def ensure_mapped(self, block: int) -> None:
-        """See `KVCache`."""
         self._used = max(self._used, block + 1)
         if self._used > self._mapped:
             self._map(self._used + self._stride)
 
+    @override
     def prefault(self) -> bool:
-        """See `KVCache`."""
         wanted = min(self._used + self._ahead, len(self._blocks))
         if self._mapped < wanted:
             self._map(self._mapped + self._stride)
@@ -144,7 +151,9 @@ def _lazy_zeros(size: int, dtype: torch.dtype) -> Tensor:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise OutOfCacheMemory(f"{size} bytes for the KV cache cannot be allocated: lower --kv-cache-memory") from error
+        raise OutOfCacheMemory(
+            f"the {size} bytes of the KV cache cannot be allocated: lower --kv-cache-memory-bytes"
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from typing_extensions import override
+
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
 from quire.engine.scheduling.plan import StepPlan, StepResult
@@ -54,17 +56,17 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedStep:
+class FinishedStep(PendingStep):
     """A step whose result is known."""
 
     value: StepResult
 
+    @override
     def result(self) -> StepResult:
-        """See `PendingStep`."""
         return self.value
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs each step in the calling thread, during `submit`."""
 
     max_steps_in_flight = 1
@@ -75,19 +77,19 @@ class LocalExecutor:
         self._runner = runner
         self._cache = cache
 
+    @override
     def submit(self, plan: StepPlan) -> PendingStep:
-        """See `Executor`."""
         with self._device.activate():
             return FinishedStep(self._runner.execute(plan))
 
+    @override
     def prefault(self) -> bool:
-        """See `Executor`."""
         return self._cache is not None and self._cache.prefault()
 
+    @override
     def check(self) -> None:
-        """See `Executor`."""
         self._runner.check()
 
+    @override
     def close(self) -> None:
-        """See `Executor`."""
         self._runner.close()

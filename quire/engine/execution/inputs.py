@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.inputs import ModelInputs
@@ -114,14 +115,14 @@ class InputBuilder(Protocol):
         """The request table already holds the new blocks and drafts."""
 
 
-class NumpyInputBuilder:
+class NumpyInputBuilder(InputBuilder):
     """Builds new tensors for every step, on the host."""
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
 
+    @override
     def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
-        """See `InputBuilder`."""
         table, spans = self._table, make_spans(scheduled, self._table)
         rows = np.repeat([span.row for span in spans], [span.count for span in spans])
         positions = np.concatenate([np.arange(span.start, span.length) for span in spans])
@@ -140,7 +141,7 @@ class NumpyInputBuilder:
         )
 
 
-class NativeInputBuilder:
+class NativeInputBuilder(InputBuilder):
     """Builds all inputs in one native call, into arrays at fixed addresses if the step is not too large.
 
     One call, because the weights that a step reads evict everything else from the caches, so that each line of Python
@@ -154,8 +155,8 @@ class NativeInputBuilder:
         self._static = _Arrays(table, max_static_tokens, max_static_tokens)
         self._cross = _CrossArrays(table, max_static_tokens) if table.cross_blocks.size else None
 
+    @override
     def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
-        """See `InputBuilder`."""
         spans = make_spans(scheduled, self._table)
         queries = _queries(spans)
         tokens = spans[-1].offset + spans[-1].count
@@ -171,7 +172,7 @@ class NativeInputBuilder:
             [] if every else queries.sampling,
         )
         inputs, slots, metadata = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
-        if self._table.extended:
+        if self._table.long_rope_rows:
             inputs.positions.add_(_rope_offsets(spans, self._table))
         cross = None if self._cross is None else self._cross.build(spans, static=static)
         return StepInputs(spans, inputs, slots, last_block, static, metadata, cross)

@@ -119,7 +119,7 @@ class _All(_Pooling):
         return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
 
 
-_KINDS: dict[PoolingKind, type[_Pooling]] = {
+_POOLINGS: dict[PoolingKind, type[_Pooling]] = {
     "last": _Last,
     "cls": _First,
     "mean": _Mean,
@@ -142,7 +142,7 @@ class Pooler:
         """The state of a new sequence."""
         if params.task.startswith("token_") or self._spec.vocabulary is not None:
             return _All()
-        return _KINDS[params.kind or self._spec.kind]()
+        return _POOLINGS[params.kind or self._spec.kind]()
 
     def finish(self, state: _Pooling, params: PoolingParams) -> PooledArray:
         """The array of a sequence whose tokens were all added."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.execution.attention.backend import PreparedAttention
 from quire.engine.execution.inputs import StepInputs
@@ -25,19 +26,19 @@ class StepRunner(Protocol):
         """Logits (num_logits, vocab) float32, valid until the next call."""
 
 
-class EagerSteps:
+class EagerSteps(StepRunner):
     """Runs every step layer by layer."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
+    @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
-        """See `StepRunner`."""
         hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
         return compute_logits(self._model.lm_head, hidden)
 
 
-class StepGraphs:
+class StepGraphs(StepRunner):
     """Captures steps with static inputs and replays them.
 
     There are two graphs: one for steps in which logits are computed for every token, one for the others. A step whose
@@ -53,8 +54,8 @@ class StepGraphs:
         self.graphs: dict[bool, CapturedCalls] = {}
         self.not_capturable: set[bool] = set()
 
+    @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
-        """See `StepRunner`."""
         rows = inputs.num_logits
         if not attention.static or rows > _MAX_LOGITS_ROWS or inputs.model.items is not None:
             return self._eager.logits(inputs, attention)

@@ -37,7 +37,7 @@ class RequestTable:
     Attributes:
         tokens: (rows, context_len) int32; lengths: (rows,) known tokens of each row.
         rope_offsets: (rows,) int64 to add to positions for an index into the rope tables, see `RopeTables`.
-        extended: rows where it is not 0.
+        long_rope_rows: rows where it is not 0.
         blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
         cross_blocks: (rows, blocks of an item) int32 block tables of encoded positions; cross_lengths: (rows,) int64.
         rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
@@ -53,7 +53,7 @@ class RequestTable:
         self.tokens = np.zeros((rows, context_len), np.int32)
         self.lengths = np.zeros(rows, np.int32)
         self.rope_offsets = np.zeros(rows, np.int64)
-        self.extended: set[int] = set()
+        self.long_rope_rows: set[int] = set()
         self.blocks = np.zeros((rows, -(-context_len // block_size)), np.int32)
         self.num_blocks = np.zeros(rows, np.int32)
         self.cross_blocks = np.zeros((rows, -(-cross_len // block_size)), np.int32)
@@ -114,9 +114,9 @@ class RequestTable:
             self.rows_with_prompt_logprobs.add(row)
         self.tokens[row, : len(new.tokens)] = new.tokens
         self.lengths[row] = len(new.tokens)
-        self.rope_offsets[row] = self._rope_switch if new.extended else 0
-        if new.extended:
-            self.extended.add(row)
+        self.rope_offsets[row] = self._rope_switch if new.uses_long_rope else 0
+        if new.uses_long_rope:
+            self.long_rope_rows.add(row)
         self.num_blocks[row] = 0
         if new.cross is not None:
             self.cross_blocks[row, : len(new.cross.blocks)] = new.cross.blocks
@@ -137,6 +137,6 @@ class RequestTable:
         del self._rows[row]
         self.rows_with_prompt_logprobs.discard(row)
         self.rows_with_token_probs.discard(row)
-        self.extended.discard(row)
+        self.long_rope_rows.discard(row)
         self._free.append(row)
         return row

@@ -25,7 +25,7 @@ class ConvStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """See `count_positions`."""
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
         return Convolution(3, 1, 1), Convolution(3, 2, 1)
 
 
@@ -94,7 +94,7 @@ class WaveStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """See `count_positions`."""
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
         return tuple(Convolution(conv.kernel, conv.stride) for conv in self.convs)
 
 
@@ -120,7 +120,7 @@ class GridStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """See `count_positions`."""
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
         return (Convolution(self.kernel, 2, self.kernel // 2),) * self.layers
 
 

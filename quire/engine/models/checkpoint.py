@@ -141,7 +141,7 @@ class Checkpoint:
                 return plain, unpack_mxfp4(tensor, factors, dtype)
             return name, unpack_fp8(tensor, factors, dtype, self._fp8 or Fp8Scales())
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # shapes or dtypes that do not match
-            raise BrokenFolder(f"{file.path.name}: {name} cannot be unpacked with {scales}: {error}") from error
+            raise BrokenFolder(f"{file.path.name}: {name} cannot be dequantized with {scales}: {error}") from error
 
 
 def _name(dtype: torch.dtype) -> str:

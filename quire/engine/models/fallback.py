@@ -146,7 +146,7 @@ class FallbackModel:
         last_token_only: bool = False,
         cross: CrossAttend | None = None,
     ) -> Tensor:
-        """See `LanguageModel`; there is no cross-attention."""
+        """Run the module with `attend` in place of its attention; `cross` is not read, no such model has it."""
         self._binding.begin(attend)
         rows = inputs.logits_indices if last_token_only else None
         select = rows is not None and self._selects_rows

@@ -150,7 +150,7 @@ class DryRun:
         last_layer: bool = False,
         last_token_only: bool = False,
     ) -> Tensor:
-        """See `Attend`; `layer` counts the calls."""
+        """Attend within this call, without a cache, and note the shapes; `layer` is the number of the call."""
         assert v is not None
         self.shapes.append(CacheShape(k.shape[1], k.shape[2], v.shape[2]))
         self.windows.append(params.window)

@@ -140,7 +140,9 @@ def _load_transformer(
 ) -> LoadedModel:
     longest = _longest_input(folder, spec)
     if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
-        logger.info("--max-model-len %d: %s reads at most %d tokens", options.max_model_len, folder.name, longest)
+        logger.info(
+            "max_model_len is %d, not %d: %s has no positions beyond it", longest, options.max_model_len, folder.name
+        )
         context_len = longest
     else:
         context_len = _context_len(options, longest)

@@ -109,7 +109,9 @@ def read_model_config(
         if encoder is None:
             return ModelConfig(config.model_type, spec, extra, scales, pooler)
         if pooler is not None:
-            raise UnsupportedModel(f"{config.model_type} transcribes here; it does not pool")
+            raise UnsupportedModel(
+                f"{config.model_type} is supported for transcription only, not for embeddings or classification"
+            )
         if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
             return ModelConfig(config.model_type, spec, extra, scales, speech=_speech(folder, config, spec))
         audio = read_audio(folder, config, encoder, spec.vocab)
@@ -157,7 +159,9 @@ def _check_generates(config: Any, pooling: PoolingOptions) -> None:
             "it is not a causal language model"
         )
     if pooling.task not in ("auto", "generate") or pooling.convert != "none":
-        raise UnsupportedModel(f"models of type {config.model_type!r} can only generate here, not pool")
+        raise UnsupportedModel(
+            f"models of type {config.model_type!r} are supported for generation only, not for embeddings"
+        )
 
 
 def _is_generator(name: str) -> bool:
@@ -225,7 +229,7 @@ def _fp8_scales(config: Any) -> Fp8Scales | None:
     """How the FP8 weights of a checkpoint are scaled; None if it is not one.
 
     Raises:
-        UnsupportedModel: the checkpoint's quantization cannot be unpacked.
+        UnsupportedModel: the checkpoint's quantization is not supported.
     """
     section = getattr(config, "quantization_config", None)
     if section is None:

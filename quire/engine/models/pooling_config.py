@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
 from quire.engine.models.archs.modern import modernbert_head
@@ -19,7 +19,7 @@ from quire.engine.models.pooler_spec import (
     ScoreMethod,
     VocabularyHead,
 )
-from quire.engine.models.sentence_transformers import Modules, read_json, read_modules
+from quire.engine.models.sentence_transformers import POOLING_NAMES, Modules, read_json, read_modules
 from quire.engine.models.spec import DecoderSpec, LayerNorm, TransformerSpec
 from quire.engine.wire.protocol import PoolingKind
 
@@ -34,7 +34,6 @@ _HEADS: dict[str, Callable[[Any], tuple[HeadStep, ...]]] = {
     **dict.fromkeys(("nomic_bert", "gte"), bert_head),
 }
 _REWARD = ("ForRewardModel", "ForProcessRewardModel")
-_KINDS: dict[str, PoolingKind] = {"LAST": "last", "MEAN": "mean", "CLS": "cls"}
 _MAX_LABELS = 10_000
 _COLBERT_SIZE = 128
 
@@ -260,9 +259,11 @@ def _with_settings(pooler: PoolerSpec, options: PoolingOptions) -> PoolerSpec:
     given = dict(options.pooler)
     kind = given.pop("pooling_type", None)
     if kind is not None:
-        if str(kind).upper() not in _KINDS:
-            raise UnsupportedModel(f"--pooler-config: pooling_type must be one of {', '.join(_KINDS)}, not {kind!r}")
-        pooler = replace(pooler, kind=_KINDS[str(kind).upper()])
+        found = POOLING_NAMES.get(str(kind).lower())
+        if found is None:
+            known = ", ".join(kind.upper() for kind in get_args(PoolingKind))
+            raise UnsupportedModel(f"--pooler-config: pooling_type must be one of {known}, not {kind!r}")
+        pooler = replace(pooler, kind=found)
     for name in ("normalize", "use_activation"):
         value = given.pop(name, None)
         if value is not None:

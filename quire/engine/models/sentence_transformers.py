@@ -20,14 +20,16 @@ _MODES: dict[str, PoolingKind] = {
     "weightedmean_tokens": "weighted_mean",
     "lasttoken": "last",
 }
-_NAMES: dict[str, PoolingKind] = {
+POOLING_NAMES: dict[str, PoolingKind] = {
     "cls": "cls",
     "mean": "mean",
     "max": "max",
     "lasttoken": "last",
     "last": "last",
     "weightedmean": "weighted_mean",
+    "weighted_mean": "weighted_mean",
     "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "mean_sqrt_len": "mean_sqrt_len",
 }
 _ACTS = {"tanh": "tanh", "identity": "linear", "relu": "relu", "gelu": "gelu", "sigmoid": "sigmoid", "silu": "silu"}
 _MAX_SIZE = 1 << 20  # of a Dense module
@@ -121,7 +123,7 @@ def _add(modules: Modules, kind: str, inner: str, folder: Path) -> None:
 def _pooling_kind(config: Mapping[str, Any]) -> PoolingKind:
     if (named := config.get("pooling_mode")) is not None:
         names = [str(name) for name in (named if isinstance(named, list) else [named])]
-        kinds = [_NAMES.get(name) for name in names]
+        kinds = [POOLING_NAMES.get(name) for name in names]
     else:
         kinds = [kind for mode, kind in _MODES.items() if config.get(f"pooling_mode_{mode}")]
         names = [str(kind) for kind in kinds]

@@ -247,19 +247,19 @@ class Layer:
 
     Attributes:
         pre_attn_norm: False: the attention alone has no norm before it.
-        sum_norm: x becomes norm(x + attn(x)), and the same with ffn (BERT).
-        inner_sum_norm: with sum_norm, attn(x) is inner_norm(x + attn(x)) (Jina's code embedder).
+        post_ln: x becomes norm(x + attn(x)), and the same with ffn (BERT).
+        inner_post_ln: with post_ln, attn(x) is inner_norm(x + attn(x)) (Jina's code embedder).
         parallel: attention and feed-forward read the layer's input, not one the other's result.
-        cross: a third branch between the two, with a norm before it; in layers of neither `sum_norm` nor `parallel`.
+        cross: a third branch between the two, with a norm before it; in layers of neither `post_ln` nor `parallel`.
     """
 
     attn: Attention
     ffn: FeedForward
     pre_norm: bool = True
     pre_attn_norm: bool = True
-    post_norm: bool = False
-    sum_norm: bool = False
-    inner_sum_norm: bool = False
+    branch_output_norm: bool = False
+    post_ln: bool = False
+    inner_post_ln: bool = False
     parallel: Parallel | None = None
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
@@ -290,11 +290,11 @@ class Embeddings:
     """The embedding of a token, and what is added to it.
 
     Attributes:
-        scale: of the token's embedding.
+        scale: factor of the token's embedding.
         positions: rows of the table of learned positions; 0 for none.
         position_offset: row of the first position.
         types: rows of the table of token types; 0 for none.
-        norm: after the sum.
+        norm: applied to the sum; None for no norm.
         size: elements of the tables, if a projection to the hidden size follows.
         norm_projected: the projection precedes the norm, and has no bias.
     """

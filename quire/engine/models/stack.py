@@ -47,17 +47,17 @@ class TransformerLayer(nn.Module):
 
         self.attn_norm = norm(spec.pre_norm and spec.pre_attn_norm)
         self.ffn_norm = norm(spec.pre_norm and spec.parallel is not Parallel.ONE_NORM)
-        self.attn_post_norm, self.ffn_post_norm = norm(spec.post_norm), norm(spec.post_norm)
-        self.attn_inner_norm = make_norm(model.hidden, model.norm) if spec.inner_sum_norm else None
-        self.attn_sum_norm = make_norm(model.hidden, model.norm) if spec.sum_norm else None
-        self.ffn_sum_norm = make_norm(model.hidden, model.norm) if spec.sum_norm else None
+        self.attn_output_norm, self.ffn_output_norm = norm(spec.branch_output_norm), norm(spec.branch_output_norm)
+        self.attn_inner_post_ln = make_norm(model.hidden, model.norm) if spec.inner_post_ln else None
+        self.attn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
+        self.ffn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
         self.cross = None if spec.cross is None else CrossAttentionLayer(index, spec.cross, model.hidden, source)
         self.cross_norm = norm(spec.cross is not None)
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
         normed = self.attn_norm(x)
-        attended = self.attn_post_norm(self.attn(normed, step, last_layer=last_layer))
+        attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
         logits_rows = last_layer and step.last_token_only and step.logits_indices is not None
         if logits_rows:
             assert step.logits_indices is not None
@@ -65,16 +65,16 @@ class TransformerLayer(nn.Module):
         if self.parallel is not None:
             read = normed if self.parallel is Parallel.ONE_NORM else self.ffn_norm(x)
             return add_scaled(x, add_scaled(attended, self.ffn(read)))
-        if self.attn_sum_norm is not None and self.ffn_sum_norm is not None:
-            if self.attn_inner_norm is not None:
-                attended = self.attn_inner_norm(attended, x)
-            x = self.attn_sum_norm(attended, x)
-            summed: Tensor = self.ffn_sum_norm(self.ffn(x), x)
+        if self.attn_post_ln is not None and self.ffn_post_ln is not None:
+            if self.attn_inner_post_ln is not None:
+                attended = self.attn_inner_post_ln(attended, x)
+            x = self.attn_post_ln(attended, x)
+            summed: Tensor = self.ffn_post_ln(self.ffn(x), x)
             return summed
         x = add_scaled(x, attended, self.scale)
         if self.cross is not None:
             x = add_scaled(x, self.cross(self.cross_norm(x), step, logits_rows=logits_rows))
-        return add_scaled(x, self.ffn_post_norm(self.ffn(self.ffn_norm(x))), self.scale)
+        return add_scaled(x, self.ffn_output_norm(self.ffn(self.ffn_norm(x))), self.scale)
 
 
 class LayerStack(nn.Module):

@@ -44,7 +44,7 @@ class Transformer(LayerStack):
         cross: CrossAttend | None = None,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """See `LanguageModel`. `between_layers` is called after each layer but the last."""
+        """Hidden states of a step, as `LanguageModel.run` describes; `between_layers` is called between two layers."""
         x = self.embed(inputs.token_ids)
         if inputs.items is not None:
             x = x.index_copy(0, inputs.items.rows, inputs.items.values)

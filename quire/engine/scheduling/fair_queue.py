@@ -31,8 +31,8 @@ class FairClock:
         """A request with this start is served."""
         self._now = max(self._now, start)
 
-    def rest(self) -> None:
-        """Nothing waits: every flow has been served."""
+    def end_busy_period(self) -> None:
+        """No request waits: move the virtual time to the last finish of all flows, and forget the flows."""
         self._now = max(self._finish.values(), default=self._now)
         self._finish.clear()
 
@@ -66,7 +66,7 @@ class FairQueue(Generic[Item]):
         _, _, _, start, item = heapq.heappop(self._heap)
         self._clock.advance(start)
         if not self._heap:
-            self._clock.rest()
+            self._clock.end_busy_period()
         elif len(self._clock) > 2 * len(self._heap) + 64:
             self._clock.forget_idle()
         return item

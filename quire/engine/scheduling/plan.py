@@ -56,7 +56,7 @@ class NewSequence:
     Attributes:
         tokens: prompt and, after preemption, the output so far.
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
-        extended: compute it with a long rope's frequencies for sequences beyond the trained length.
+        uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
     """
 
     request_id: str
@@ -64,7 +64,7 @@ class NewSequence:
     prompt_len: int
     task: Task
     prompt_logprobs: int | None
-    extended: bool = False
+    uses_long_rope: bool = False
     cross: CrossItem | None = None
 
 
@@ -101,7 +101,7 @@ class StepPlan:
 
     Attributes:
         extended: sequences in the batch whose prompts have become longer.
-        whole: of an encoder, the requests of the step.
+        whole: the requests of an encoder's step, which are computed whole.
         encoded: items that are encoded before the tokens are computed.
         evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.

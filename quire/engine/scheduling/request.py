@@ -49,7 +49,7 @@ class Request:
         verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
         blocks: the block table.
         root: parent hash of the first block; sequences with equal roots may share blocks.
-        extended: computed with the frequencies of a long rope for sequences beyond the trained length.
+        uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
         hashes: content hashes of the full blocks of `tokens`, as far as they were asked for.
         published: number of blocks that are registered in the prefix cache.
         drafter: proposes speculative tokens; None without speculation.
@@ -68,7 +68,7 @@ class Request:
     task: Task
     order: tuple[int, ...]
     root: BlockHash = b""
-    extended: bool = False
+    uses_long_rope: bool = False
     prompt_len: int = 0
     computed: int = 0
     expected: int = 0
@@ -106,7 +106,7 @@ class Request:
         if self.expected and (self.verifies_draft or self._ends_with_expected(max_model_len)):
             return 0
         longest = len(self.tokens) - self.held_back + self.expected
-        return (longest if rope_switch is None or self.extended else min(longest, rope_switch)) - self.computed
+        return (longest if rope_switch is None or self.uses_long_rope else min(longest, rope_switch)) - self.computed
 
     def _ends_with_expected(self, max_model_len: int) -> bool:
         """Whether the tokens in flight are the last ones that the request may have."""
@@ -115,7 +115,7 @@ class Request:
     def max_draft(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Longest draft: the token sampled after it must still be allowed, and its own tokens not need another rope."""
         allowed = min(self.prompt_len + self.params.max_tokens, max_model_len) - 1
-        if rope_switch is not None and not self.extended:
+        if rope_switch is not None and not self.uses_long_rope:
             allowed = min(allowed, rope_switch)
         return max(0, allowed - len(self.tokens))
 
@@ -124,8 +124,8 @@ class Request:
 
         The keys then differ from those of a shorter sequence that begins alike, so blocks are not shared with it.
         """
-        if len(self.tokens) > rope_switch and not self.extended:
-            self.extended = True
+        if len(self.tokens) > rope_switch and not self.uses_long_rope:
+            self.uses_long_rope = True
             self.root = hasher(self.root + b"extended") if hasher else b""
             self.hashes = []
 
@@ -172,7 +172,7 @@ class Request:
     def enter(self, cross: CrossItem | None) -> NewSequence:
         """The request as it enters the batch."""
         wanted = self.params.prompt_logprobs if self.wants_prompt_logprobs else None
-        return NewSequence(self.id, tuple(self.tokens), self.prompt_len, self.task, wanted, self.extended, cross)
+        return NewSequence(self.id, tuple(self.tokens), self.prompt_len, self.task, wanted, self.uses_long_rope, cross)
 
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""

@@ -61,8 +61,8 @@ class Scheduler:
         """Make a scheduler without requests.
 
         Args:
-            limits: of its steps.
-            pool: blocks of the KV cache.
+            limits: sequences and tokens of a step, and lengths of sequences.
+            pool: the blocks of the KV cache.
             hasher: hash function of the prefix cache; None disables it.
             by_priority: requests with a smaller priority run first.
             fair: the flows of requests share the engine, instead of running in order of arrival.
@@ -178,7 +178,7 @@ class Scheduler:
             if (found := live.get(sampled.request_id)) is not None:
                 if drafted:
                     self._count_draft(found, sampled, drafted.get(found.id, 0), plan.stats)
-                outputs.append(output := self._extend(found, sampled))
+                outputs.append(output := self._append_output(found, sampled))
                 plan.stats.step_tokens += len(output.token_ids)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         return outputs
@@ -373,7 +373,7 @@ class Scheduler:
     def _restart_outgrown(self, rope_switch: int) -> None:
         """Take sequences out of the batch that have become longer: their next token needs other keys of all tokens."""
         for request in self._running.copy():
-            if len(request.tokens) > rope_switch and not request.extended and not request.steps_in_flight:
+            if len(request.tokens) > rope_switch and not request.uses_long_rope and not request.steps_in_flight:
                 self._preempt(request)
 
     def _preempt(self, request: Request) -> None:
@@ -408,7 +408,7 @@ class Scheduler:
             stats.drafted_tokens += drafted
             stats.accepted_tokens += accepted
 
-    def _extend(self, request: Request, sampled: Sampled) -> TokensOutput:
+    def _append_output(self, request: Request, sampled: Sampled) -> TokensOutput:
         request.expected -= 1
         request.verifies_draft = False
         taken = 0

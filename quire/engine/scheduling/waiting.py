@@ -53,7 +53,7 @@ class WaitingQueue:
             if self._heap:
                 self._fair.forget_idle()
             else:
-                self._fair.rest()
+                self._fair.end_busy_period()
 
     def compact(self, live: int) -> None:
         """Remove requests that have left, once they are half of the entries: so amortised O(1) each.

@@ -11,16 +11,17 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from quire.engine.wire.errors import EngineError
 from quire.engine.wire.protocol import FinishReason, PooledArray, PooledOutput, RequestOutput
 from quire.engine.wire.records import RequestRecord, RequestTimes
-from quire.engine.wire.stream import PoolRequest, error_of
+from quire.engine.wire.stream import OutputStream, PoolRequest, error_of
 
 # Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
 _WINDOW = 128
 # What is kept of a result, given its index. An awaitable is awaited, and the result holds its slot until then.
-Keep = Callable[[int, PooledArray], PooledArray | Awaitable[PooledArray]]
+OnResult = Callable[[int, PooledArray], PooledArray | Awaitable[PooledArray]]
 
 
 class BatchHost(Protocol):
@@ -42,8 +43,8 @@ class BatchHost(Protocol):
         """Forget requests, and make the core forget those that it has not finished."""
 
 
-class BatchItem:
-    """One request of a batch; an `OutputStream`."""
+class BatchItem(OutputStream):
+    """One request of a batch."""
 
     __slots__ = ("_batch", "cached_tokens", "ended", "finish_reason", "finished_by_core", "index", "request", "times")
 
@@ -62,8 +63,8 @@ class BatchItem:
         """The id of the request in the engine."""
         return f"{self._batch.id}-{self.index}"
 
+    @override
     def put(self, output: RequestOutput) -> None:
-        """See `OutputStream`."""
         if not isinstance(output, PooledOutput):
             self.finished_by_core = True
             self.fail(error_of(output, PooledOutput))
@@ -73,13 +74,13 @@ class BatchItem:
         self.cached_tokens = output.cached_tokens
         self._batch.take(self, output.data)
 
+    @override
     def fail(self, error: EngineError) -> None:
-        """See `OutputStream`."""
         self.finish_reason = "error"
         self._batch.fail(error, self.index)
 
+    @override
     def record(self) -> RequestRecord:
-        """See `OutputStream`."""
         return RequestRecord(
             task="pool",
             times=self.times,
@@ -102,13 +103,13 @@ class PooledBatch:
         cached_tokens: prompt tokens of all requests that were found in the prefix cache.
     """
 
-    def __init__(self, host: BatchHost, keep: Keep | None = None) -> None:
-        """`keep`: what is kept of a result, given its index; default: all of it."""
+    def __init__(self, host: BatchHost, on_result: OnResult | None = None) -> None:
+        """`on_result`: what is kept of a result, given its index; default: all of it."""
         self.id = uuid.uuid4().hex
         self.failed: int | None = None
         self.cached_tokens = 0
         self._host = host
-        self._keep = keep
+        self._on_result = on_result
         self._pending: deque[BatchItem] = deque()
         self._running: dict[int, BatchItem] = {}
         self._keeping: set[asyncio.Future[PooledArray]] = set()
@@ -156,7 +157,7 @@ class PooledBatch:
 
     def take(self, item: BatchItem, data: PooledArray) -> None:
         """Take the result of a request, and send another one soon."""
-        kept = data if self._keep is None else self._keep(item.index, data)
+        kept = data if self._on_result is None else self._on_result(item.index, data)
         if isinstance(kept, np.ndarray):
             self._finish(item, kept)
             return

@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from tokenizers import Tokenizer
+from typing_extensions import override
 
-from quire.engine.wire.batch import BatchItem, Keep, PooledBatch
+from quire.engine.wire.batch import BatchHost, BatchItem, OnResult, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
 
 
-class EngineClient:
+class EngineClient(BatchHost):
     """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop."""
 
     def __init__(self, channel: FrontChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
@@ -200,21 +201,21 @@ class EngineClient:
             return await stream.result()
 
     @contextmanager
-    def pooling(self, *, timeout: float | None = None, keep: Keep | None = None) -> Iterator[PooledBatch]:
+    def pooling(self, *, timeout: float | None = None, on_result: OnResult | None = None) -> Iterator[PooledBatch]:
         """A batch of pooling requests, which are aborted at the end if they still run.
 
         The caller has reserved one place with `slots`. The batch takes further ones while half of all are free.
 
         Args:
             timeout: seconds after which the batch fails with `DeadlineExceeded`.
-            keep: what is kept of a result, given its index; default: all of it.
+            on_result: what is kept of a result, given its index; default: all of it.
 
         Raises:
             EngineDead: the engine has stopped.
         """
         if self._dead is not None:
             raise self._dead
-        batch = PooledBatch(self, keep)
+        batch = PooledBatch(self, on_result)
         alarm = None
         if timeout is not None:
             late = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
@@ -226,30 +227,30 @@ class EngineClient:
                 alarm.cancel()
             batch.close()
 
+    @override
     def take_slot(self) -> bool:
-        """See `BatchHost`."""
         free = self.slots_in_use < self.capacity // 2
         self.slots_in_use += free
         return free
 
+    @override
     def release_slots(self, count: int) -> None:
-        """See `BatchHost`."""
         self.slots_in_use -= count
 
+    @override
     def start(self, items: Sequence[BatchItem]) -> None:
-        """See `BatchHost`."""
         if self._dead is not None:
             raise self._dead
         self._streams.update((item.request_id, item) for item in items)
         self._channel.send(AddMany([_message(item.request_id, item.request) for item in items]))
 
+    @override
     def finish(self, item: BatchItem) -> None:
-        """See `BatchHost`."""
         del self._streams[item.request_id]
         self.observer.on_finish(item.record())
 
+    @override
     def abort(self, items: Sequence[BatchItem]) -> None:
-        """See `BatchHost`."""
         for item in items:
             self._streams.pop(item.request_id, None)
             self.observer.on_finish(item.record())

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from typing_extensions import override
+
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.errors import EngineError, InvalidTask, RequestFailed
 from quire.engine.wire.protocol import (
@@ -119,7 +121,7 @@ class OutputStream(Protocol):
         """The finished request, for metrics; without a finish reason of its own it was aborted."""
 
 
-class SequenceStream:
+class SequenceStream(OutputStream):
     """The deltas of one sequence; one reader takes them with `next`."""
 
     def __init__(
@@ -158,8 +160,8 @@ class SequenceStream:
         delta.text, self._texts = "".join(self._texts), []
         return delta
 
+    @override
     def put(self, output: RequestOutput) -> None:
-        """See `OutputStream`."""
         if not isinstance(output, TokensOutput):
             self.finished_by_core = isinstance(output, ErrorOutput)
             self.fail(error_of(output, TokensOutput))
@@ -187,14 +189,14 @@ class SequenceStream:
         self._pending = delta
         self._wake()
 
+    @override
     def fail(self, error: EngineError) -> None:
-        """See `OutputStream`."""
         self.finish_reason = "error"
         self._error = error
         self._wake()
 
+    @override
     def record(self) -> RequestRecord:
-        """See `OutputStream`."""
         group = self.request.group
         last = group.end(self.output_tokens)
         return RequestRecord(
@@ -215,7 +217,7 @@ class SequenceStream:
             self._waiter.set_result(None)
 
 
-class PooledStream:
+class PooledStream(OutputStream):
     """The single result of a pooling request."""
 
     def __init__(self, request: PoolRequest) -> None:
@@ -237,8 +239,8 @@ class PooledStream:
         """
         return await self._result
 
+    @override
     def put(self, output: RequestOutput) -> None:
-        """See `OutputStream`."""
         self.finished_by_core = not isinstance(output, TokensOutput)
         if not isinstance(output, PooledOutput):
             self.fail(error_of(output, PooledOutput))
@@ -248,15 +250,15 @@ class PooledStream:
         if not self._result.done():
             self._result.set_result(Pooled(output.data, output.cached_tokens, self.times))
 
+    @override
     def fail(self, error: EngineError) -> None:
-        """See `OutputStream`."""
         self.finish_reason = "error"
         if not self._result.done():
             self._result.set_exception(error)
             self._result.exception()  # marks it as retrieved; the reader may be gone
 
+    @override
     def record(self) -> RequestRecord:
-        """See `OutputStream`."""
         return RequestRecord(
             task="pool",
             times=self.times,

@@ -15,6 +15,9 @@
 //     };
 //     REGISTER_OP(Double);
 //
+// The Python function that calls it is in quire/kernels/. It allocates outputs with `empty` of quire/kernels/capture.py, not with
+// torch.empty: a replay writes to the addresses that were captured. After a change here: python setup.py build_ext --inplace
+//
 // An op whose run() returns something, or which has no row_count(), cannot be part of a complete capture.
 #pragma once
 

@@ -70,7 +70,7 @@ class AudioReader:
             audio: DecodedAudio = await self._processes.run(_Content(file), tenant=tenant)
         except JobTimedOut as error:
             if error.stalled:
-                raise QueueFull("the server is too busy to decode the file") from error
+                raise QueueFull("the file waited too long for processor time") from error
             raise AudioError(f"Decoding the file took more than {_SECONDS:g} s.") from error
         except JobKilled as error:
             raise AudioError(f"The file cannot be decoded: {error}.") from error
@@ -89,7 +89,7 @@ class AudioReader:
     async def log_mel(
         self, samples: NDArray[np.float32], num_mel_bins: int, seconds: float, *, tenant: str = ""
     ) -> NDArray[np.float32]:
-        """See `features.log_mel`; computed in a thread.
+        """Log-mel features of samples, computed by `features.log_mel` in a thread.
 
         Raises:
             QueueFull: too many jobs wait.

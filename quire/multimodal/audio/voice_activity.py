@@ -141,7 +141,7 @@ def find_speech(
     prefix_padding_ms: int = 300,
     silence_duration_ms: int = 500,
 ) -> list[tuple[int, int]]:
-    """Start and end, in samples, of each stretch of speech in audio that is there as a whole. See `VoiceActivity`."""
+    """Start and end, in samples, of each stretch of speech in a whole audio file, found by `VoiceActivity`."""
     detector = VoiceActivity(SAMPLE_RATE, threshold, prefix_padding_ms, silence_duration_ms)
     events = [*detector.push_all(samples), *detector.finish()]
     return [(one.at_sample, two.at_sample) for one, two in zip(events[::2], events[1::2], strict=True)]

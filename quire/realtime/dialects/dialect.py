@@ -15,7 +15,7 @@ Body = dict[str, Any]  # a server event
 
 
 @dataclass(slots=True)
-class SessionFacts:
+class SessionInfo:
     """Who a session is, and how it is set.
 
     Attributes:
@@ -70,9 +70,9 @@ class Dialect(Protocol):
             EventError: the update is not valid.
         """
 
-    def created(self, session: SessionFacts) -> list[Body]: ...
+    def created(self, session: SessionInfo) -> list[Body]: ...
 
-    def updated(self, session: SessionFacts) -> list[Body]: ...
+    def updated(self, session: SessionInfo) -> list[Body]: ...
 
     def error(self, error: EventError) -> list[Body]: ...
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from msgspec import UNSET
 
 from quire.realtime.client_events import ClientEvent, SessionUpdate, TranscriptionSessionUpdate, convert
-from quire.realtime.dialects.dialect import Body, SessionFacts, Usage
+from quire.realtime.dialects.dialect import Body, SessionInfo, Usage
 from quire.realtime.dialects.openai_session import (
     BetaSession,
     Session,
@@ -43,16 +43,16 @@ class OpenAI:
             raise EventError("session.update needs a `session`.", "invalid_event", "session")
         return apply(convert(event.session, Session, "session"), settings)
 
-    def session(self, session: SessionFacts) -> Body:
+    def session(self, session: SessionInfo) -> Body:
         """The session object of events."""
         return session_body(session)
 
-    def created(self, session: SessionFacts) -> list[Body]:
+    def created(self, session: SessionInfo) -> list[Body]:
         """The first event. It has the fields of vLLM's as well."""
         body = self._event("session.created", id=f"sess-{session.key}", created=session.created)
         return [{**body, "session": self.session(session)}]
 
-    def updated(self, session: SessionFacts) -> list[Body]:
+    def updated(self, session: SessionInfo) -> list[Body]:
         """The settings after an update."""
         return [self._event("session.updated", session=self.session(session))]
 
@@ -143,15 +143,15 @@ class OpenAIBeta(OpenAI):
         self.of_transcription = isinstance(event, TranscriptionSessionUpdate)
         return apply_beta(convert(event.session, BetaSession, "session"), settings)
 
-    def session(self, session: SessionFacts) -> Body:
+    def session(self, session: SessionInfo) -> Body:
         """The session object of events."""
         return beta_session_body(session)
 
-    def created(self, session: SessionFacts) -> list[Body]:
+    def created(self, session: SessionInfo) -> list[Body]:
         """The first event."""
         return [{**super().created(session)[0], "type": f"{self._prefix}.created"}]
 
-    def updated(self, session: SessionFacts) -> list[Body]:
+    def updated(self, session: SessionInfo) -> list[Body]:
         """The settings after an update."""
         return [self._event(f"{self._prefix}.updated", session=self.session(session))]
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.realtime.audio import PCM_24K, PCMA, PCMU, AudioFormat
-from quire.realtime.dialects.dialect import Body, SessionFacts
+from quire.realtime.dialects.dialect import Body, SessionInfo
 from quire.realtime.errors import EventError
 from quire.realtime.settings import Delay, NoiseReduction, SessionSettings, TurnDetection
 
@@ -168,7 +168,7 @@ def apply_beta(session: BetaSession, settings: SessionSettings) -> SessionSettin
     return settings
 
 
-def session_body(session: SessionFacts) -> Body:
+def session_body(session: SessionInfo) -> Body:
     """A session in GA."""
     settings = session.settings
     return {
@@ -188,7 +188,7 @@ def session_body(session: SessionFacts) -> Body:
     }
 
 
-def beta_session_body(session: SessionFacts) -> Body:
+def beta_session_body(session: SessionInfo) -> Body:
     """A session in the beta."""
     settings = session.settings
     formats = {audio_format: name for name, audio_format in _BETA_FORMATS.items()}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from quire.realtime.audio import PCM_16K
 from quire.realtime.client_events import ClientEvent, SessionUpdate
-from quire.realtime.dialects.dialect import Body, SessionFacts, Usage
+from quire.realtime.dialects.dialect import Body, SessionInfo, Usage
 from quire.realtime.dialects.openai import OpenAI
 from quire.realtime.errors import EventError
 from quire.realtime.settings import SessionSettings
@@ -36,11 +36,11 @@ class Vllm:
             raise EventError("session.update needs a `model`.", "invalid_event", "model")
         return replace(settings, model=event.model)
 
-    def created(self, session: SessionFacts) -> list[Body]:
+    def created(self, session: SessionInfo) -> list[Body]:
         """The first event, with the fields of OpenAI's."""
         return OpenAI().created(session)
 
-    def updated(self, session: SessionFacts) -> list[Body]:
+    def updated(self, session: SessionInfo) -> list[Body]:
         """Nothing."""
         return []
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from quire.api.http import fields
 from quire.api.http.errors import install_error_handlers
-from quire.api.http.heap import Heap
+from quire.api.http.malloc_trim import Heap
 from quire.api.http.routing import CheckedRoute, detach_resources, enter_for_request, release_resources
 from tests.support.fake_core import FakeCore
 from tests.support.server import running_server, until

@@ -34,7 +34,7 @@ async def test_a_client_that_leaves_a_stream_frees_its_request(tmp_path: Path) -
 async def test_a_silent_stream_shows_that_it_is_alive(tmp_path: Path) -> None:
     core = FakeCore(answer=says("late"))
     core.hold.set()
-    async with running_server(tmp_path, core, sse_keepalive=0.02) as server:
+    async with running_server(tmp_path, core, sse_keep_alive_interval=0.02) as server:
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
         async with server.http.stream("POST", CHAT, json=body) as answer:
             lines = answer.aiter_lines()

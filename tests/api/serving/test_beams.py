@@ -50,7 +50,7 @@ async def test_the_answers_are_those_of_transformers(tmp_path: Path, width: int,
         folder=folder,
         model_config=read_model_config(folder),
         model=ModelOptions(dtype="float32"),
-        engine=EngineOptions(kv_cache_memory=16 << 20, max_num_seqs=8),
+        engine=EngineOptions(kv_cache_memory_bytes=16 << 20, max_num_seqs=8),
     )
     request = GenerateRequest(prompt=np.array(PROMPT, np.int32), params=SamplingParams(max_tokens=tokens))
     async with running_client(partial(serve_core, config)) as client:

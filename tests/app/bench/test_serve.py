@@ -49,7 +49,7 @@ def test_memory_stays_flat_under_five_minutes_of_such_load(tmp_path: Path) -> No
     # each of the first 1,024 shapes that they meet.
     folder = tiny_model(tmp_path / "tiny", max_position_embeddings=4096, head_dim=32)
     # Pages take memory once they are written: of a small cache all are within the first minute, on any machine.
-    with serving(str(folder), "--dtype", "bfloat16", "--kv-cache-memory", "32MiB") as server:
+    with serving(str(folder), "--dtype", "bfloat16", "--kv-cache-memory-bytes", "32MiB") as server:
         _stays_flat(server, tmp_path)
 
 
@@ -62,7 +62,7 @@ def _stays_flat(server: ServerProcess, tmp_path: Path) -> None:
 
     def resident_after(seconds: int, seed: int) -> float:
         out = subprocess.run(
-            [sys.executable, "-m", "quire", *load, "--duration", str(seconds), "--seed", str(seed)], check=True
+            [sys.executable, "-m", "quire", *load, "--duration", str(seconds), "--workload-seed", str(seed)], check=True
         )
         assert out.returncode == 0
         assert json.loads((tmp_path / "r.json").read_text())["failed"] == 0

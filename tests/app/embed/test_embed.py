@@ -60,7 +60,7 @@ async def test_options_reach_the_server(tmp_path: Path) -> None:
     path.write_text(json.dumps({"text": "long " * 300}) + "\n")
     files = {"config_sentence_transformers.json": {"prompts": {"query": "q: "}}}
     async with pooling_server(tmp_path / "model", files=files) as server:
-        flags = ("--url", f"{server.url}/v1", "--dimensions", "4", "--prompt-name", "query", "--model", "alias")
+        flags = ("--url", f"{server.url}/v1", "--dimensions", "4", "--prompt-name", "query", "--model-name", "alias")
         assert await embed(str(path), "--out", str(tmp_path / "a.npy"), *flags) == 0
         assert await embed(str(path), "--out", str(tmp_path / "b.npy"), "--no-truncate", *flags) == 1
     assert np.load(tmp_path / "a.npy").shape == (1, 4)
@@ -135,10 +135,10 @@ async def test_parquet_has_texts_and_embeddings(tmp_path: Path) -> None:
     ("flags", "complaint"),
     [
         (("--url", "http://localhost:1", "--serve-args", "--dtype float32"), "--serve-args has no effect with --url"),
-        (("--model", "x", "--out", "o.csv"), "--out expects a .npy or .parquet file"),
-        (("--model", "x", "--out", "nowhere/o.npy"), "--out expects a writable file"),
-        (("--model", "x", "--serve-args", "--dtype 'float"), "--serve-args expects flags"),
-        (("--model", "x", "--serve-args", "--dtype int3"), "--dtype expects"),
+        (("--model-name", "x", "--out", "o.csv"), "--out expects a .npy or .parquet file"),
+        (("--model-name", "x", "--out", "nowhere/o.npy"), "--out expects a writable file"),
+        (("--model-name", "x", "--serve-args", "--dtype 'float"), "--serve-args expects flags"),
+        (("--model-name", "x", "--serve-args", "--dtype int3"), "--dtype expects"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, flags: tuple[str, ...], complaint: str) -> None:
@@ -149,7 +149,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, flags: tuple[str,
 def test_parquet_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.app.embed.command.has_parquet", lambda: False)
     with pytest.raises(ConfigError, match="pip install pyarrow"):
-        run(Embed.parse((str(corpus(tmp_path)), "--model", "x", "--out", str(tmp_path / "o.parquet"))))
+        run(Embed.parse((str(corpus(tmp_path)), "--model-name", "x", "--out", str(tmp_path / "o.parquet"))))
 
 
 def test_a_server_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.C
 def test_a_model_in_the_process_gives_the_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tiny_model(tmp_path / "tiny")
     path = corpus(tmp_path)
-    flags = ("--text-field", "body", "--batch-size", "5", "--model", str(folder))
+    flags = ("--text-field", "body", "--batch-size", "5", "--model-name", str(folder))
     assert run(Embed.parse((str(path), *flags))) == 1  # it generates
     assert "does not embed; its tasks are generate" in capsys.readouterr().err
     serve = ("--serve-args", "--convert embed --dtype float32")

@@ -22,17 +22,17 @@ def test_block_bytes() -> None:
 
 
 def test_kv_cache_memory_sets_the_number_of_blocks() -> None:
-    assert count_blocks(EngineOptions(kv_cache_memory=1000), 90, 10_000, 0) == 11
-    with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory"):
-        count_blocks(EngineOptions(kv_cache_memory=1000), 1001, 10_000, 0)
+    assert count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 90, 10_000, 0) == 11
+    with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory-bytes"):
+        count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 1001, 10_000, 0)
 
 
 def test_memory_fraction_is_limited_to_what_max_num_seqs_needs() -> None:
-    options = EngineOptions(memory_fraction=0.5, max_num_seqs=4, block_size=16)
+    options = EngineOptions(kv_cache_free_memory_fraction=0.5, max_num_seqs=4, block_size=16)
     assert count_blocks(options, 1000, 100_000, 1_000_000) == 500
     assert count_blocks(options, 1000, 100_000, 300_000) == 150
     assert count_blocks(options, 1000, 100, 1_000_000) == 4 * 7
-    with pytest.raises(OutOfCacheMemory, match="--memory-fraction"):
+    with pytest.raises(OutOfCacheMemory, match="--kv-cache-free-memory-fraction"):
         count_blocks(options, 600_000, 100, 1_000_000)
 
 

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, bad: dict[str, Any], good: dict[str, Any], *, in_flight: int = 1) -> Engine:
     """Run two valid requests and one that fails, in common steps."""
-    alone = Engine(folder, prefix_caching=False)
+    alone = Engine(folder, enable_prefix_caching=False)
     engine = Engine(folder, in_flight=in_flight)
     engine.add("first", random_prompt(1, 12), greedy(10, **good))
     engine.step()

@@ -61,7 +61,7 @@ def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
 @cache
 def alone(folder: Path, seed: int) -> list[list[int]]:
     """The tokens of each request of a workload alone in the engine, without chunking or prefix caching."""
-    engine = Engine(folder, prefix_caching=False)
+    engine = Engine(folder, enable_prefix_caching=False)
     return [engine.generate(prompt, params).tokens for prompt, params in workload(seed)]
 
 
@@ -93,22 +93,26 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "one at a time": {"max_num_seqs": 1},
     "small chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
     "small blocks": {"block_size": 3},
-    "without prefix caching": {"prefix_caching": False},
-    "speculation": {"speculation": "ngram", "num_speculative_tokens": 5, "block_size": 4},
-    "xxhash": {"prefix_hash": "xxhash", "block_size": 4},
+    "without prefix caching": {"enable_prefix_caching": False},
+    "speculation": {"speculative_method": "ngram", "num_speculative_tokens": 5, "block_size": 4},
+    "xxhash": {"prefix_caching_hash_algo": "xxhash", "block_size": 4},
 }
 # Other devices and executors; one workload each.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "torch device": {"model": ModelOptions(device="torch")},
-    "torch device, small chunks": {
-        "model": ModelOptions(device="torch"),
+    "reference device": {"model": ModelOptions(device="reference")},
+    "reference device, small chunks": {
+        "model": ModelOptions(device="reference"),
         "max_num_batched_tokens": 7,
         "max_num_seqs": 4,
     },
-    "torch device, speculation": {"model": ModelOptions(device="torch"), "speculation": "ngram", "block_size": 4},
+    "reference device, speculation": {
+        "model": ModelOptions(device="reference"),
+        "speculative_method": "ngram",
+        "block_size": 4,
+    },
     "two steps in flight": {"in_flight": 2, "block_size": 4},
     "two steps in flight, small chunks": {"in_flight": 2, "max_num_batched_tokens": 7, "max_num_seqs": 4},
-    "three steps in flight, speculation": {"in_flight": 3, "speculation": "ngram", "block_size": 4},
+    "three steps in flight, speculation": {"in_flight": 3, "speculative_method": "ngram", "block_size": 4},
 }
 
 
@@ -120,7 +124,7 @@ def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> No
 
 
 @pytest.mark.parametrize(
-    "variant", [{}, {"in_flight": 2}, {"in_flight": 3, "speculation": "ngram"}, {"device": "torch"}], ids=str
+    "variant", [{}, {"in_flight": 2}, {"in_flight": 3, "speculative_method": "ngram"}, {"device": "reference"}], ids=str
 )
 def test_tokens_do_not_depend_on_preemption(folder: Path, variant: dict[str, Any]) -> None:
     """The cache has so few blocks that sequences preempt each other repeatedly."""
@@ -132,7 +136,7 @@ def test_tokens_do_not_depend_on_preemption(folder: Path, variant: dict[str, Any
         folder,
         model=model,
         block_size=4,
-        kv_cache_memory=26 * per_block,
+        kv_cache_memory_bytes=26 * per_block,
         **options,
     )
     assert together(engine, workload(3), 3) == alone(folder, 3)
@@ -180,7 +184,7 @@ def test_speculation_does_not_change_tokens(folder: Path, fields: dict[str, Any]
     """With only three allowed tokens drafts are frequent; accepted or rejected, they do not change the tokens."""
     prompt = random_prompt(4, 6)
     params = SamplingParams(**{"max_tokens": 40, "temperature": 0.0, "allowed_tokens": mask(3, 5, 9), **fields})
-    engine = Engine(folder, speculation="ngram", block_size=4)
+    engine = Engine(folder, speculative_method="ngram", block_size=4)
     plain, speculated = Engine(folder).generate(prompt, params), engine.generate(prompt, params)
     assert speculated.tokens == plain.tokens
     assert speculated.finish_reason == plain.finish_reason
@@ -194,7 +198,7 @@ def test_speculation_does_not_change_tokens(folder: Path, fields: dict[str, Any]
 
 def test_accepted_drafts_save_steps(folder: Path) -> None:
     """With a single allowed token every draft is accepted."""
-    engine = Engine(folder, speculation="ngram")
+    engine = Engine(folder, speculative_method="ngram")
     result = engine.generate(random_prompt(4, 6), greedy(60, allowed_tokens=mask(7)))
     assert result.tokens == [7] * 60
     assert engine.accepted == engine.drafted > 40

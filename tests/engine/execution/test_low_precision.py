@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of the mo
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
     "small chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
-    "speculation": {"speculation": "ngram", "num_speculative_tokens": 5},
+    "speculation": {"speculative_method": "ngram", "num_speculative_tokens": 5},
 }
 
 
@@ -73,7 +73,7 @@ def folder(head_dim: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def alone(folder: Path, kind: str, number: int) -> list[list[int]]:
-    engine = engine_for(folder, kind, prefix_caching=False)
+    engine = engine_for(folder, kind, enable_prefix_caching=False)
     return [engine.generate(prompt, params).tokens for prompt, params in requests(number)]
 
 
@@ -89,7 +89,7 @@ def test_tokens_do_not_depend_on_preemption(folder: Path, head_dim: int, kind: s
     roomy = engine_for(folder, kind)
     per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     number = 200 if head_dim == HEAD_DIMS[0] else 40
-    engine = engine_for(folder, kind, kv_cache_memory=60 * per_block, max_num_batched_tokens=48)
+    engine = engine_for(folder, kind, kv_cache_memory_bytes=60 * per_block, max_num_batched_tokens=48)
     assert together(engine, number) == together(roomy, number)
     assert engine.preemptions > number // 10
     assert roomy.preemptions == 0

@@ -54,9 +54,9 @@ def run_in_pieces(engine: Engine, prompts: dict[str, list[int]], seed: int) -> N
         {"block_size": 3, "max_num_batched_tokens": 7, "max_num_seqs": 4},
         {"max_num_seqs": 2},
         {"in_flight": 2, "block_size": 4},
-        {"prefix_caching": False},
-        {"speculation": "ngram", "block_size": 4},
-        {"model": ModelOptions(device="torch")},
+        {"enable_prefix_caching": False},
+        {"speculative_method": "ngram", "block_size": 4},
+        {"model": ModelOptions(device="reference")},
         {"block_size": 4, "model": ModelOptions(max_model_len=64), "blocks": 24},
     ],
     ids=str,
@@ -66,9 +66,9 @@ def test_pieces_give_the_tokens_of_the_whole(folder: Path, options: dict[str, An
     options = dict(options)
     if (blocks := options.pop("blocks", None)) is not None:
         roomy = Engine(folder, block_size=4)
-        options["kv_cache_memory"] = blocks * (roomy.info.cache_bytes // roomy.info.num_blocks)
+        options["kv_cache_memory_bytes"] = blocks * (roomy.info.cache_bytes // roomy.info.num_blocks)
     prompts = {str(index): random_prompt(index % 4, 3 + 5 * index) for index in range(7)}
-    whole = Engine(folder, prefix_caching=False)
+    whole = Engine(folder, enable_prefix_caching=False)
     expected = {name: whole.generate(prompt, task(len(prompt))).tokens for name, prompt in prompts.items()}
     for seed in range(3):
         engine = Engine(folder, **options)

@@ -83,7 +83,7 @@ def test_pooled_arrays_equal_hugging_face(model: Any, folder: Path, kind: Kind) 
 def test_pooling_and_generation_share_steps(llama: Path, options: dict[str, Any]) -> None:
     """Neither changes the other's results."""
     prompts = [random_prompt(number, 7 + 6 * number) for number in range(4)]
-    alone = Engine(llama, prefix_caching=False)
+    alone = Engine(llama, enable_prefix_caching=False)
     tokens = [alone.generate(prompt, greedy(12)).tokens for prompt in prompts]
     arrays = {kind: pool(alone, prompts[3], kind) for kind in KINDS}
     engine = Engine(llama, block_size=4, **options)
@@ -103,7 +103,7 @@ def test_pooling_and_generation_share_steps(llama: Path, options: dict[str, Any]
 @pytest.mark.parametrize("kind", KINDS)
 def test_pooling_uses_the_prefix_cache_only_for_the_last_token(llama: Path, kind: Kind) -> None:
     engine, prompt = Engine(llama, block_size=4), random_prompt(9, 50)
-    fresh = pool(Engine(llama, prefix_caching=False), prompt, kind)
+    fresh = pool(Engine(llama, enable_prefix_caching=False), prompt, kind)
     engine.generate(prompt, greedy(2))
     again = engine.generate(prompt, raw(kind)).pooled
     assert again is not None
@@ -125,7 +125,7 @@ def test_pooled_arrays_do_not_depend_on_preemption(llama: Path, in_flight: int) 
         model=ModelOptions(max_model_len=100),
         in_flight=in_flight,
         block_size=4,
-        kv_cache_memory=25 * per_block,
+        kv_cache_memory_bytes=25 * per_block,
         max_num_batched_tokens=8,
         max_num_seqs=3,
     )
@@ -164,7 +164,7 @@ def test_aborted_pooling_frees_its_blocks(llama: Path) -> None:
 def test_both_devices_agree(dtype: Any, tmp_path: Path) -> None:
     folder = save_model(make_model("qwen3").to(getattr(torch, dtype)), tmp_path)
     prompt = random_prompt(4, 40)
-    cpu, reference = (Engine(folder, model=ModelOptions(dtype=dtype, device=device)) for device in ("cpu", "torch"))
+    cpu, reference = (Engine(folder, model=ModelOptions(dtype=dtype, device=device)) for device in ("cpu", "reference"))
     tolerance = 1e-4 if dtype == "float32" else 0.1
     for kind in KINDS:
         ours, theirs = pool(cpu, prompt, kind), pool(reference, prompt, kind)

@@ -31,7 +31,7 @@ async def test_items_through_the_client(audio_folders: dict[str, Path]) -> None:
         folder=folder,
         model_config=read_model_config(folder),
         model=ModelOptions(dtype="float32"),
-        engine=EngineOptions(kv_cache_memory=64 << 20, max_num_seqs=8),
+        engine=EngineOptions(kv_cache_memory_bytes=64 << 20, max_num_seqs=8),
     )
     async with running_client(partial(serve_core, config)) as client:
         info = await client.ready()

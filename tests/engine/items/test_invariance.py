@@ -30,7 +30,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "max_num_seqs": 4,
         "encoder_cache_memory": 1,
     },
-    "torch device": {"model": ModelOptions(device="torch"), "max_num_batched_tokens": 9, "max_num_seqs": 4},
+    "reference device": {"model": ModelOptions(device="reference"), "max_num_batched_tokens": 9, "max_num_seqs": 4},
 }
 Case = tuple[list[int], tuple[MediaItem, ...], SamplingParams]
 
@@ -83,7 +83,7 @@ def alone(audio_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     """The tokens of each request of a workload alone in the engine, without prefix caching, by kind."""
     found = {}
     for kind in KINDS:
-        engine = Engine(audio_folders[kind], prefix_caching=False)
+        engine = Engine(audio_folders[kind], enable_prefix_caching=False)
         assert engine.info.audio is not None
         found[kind] = [
             engine.generate(prompt, params, items=items).tokens
@@ -112,7 +112,7 @@ def test_tokens_do_not_depend_on_preemption(
     longest = max(len(prompt) + params.max_tokens for prompt, _, params in workload(1, roomy.info.audio))
     size = (longest // 4 + 1) * roomy.info.cache_bytes // roomy.info.num_blocks
     model = ModelOptions(max_model_len=longest)
-    engine = Engine(audio_folders[kind], model=model, block_size=4, kv_cache_memory=size, **options)
+    engine = Engine(audio_folders[kind], model=model, block_size=4, kv_cache_memory_bytes=size, **options)
     assert together(engine, 1) == alone[kind]
     assert engine.preemptions > 0
 
@@ -164,7 +164,7 @@ def test_prefixes_are_shared_on_equal_items_only(audio_folders: dict[str, Path],
 def test_equal_tokens_with_an_item_at_another_place(audio_folders: dict[str, Path]) -> None:
     """A placeholder before the item or behind it, which is a token like others: the ids are the same."""
     engine = Engine(audio_folders["voxtral"], block_size=4)
-    fresh = Engine(audio_folders["voxtral"], prefix_caching=False)
+    fresh = Engine(audio_folders["voxtral"], enable_prefix_caching=False)
     sound = noise(0, 0.9)
     for parts in (([7, PLACEHOLDER], sound), ([7], sound, [PLACEHOLDER])):
         result = sequence(engine, *parts, [3])
@@ -178,7 +178,7 @@ def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: st
     head = [5, 9, 3] if kind == "qwen3_asr" else [5, 9]
     for kept in (True, False):
         engine = Engine(audio_folders[kind], block_size=4, encoder_cache_memory=1 << 20 if kept else 1)
-        fresh = Engine(audio_folders[kind], prefix_caching=False)
+        fresh = Engine(audio_folders[kind], enable_prefix_caching=False)
         sequence(engine, head, noise(0, 0.8))
         if not kept:
             # Takes the place of the first item's embeddings.
@@ -194,7 +194,9 @@ def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: st
 
 def test_an_item_of_several_chunks_is_encoded_once(audio_folders: dict[str, Path]) -> None:
     """So are equal items of one prompt, and of several at the same time."""
-    engine = Engine(audio_folders["qwen2_audio"], max_num_batched_tokens=4, max_num_seqs=4, prefix_hash="xxhash")
+    engine = Engine(
+        audio_folders["qwen2_audio"], max_num_batched_tokens=4, max_num_seqs=4, prefix_caching_hash_algo="xxhash"
+    )
     encode, encoded = engine.runner._embedder.encode, list[bytes]()
 
     def counting(entries: Any) -> None:

@@ -38,7 +38,7 @@ def pieces(seconds: list[float]) -> list[Any]:
     return [*parts, [8, 101]]
 
 
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_equal_transformers(
     audio_models: dict[str, Any], audio_folders: dict[str, Path], kind: str, device: str

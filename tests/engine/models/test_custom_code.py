@@ -19,7 +19,7 @@ from tests.support.jina import JinaBert
 TEXTS = [random_text(i, length) for i, length in enumerate((1, 17, 256, 40))]
 
 
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_jinas_embedders(qk_norm: bool, device: Any, tmp_path: Path) -> None:
     """With ALiBi; the second variant normalizes queries and keys."""

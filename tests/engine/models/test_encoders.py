@@ -27,7 +27,7 @@ from tests.support.hf_encoders import (
 )
 
 
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("case", ENCODERS)
 def test_hidden_states_equal_transformers(case: str, device: Any, tmp_path: Path) -> None:
     """Of texts from one token to the whole context, together and alone."""

@@ -40,7 +40,7 @@ def references(case: str) -> list[tuple[list[int], list[int], torch.Tensor]]:
     return [(prompt, *oracle(model, prompt, TOKENS)) for prompt in prompts]
 
 
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("case", [*DECODERS, *FALLBACKS])
 def test_engine_equals_hugging_face(case: str, device: Any, tmp_path: Path) -> None:
     options = ModelOptions(device=device)
@@ -59,7 +59,7 @@ def test_engine_equals_hugging_face(case: str, device: Any, tmp_path: Path) -> N
 
 # Hugging Face applies dynamic NTK for a prompt's last position to all of it; ours does not depend on chunks.
 @pytest.mark.parametrize("case", [case for case in (*DECODERS, *FALLBACKS) if case != "llama-dynamic"])
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_prompt_logits_equal_hugging_face(case: str, device: Any, tmp_path: Path) -> None:
     """Logits at all positions of a prompt that is computed in chunks."""
     model = make_model(case)
@@ -152,7 +152,7 @@ def test_options_of_other_requests_do_not_change_logprobs(tmp_path: Path, option
     logprobs = []
     for wanted in (False, True):
         extra: dict[str, Any] = {"prompt_logprobs": 0} if wanted and option == "prompt_logprobs" else {}
-        guessing: dict[str, Any] = {"speculation": "ngram"} if wanted and option == "speculation" else {}
+        guessing: dict[str, Any] = {"speculative_method": "ngram"} if wanted and option == "speculation" else {}
         engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), **options, **guessing)
         engine.add("neighbour", [5, 6, 7] * 8, greedy(20, **extra))
         if option == "speculation":

@@ -128,6 +128,33 @@ def test_a_language_model_embeds_if_told_to(tmp_path: Path) -> None:
     assert_close(pool(engine, [text], EMBED)[0], mean)
 
 
+@pytest.mark.parametrize("name", ["LAST", "CLS", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN", "weightedmean"])
+def test_pooler_config_names_every_kind_of_pooling(tmp_path: Path, name: str) -> None:
+    model = make_model("llama")
+    save_model(model, tmp_path)
+    options = ModelOptions(task="embed", pooler_config={"pooling_type": name, "normalize": False})
+    engine, text = Engine(tmp_path, model=options), random_text(1, 30)
+    hidden = output(model.model, text).last_hidden_state[0]
+    weights = torch.arange(1.0, len(hidden) + 1)[:, None]
+    expected = {
+        "LAST": hidden[-1],
+        "CLS": hidden[0],
+        "MEAN": hidden.mean(0),
+        "MAX": hidden.amax(0),
+        "MEAN_SQRT_LEN": hidden.sum(0) / len(hidden) ** 0.5,
+        "WEIGHTED_MEAN": (hidden * weights).sum(0) / weights.sum(),
+        "weightedmean": (hidden * weights).sum(0) / weights.sum(),
+    }
+    assert_close(pool(engine, [text], EMBED)[0], expected[name])
+
+
+def test_pooler_config_refuses_other_kinds(tmp_path: Path) -> None:
+    save_model(make_model("llama"), tmp_path)
+    options = ModelOptions(task="embed", pooler_config={"pooling_type": "median"})
+    with pytest.raises(UnsupportedModel, match=r"pooling_type must be one of LAST, MEAN, CLS, MAX.* not 'median'"):
+        Engine(tmp_path, model=options)
+
+
 def test_gemma_that_attends_in_both_directions(tmp_path: Path) -> None:
     changes = {"use_bidirectional_attention": True, "sliding_window": 24, "head_dim": 16, "num_hidden_layers": 7}
     model = decoder("gemma3_text", **changes)

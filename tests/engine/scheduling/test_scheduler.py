@@ -67,7 +67,7 @@ class FakeRunner:
             assert new.request_id not in self.tables
             self.tables[new.request_id] = []
             self.tokens[new.request_id] = list(new.tokens)
-            self.extended[new.request_id] = new.extended
+            self.extended[new.request_id] = new.uses_long_rope
         limits = self.scheduler.limits
         assert plan.num_tokens <= limits.max_tokens
         assert len(plan.scheduled) <= limits.max_seqs

@@ -25,7 +25,7 @@ from tests.support.whisper import ENGLISH, GERMAN, START, TRANSCRIBE, item
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[EngineClient]:
     """A client of a core in a thread that runs the model in float32."""
-    options = EngineOptions(kv_cache_memory=64 << 20, max_num_seqs=8)
+    options = EngineOptions(kv_cache_memory_bytes=64 << 20, max_num_seqs=8)
     config = CoreConfig(
         folder=folder,
         model_config=read_model_config(folder),

@@ -19,12 +19,12 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "one at a time": {"max_num_seqs": 1},
     "small chunks": {"max_num_batched_tokens": 4, "max_num_seqs": 3},
     "small blocks": {"block_size": 3},
-    "without prefix caching": {"prefix_caching": False},
-    "speculation": {"speculation": "ngram", "num_speculative_tokens": 4, "block_size": 4},
+    "without prefix caching": {"enable_prefix_caching": False},
+    "speculation": {"speculative_method": "ngram", "num_speculative_tokens": 4, "block_size": 4},
     "two steps in flight": {"in_flight": 2, "block_size": 4},
-    "torch device": {"model": ModelOptions(device="torch")},
-    "torch device, small chunks": {
-        "model": ModelOptions(device="torch"),
+    "reference device": {"model": ModelOptions(device="reference")},
+    "reference device, small chunks": {
+        "model": ModelOptions(device="reference"),
         "max_num_batched_tokens": 4,
         "max_num_seqs": 3,
     },
@@ -83,7 +83,7 @@ def together(engine: Engine, seed: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(whisper_folder: Path) -> dict[int, list[list[int]]]:
     """The tokens of each request of two workloads alone in the engine, without prefix caching."""
-    engine = Engine(whisper_folder, prefix_caching=False)
+    engine = Engine(whisper_folder, enable_prefix_caching=False)
     return {
         seed: [engine.generate(prompt, params, items=(heard(n),)).tokens for n, prompt, params in workload(seed)]
         for seed in (1, 2)
@@ -98,7 +98,7 @@ def test_tokens_do_not_depend_on_the_schedule(
         assert together(Engine(whisper_folder, **SCHEDULES[schedule]), seed) == alone[seed]
 
 
-@pytest.mark.parametrize("options", [{}, {"in_flight": 2}, {"prefix_caching": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"in_flight": 2}, {"enable_prefix_caching": False}], ids=str)
 def test_tokens_do_not_depend_on_preemption(
     whisper_folder: Path, alone: dict[int, list[list[int]]], options: dict[str, Any]
 ) -> None:
@@ -108,7 +108,7 @@ def test_tokens_do_not_depend_on_preemption(
     blocks = 2 * (POSITIONS + 16) // 4 + 8
     preemptions = 0
     for seed in (1, 2):
-        engine = Engine(whisper_folder, block_size=4, kv_cache_memory=blocks * per_block, **options)
+        engine = Engine(whisper_folder, block_size=4, kv_cache_memory_bytes=blocks * per_block, **options)
         assert together(engine, seed) == alone[seed]
         preemptions += engine.preemptions
     assert preemptions > 0
@@ -140,7 +140,7 @@ def test_a_prefix_is_shared_on_equal_items_only(whisper_folder: Path) -> None:
 def test_an_item_that_was_evicted_in_part_is_encoded_again(whisper_folder: Path) -> None:
     roomy = Engine(whisper_folder, block_size=4)
     per_block = roomy.info.cache_bytes // roomy.info.num_blocks
-    engine = Engine(whisper_folder, block_size=4, kv_cache_memory=(POSITIONS // 4 + 6) * per_block)
+    engine = Engine(whisper_folder, block_size=4, kv_cache_memory_bytes=(POSITIONS // 4 + 6) * per_block)
     first = engine.generate([START], greedy(10), items=(item(0),)).tokens
     engine.generate([START], greedy(10), items=(item(1),))  # takes some of the first one's blocks
     assert engine.generate([START], greedy(10), items=(item(0),)).tokens == first

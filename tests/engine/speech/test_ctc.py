@@ -48,7 +48,7 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_ctc(model, tmp_path_factory.mktemp("ctc"))
 
 
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_tokens_equal_transformers(model: Any, folder: Path, device: str) -> None:
     """All files together, and each alone."""
     engine = Engine(folder, model=ModelOptions(device=device))

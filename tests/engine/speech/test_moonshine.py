@@ -50,7 +50,7 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_moonshine(model, tmp_path_factory.mktemp("moonshine"))
 
 
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_equal_transformers(tmp_path: Path, kind: str, device: str) -> None:
     """All files together, and each alone."""

@@ -58,7 +58,7 @@ def suppressing(max_tokens: int, **fields: Any) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_equal_transformers(tmp_path: Path, kind: str, device: str) -> None:
     """In chunks of at most 5 tokens, all together, and each alone."""
@@ -78,7 +78,7 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, kind: str, device: str
     ] == expected
 
 
-@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_shorter_items(whisper: Any, whisper_folder: Path, device: str) -> None:
     """Items of different lengths in one batch, each as in a model whose encoder has as many positions."""
     engine = Engine(whisper_folder, model=ModelOptions(device=device), block_size=8, max_num_batched_tokens=64)

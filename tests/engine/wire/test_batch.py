@@ -77,7 +77,7 @@ async def test_what_is_kept_of_a_result_is_up_to_the_caller() -> None:
         return np.array([index, len(array)], np.float32)
 
     async with running_client(FakeCore()) as client:
-        with client.slots(1), client.pooling(keep=keep) as batch:
+        with client.slots(1), client.pooling(on_result=keep) as batch:
             batch.add(requests(12))
             arrays = await batch.results()
     assert [array.tolist() for array in arrays[:2]] == [[0, 9], [1, 9]]
@@ -93,7 +93,7 @@ async def test_what_is_kept_may_take_time_and_holds_its_slot() -> None:
 
     async with running_client(FakeCore(), capacity=8) as client:
         client.observer = records = Records()
-        with client.slots(1), client.pooling(keep=later) as batch:
+        with client.slots(1), client.pooling(on_result=later) as batch:
             batch.add(requests(20))
             results = asyncio.ensure_future(batch.results())
             await until(lambda: len(batch._keeping) == 4)
@@ -120,7 +120,7 @@ async def test_a_batch_that_is_left_or_fails_keeps_nothing_more(fails: bool) -> 
         return array
 
     async with running_client(FakeCore(), capacity=64) as client:
-        with client.slots(1), client.pooling(keep=forever) as batch:
+        with client.slots(1), client.pooling(on_result=forever) as batch:
             batch.add(requests(8))
             await until(lambda: len(batch._keeping) == 8 - fails)
             if fails:

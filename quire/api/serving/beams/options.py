@@ -27,7 +27,7 @@ _WITHOUT_EFFECT = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "seed":
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
-    """Of one request.
+    """The settings of a request with beam search.
 
     Attributes:
         width: number of beams, and of answers to each prompt.

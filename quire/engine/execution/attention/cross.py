@@ -9,18 +9,20 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.execution.attention.paged import DecodeTokens, QueryAttention, SequentialRanges
 from quire.engine.execution.cache import LayerCache
 from quire.engine.execution.inputs import CrossInputs, Span
 from quire.engine.execution.table import RequestTable
+from quire.engine.models.inputs import CrossAttend
 from quire.kernels.int8_pages import dequantize_rows
 from quire.kernels.paged_attention import AttentionParams
 
 
 @dataclass(frozen=True, slots=True)
-class PagedCross:
-    """See `CrossAttend`.
+class PagedCross(CrossAttend):
+    """Cross-attention of a step to the encoded positions in the paged KV cache.
 
     Attributes:
         layers: the pages of each layer, which hold the keys and values of encoded positions as well.
@@ -32,22 +34,22 @@ class PagedCross:
     all_rows: QueryAttention
     logits_rows: QueryAttention
 
+    @override
     def __call__(self, layer: int, q: Tensor, params: AttentionParams, *, logits_rows: bool = False) -> Tensor:
-        """See `CrossAttend`."""
         cache = self.layers[layer]
         attend = self.logits_rows if logits_rows else self.all_rows
         return attend(pad_heads(q, cache.shape.key_elements), cache, params)[..., : cache.shape.value_dim]
 
 
 @dataclass(frozen=True, slots=True)
-class _WholeSequence:
+class _WholeSequence(QueryAttention):
     """Queries of one sequence attend to its `length` encoded positions; `table` (blocks,) int32."""
 
     table: Tensor
     length: int
 
+    @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        """See `QueryAttention`."""
         k, v = (read_rows(pages, self.table, self.length, q.dtype) for pages in (cache.keys, cache.values))
         out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k[None], v[None], scale=params.scale)
         return out[0].transpose(0, 1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
-from quire.engine.execution.attention.backend import PreparedAttention
+from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
 from quire.engine.execution.attention.cross import native_cross
 from quire.engine.execution.attention.paged import DecodeTokens, PagedAttend, QueryAttention, VarlenSpans
 from quire.engine.execution.attention.reference import sequential_ranges
@@ -15,7 +16,7 @@ from quire.kernels import native
 from quire.kernels.paged_attention import supports_pages, supports_varlen
 
 
-class NativeAttention:
+class NativeAttention(AttentionBackend):
     """Attention over the pages of `cache`, which the kernels support; see `supports_cache`."""
 
     def __init__(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> None:
@@ -24,8 +25,8 @@ class NativeAttention:
         self._table = table
         self._varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers)
 
+    @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
-        """See `AttentionBackend`."""
         self._cache.ensure_mapped(inputs.last_block)
         metadata, indices = inputs.attention, inputs.model.logits_indices
         assert metadata is not None, "the inputs were built for another backend"

@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.execution.cache import LayerCache
+from quire.engine.models.inputs import Attend
 from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.paged_attention import (
     AttentionMetadata,
@@ -27,59 +29,59 @@ class QueryAttention(Protocol):
     """Attention of the queries (tokens, heads, dim) of a step to the pages of one layer."""
 
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        """(tokens, heads, value_dim)."""
+        """Attend; the result is (tokens, heads, value_dim)."""
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTokens:
+class DecodeTokens(QueryAttention):
     """One query per sequence, all in one call; `tables` (tokens, blocks) int32, `lengths` (tokens,) int64."""
 
     tables: Tensor
     lengths: Tensor
 
+    @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        """See `QueryAttention`."""
         return paged_decode(q, cache.keys, cache.values, self.tables, self.lengths, params)
 
 
 @dataclass(frozen=True, slots=True)
-class VarlenSpans:
+class VarlenSpans(QueryAttention):
     """Spans of any length, all in one call."""
 
     metadata: AttentionMetadata
 
+    @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        """See `QueryAttention`."""
         return paged_varlen(q, cache.keys, cache.values, self.metadata, params)
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillSpan:
+class PrefillSpan(QueryAttention):
     """The last queries of one sequence; `table` (blocks,) int32, `length` positions including the queries' own."""
 
     table: Tensor
     length: int
 
+    @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        """See `QueryAttention`."""
         return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params)
 
 
 @dataclass(frozen=True, slots=True)
-class SequentialRanges:
+class SequentialRanges(QueryAttention):
     """Consecutive ranges [begin, end) of the step's tokens, one call each."""
 
     ranges: Sequence[tuple[int, int, QueryAttention]]
 
+    @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        """See `QueryAttention`."""
         out = [attend(q[begin:end], cache, params) for begin, end, attend in self.ranges]
         return out[0] if len(out) == 1 else torch.cat(out)
 
 
 @dataclass(frozen=True, slots=True)
-class PagedAttend:
-    """See `Attend`.
+class PagedAttend(Attend):
+    """Attention of a decoder's step over the paged KV cache.
 
     Attributes:
         layers: the pages of each layer.
@@ -95,6 +97,7 @@ class PagedAttend:
     logits_indices: Tensor | None = None
     logits_rows: QueryAttention | None = None
 
+    @override
     def __call__(
         self,
         layer: int,
@@ -106,7 +109,6 @@ class PagedAttend:
         last_layer: bool = False,
         last_token_only: bool = False,
     ) -> Tensor:
-        """See `Attend`."""
         cache = self.layers[layer]
         key_dim = cache.shape.key_elements
         if key_dim == cache.shape.key_dim and cache.shape.value_elements == cache.shape.value_dim:

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
-from quire.engine.execution.attention.backend import PreparedAttention
+from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
 from quire.engine.execution.attention.cross import gathered_cross
 from quire.engine.execution.attention.paged import (
     DecodeTokens,
@@ -21,15 +22,15 @@ from quire.engine.execution.inputs import Span, StepInputs
 from quire.engine.execution.table import RequestTable
 
 
-class ReferenceAttention:
+class ReferenceAttention(AttentionBackend):
     """Attention over the pages of `cache`."""
 
     def __init__(self, cache: KVCache, table: RequestTable) -> None:
         self._cache = cache
         self._table = table
 
+    @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
-        """See `AttentionBackend`."""
         self._cache.ensure_mapped(inputs.last_block)
         all_rows = sequential_ranges(inputs.spans, self._table, group_lengths=True)
         attend = PagedAttend(self._cache.layers, inputs.slots, all_rows, inputs.model.logits_indices)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from torch import Tensor
+from typing_extensions import override
 
+from quire.engine.models.inputs import Attend
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
 
 
-class VarlenAttend:
-    """See `Attend`; nothing is stored."""
+class VarlenAttend(Attend):
+    """Attention of an encoder's step: each sequence attends to itself, and no keys or values are stored."""
 
     def __init__(self, cu_seqlens: Tensor) -> None:
         """`cu_seqlens`: see `ModelInputs`."""
         self._cu_seqlens = cu_seqlens
 
+    @override
     def __call__(
         self,
         layer: int,
@@ -26,7 +29,6 @@ class VarlenAttend:
         last_layer: bool = False,
         last_token_only: bool = False,
     ) -> Tensor:
-        """See `Attend`."""
         assert v is not None
         own = EncoderAttentionParams(
             params.scale,

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.native import NativeAttention, supports_cache
 from quire.engine.execution.attention.reference import ReferenceAttention
 from quire.engine.execution.cache import HostKVCache, KVCache
+from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import InputBuilder, NativeInputBuilder
 from quire.engine.execution.memory import free_memory
 from quire.engine.execution.step_graphs import MAX_TOKENS, StepGraphs, StepRunner
@@ -19,41 +21,42 @@ from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.kernels import native
 
 
-class CpuDevice:
-    """See `Device`."""
+class CpuDevice(Device):
+    """The CPU with compiled kernels."""
 
     torch_device = torch.device("cpu")
     quantizable_dtypes = frozenset(native.DTYPES)
-    cache_alignment = native.PAIR
+    cache_alignment = native.ATTENTION_VECTOR_WIDTH
 
     def __init__(self) -> None:
         self.computes_bfloat16 = native.has_bfloat16()
         self.description = f"compiled kernels for {native.instructions()}"
 
+    @override
     def activate(self) -> AbstractContextManager[None]:
-        """See `Device`."""
         return nullcontext()
 
+    @override
     def free_memory(self) -> int:
-        """See `Device`."""
         return free_memory()
 
+    @override
     def allocate_cache(
         self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
     ) -> KVCache:
-        """See `Device`."""
         return HostKVCache(shapes, num_blocks, block_size, dtype, prefault)
 
+    @override
     def input_builder(self, table: RequestTable) -> InputBuilder:
-        """See `Device`."""
         return NativeInputBuilder(table, MAX_TOKENS)
 
+    @override
     def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
-        """See `Device`; pages of other shapes than the kernels read are gathered."""
+        # pages of other shapes than the kernels read are gathered
         return (
             NativeAttention(cache, table, dtype) if supports_cache(cache, dtype) else ReferenceAttention(cache, table)
         )
 
+    @override
     def step_runner(self, model: LanguageModel) -> StepRunner:
-        """See `Device`."""
         return StepGraphs(model)

@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.reference import ReferenceAttention
 from quire.engine.execution.cache import KVCache, LayerCache, scale_bytes
+from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import InputBuilder, NumpyInputBuilder
 from quire.engine.execution.memory import free_memory
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
@@ -21,24 +23,26 @@ from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.kernels import native
 
 
-class TorchKVCache:
-    """See `KVCache`. Each layer's keys and values are a tensor of their own."""
+class TorchKVCache(KVCache):
+    """A KV cache in which the keys and the values of each layer are tensors of their own."""
 
     def __init__(self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         extra = scale_bytes(dtype)
-        self.layers: list[LayerCache] = []
+        layers: list[LayerCache] = []
         for shape in shapes:
             size = (shape.heads, num_blocks, block_size)
             keys = _lazy_zeros((*size, shape.key_elements + extra), dtype)
             value_row = shape.value_elements + extra
             values = keys[..., :value_row] if shape.values_in_keys else _lazy_zeros((*size, value_row), dtype)
-            self.layers.append(LayerCache(keys, values, shape))
+            layers.append(LayerCache(keys, values, shape))
+        self.layers = layers
 
+    @override
     def ensure_mapped(self, block: int) -> None:
-        """Nothing to do: the system maps pages at the first write."""
+        pass  # the system maps pages at the first write
 
+    @override
     def prefault(self) -> bool:
-        """Nothing to do."""
         return False
 
 
@@ -47,8 +51,8 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-class ReferenceDevice:
-    """See `Device`."""
+class ReferenceDevice(Device):
+    """The CPU with PyTorch's operations alone."""
 
     torch_device = torch.device("cpu")
     quantizable_dtypes: frozenset[torch.dtype] = frozenset()
@@ -56,28 +60,28 @@ class ReferenceDevice:
     cache_alignment = 1
     description = "torch reference kernels"
 
+    @override
     def activate(self) -> AbstractContextManager[None]:
-        """See `Device`."""
         return native.disabled()
 
+    @override
     def free_memory(self) -> int:
-        """See `Device`."""
         return free_memory()
 
+    @override
     def allocate_cache(
         self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
     ) -> KVCache:
-        """See `Device`."""
         return TorchKVCache(shapes, num_blocks, block_size, dtype)
 
+    @override
     def input_builder(self, table: RequestTable) -> InputBuilder:
-        """See `Device`."""
         return NumpyInputBuilder(table)
 
+    @override
     def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
-        """See `Device`."""
         return ReferenceAttention(cache, table)
 
+    @override
     def step_runner(self, model: LanguageModel) -> StepRunner:
-        """See `Device`."""
         return EagerSteps(model)

@@ -13,8 +13,8 @@ from quire.kernels import native
 logger = logging.getLogger(__name__)
 
 
-def find_device(name: Literal["cpu", "torch"]) -> Device:
-    """The device of a name; without compiled kernels "cpu" is the torch reference as well."""
+def find_device(name: Literal["cpu", "reference"]) -> Device:
+    """The device of a name; without compiled kernels "cpu" is the reference device as well."""
     if name == "cpu" and native.instructions() is not None:
         return CpuDevice()
     if name == "cpu":

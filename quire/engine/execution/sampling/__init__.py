@@ -1,1 +1,1 @@
-"""Sampling: stages change the logits, then a token is chosen. A stage costs nothing for rows that do not use it."""
+"""Sampling: logits processors change the logits of rows that use them, then a token is chosen."""

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.engine.execution.sampling.stacks import executor
+from quire.engine.execution.sampling.thread_stacks import executor
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.grammar import problem_of
@@ -93,8 +93,8 @@ class GrammarState:
             self.error = SequenceError(f"the grammar is too expensive: {problem_of(self._matcher)}", invalid=True)
 
 
-class GrammarStage:
-    """Applies the masks of grammars after all other stages, whatever these allow."""
+class GrammarProcessor:
+    """Applies the masks of grammars after all logits processors, whatever these allow."""
 
     def __init__(self, initial_state: Callable[[SamplingParams], GrammarState | None], vocab_size: int) -> None:
         """`initial_state`: see `Sampler`."""

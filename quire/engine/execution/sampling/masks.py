@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
+from quire.engine.execution.sampling.logits_processor import LogitsProcessor
 from quire.engine.execution.table import RequestTable
 from quire.engine.wire.protocol import SamplingParams, TimestampRule
 from quire.kernels.sampling import Masks, apply_token_bitmask
@@ -19,37 +21,38 @@ from quire.kernels.sampling import Masks, apply_token_bitmask
 State = TypeVar("State")
 
 
-class _ByRow(ABC, Generic[State]):
-    """A stage whose state is one value for each row that uses it."""
+class _ByRow(LogitsProcessor, ABC, Generic[State]):
+    """A logits processor whose state is one value for each row that uses it."""
 
     def __init__(self) -> None:
         self._state: dict[int, State] = {}
 
     @property
+    @override
     def rows(self) -> Collection[int]:
-        """See `Stage`."""
         return self._state
 
+    @override
     def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
-        """See `Stage`."""
         state = self._make(params)
         if state is not None:
             self._state[row] = state
 
+    @override
     def remove(self, row: int) -> None:
-        """See `Stage`."""
         self._state.pop(row, None)
 
+    @override
     def observe(self, row: int, token: int) -> None:
-        """See `Stage`."""
+        pass
 
+    @override
     def apply(self, logits: Tensor, row: int, table: RequestTable) -> None:
-        """See `Stage`."""
         self._change(logits, self._state[row], row, table)
 
     @abstractmethod
     def _make(self, params: SamplingParams) -> State | None:
-        """The state of a row with these params; None if it does not use the stage."""
+        """The state of a row with these params; None if it does not use the processor."""
 
     @abstractmethod
     def _change(self, logits: Tensor, state: State, row: int, table: RequestTable) -> None:

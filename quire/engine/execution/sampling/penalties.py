@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from quire.engine.execution.sampling.logits_processor import LogitsProcessor
 from quire.engine.execution.table import RequestTable
 from quire.engine.wire.protocol import SamplingParams
 
@@ -22,7 +24,7 @@ class _Seen:
     generated: Tensor
 
 
-class Penalties:
+class Penalties(LogitsProcessor):
     """Repetition counts prompt and output (Keskar et al. 2019), presence and frequency the output only (OpenAI)."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -30,12 +32,12 @@ class Penalties:
         self._seen: dict[int, _Seen] = {}
 
     @property
+    @override
     def rows(self) -> Collection[int]:
-        """See `Stage`."""
         return self._seen
 
+    @override
     def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
-        """See `Stage`."""
         if not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0):
             return
         prompt, output = np.split(table.known_tokens(row), [table[row].prompt_len])
@@ -43,16 +45,16 @@ class Penalties:
         generated = torch.from_numpy(np.bincount(output, minlength=self._vocab_size).astype(np.float32))
         self._seen[row] = _Seen(params, in_prompt, generated)
 
+    @override
     def remove(self, row: int) -> None:
-        """See `Stage`."""
         self._seen.pop(row, None)
 
+    @override
     def observe(self, row: int, token: int) -> None:
-        """See `Stage`."""
         self._seen[row].generated[token] += 1
 
+    @override
     def apply(self, logits: Tensor, row: int, table: RequestTable) -> None:
-        """See `Stage`."""
         _penalize(logits, self._seen[row])
 
 

@@ -1,4 +1,4 @@
-"""Sampler: stages change the logits in order, then a token is chosen, and its log-probabilities are reported."""
+"""Sampler: logits processors change the logits in order, then a token is chosen and its log-probability reported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from torch import Tensor
 
 from quire.engine.execution.sampling.choice import sample_tokens, uniform
-from quire.engine.execution.sampling.grammar import GrammarStage, GrammarState
+from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
+from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import (
     AllowedTokens,
@@ -20,7 +21,6 @@ from quire.engine.execution.sampling.masks import (
     Timestamps,
 )
 from quire.engine.execution.sampling.penalties import Penalties
-from quire.engine.execution.sampling.stage import RowState, Stage
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
@@ -52,13 +52,13 @@ class Sampler:
     ) -> None:
         """`grammar_state`: makes the initial state of a request's grammar, None if it has none."""
         self._table = table
-        self._grammars = GrammarStage(grammar_state, vocab_size)
-        self._stages: list[Stage] = [
+        self._grammars = GrammarProcessor(grammar_state, vocab_size)
+        self._processors: list[LogitsProcessor] = [
             AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), BeginSuppress(),
             Timestamps(),  # last: it weighs what the others have left
         ]  # fmt: skip
-        self._stateful: list[RowState] = [*self._stages, self._grammars]
-        self._stages_in_use: list[Stage] = []  # by the rows of the table
+        self._stateful: list[RowState] = [*self._processors, self._grammars]
+        self._processors_in_use: list[LogitsProcessor] = []  # by the rows of the table
         self._states_in_use: list[RowState] = []
         self._errors: dict[int, SequenceError] = {}  # by row
 
@@ -66,14 +66,14 @@ class Sampler:
         """Follow the rows of the table: some were freed, then some were filled."""
         for row in freed:
             self._errors.pop(row, None)
-            for stage in self._stateful:
-                stage.remove(row)
+            for processor in self._stateful:
+                processor.remove(row)
         for row in filled:
             task = self._table[row].task
             if isinstance(task, SamplingParams):
-                for stage in self._stateful:
-                    self._contain(row, stage.add, row, task, self._table)
-        self._stages_in_use = [stage for stage in self._stages if stage.rows]
+                for processor in self._stateful:
+                    self._contain(row, processor.add, row, task, self._table)
+        self._processors_in_use = [processor for processor in self._processors if processor.rows]
         self._states_in_use = [state for state in self._stateful if state.rows]
         self._grammars.start_masks()
 
@@ -83,11 +83,11 @@ class Sampler:
         params = table.params_of(rows)
         wanted = [i for i, one in enumerate(params) if one.logprobs is not None]
         raw = logits[wanted].clone() if wanted else None
-        for stage in self._stages_in_use:
-            users = stage.rows
+        for processor in self._processors_in_use:
+            users = processor.rows
             for index, row in enumerate(rows):
                 if row in users:
-                    self._contain(row, stage.apply, logits[index], row, table)
+                    self._contain(row, processor.apply, logits[index], row, table)
         errors = self._grammars.apply(logits, rows)
         tokens = self._choose(logits, rows, params)
         logprobs = {} if raw is None else self._report(raw, rows, params, wanted, tokens)
@@ -103,7 +103,7 @@ class Sampler:
         return [Choice(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
     def close(self) -> None:
-        """End the threads of the grammar stage."""
+        """End the threads of the grammar processor."""
         self._grammars.close()
 
     def _choose(self, logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
@@ -131,7 +131,7 @@ class Sampler:
         wanted: Sequence[int],
         tokens: Sequence[int],
     ) -> dict[int, TokenLogprobs]:
-        """Log-probabilities of the rows at indices `wanted`, whose logits before all stages are `raw`."""
+        """Log-probabilities of the rows at indices `wanted`, whose logits before all processors are `raw`."""
         most = max(params[i].logprobs or 0 for i in wanted)
         try:
             reports = top_logprobs(raw, [tokens[i] for i in wanted], most)

@@ -60,7 +60,7 @@ def distilbert(config: Any) -> EncoderSpec:
     attn = GroupedAttention(
         heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=None, qkv_bias=True, out_bias=True
     )
-    layer = Layer(attn=attn, ffn=PlainMLP(size=config.hidden_dim, act=config.activation), pre_norm=False, sum_norm=True)
+    layer = Layer(attn=attn, ffn=PlainMLP(size=config.hidden_dim, act=config.activation), pre_norm=False, post_ln=True)
     return EncoderSpec(
         hidden=config.dim,
         vocab=config.vocab_size,
@@ -143,7 +143,7 @@ def _encoder(
     return EncoderSpec(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
-        layers=(Layer(attn=attn, ffn=ffn, pre_norm=False, sum_norm=True),) * config.num_hidden_layers,
+        layers=(Layer(attn=attn, ffn=ffn, pre_norm=False, post_ln=True),) * config.num_hidden_layers,
         norm=norm,
         max_positions=_positions(config) - position_offset,
         embeddings=Embeddings(

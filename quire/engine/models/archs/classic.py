@@ -72,11 +72,11 @@ def gpt_neox(config: Any) -> DecoderSpec:
 def opt(config: Any) -> DecoderSpec:
     """OPT: learned positions from row 2 on."""
     if not config.do_layer_norm_before or config._remove_final_layer_norm:
-        raise UnsupportedModel("OPT with norms behind the branches (do_layer_norm_before false) is not supported")
+        raise UnsupportedModel("OPT with post-LN layers (do_layer_norm_before false) is not supported")
     if config.word_embed_proj_dim != config.hidden_size:
         raise UnsupportedModel("OPT with a word_embed_proj_dim other than the hidden_size is not supported")
     if not config.layer_norm_elementwise_affine:
-        raise UnsupportedModel("OPT with norms without weights is not supported")
+        raise UnsupportedModel("OPT with non-affine norms (layer_norm_elementwise_affine false) is not supported")
     dim = config.hidden_size // config.num_attention_heads
     attn = _attention(config.num_attention_heads, dim, qkv_bias=config.enable_bias, out_bias=config.enable_bias)
     ffn = PlainMLP(size=config.ffn_dim, act=config.activation_function, bias=config.enable_bias)

@@ -99,7 +99,7 @@ def _wave_model(config: Any, *, projection_norm: bool) -> CTCSpec:
         ),
         ffn=PlainMLP(size=config.intermediate_size, act=config.hidden_act),
         pre_norm=stable,
-        sum_norm=not stable,
+        post_ln=not stable,
     )
     stem = WaveStem(
         convs=_convs(config), projection=True, projection_norm=config.layer_norm_eps if projection_norm else None

@@ -35,7 +35,7 @@ def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
     ffn = mlp(config, act=config.hidden_activation)
     return decoder(
         config,
-        [Layer(attn=attn_of[kind], ffn=ffn, post_norm=True) for kind in config.layer_types],
+        [Layer(attn=attn_of[kind], ffn=ffn, branch_output_norm=True) for kind in config.layer_types],
         norm_offset=1.0,
         embeddings=Embeddings(scale=config.hidden_size**0.5),
         logit_softcap=config.final_logit_softcapping,

@@ -36,7 +36,7 @@ def jina_bert(config: Any) -> EncoderSpec:
         alibi=alibi_slopes(heads),
     )
     ffn = GatedMLP(size=config.intermediate_size, act=_ACTS[kind], down_bias=True)
-    layer = Layer(attn=attn, ffn=ffn, pre_norm=False, sum_norm=True, inner_sum_norm=has_qk_norm)
+    layer = Layer(attn=attn, ffn=ffn, pre_norm=False, post_ln=True, inner_post_ln=has_qk_norm)
     return EncoderSpec(
         hidden=config.hidden_size,
         vocab=config.vocab_size,

@@ -128,7 +128,7 @@ def qwen3(config: Any) -> DecoderSpec:
 
 def olmo2(config: Any) -> DecoderSpec:
     """OLMo 2: norms after the branches only."""
-    return uniform(config, biased_attention(config, qk_norm=QKNorm.ALL), pre_norm=False, post_norm=True)
+    return uniform(config, biased_attention(config, qk_norm=QKNorm.ALL), pre_norm=False, branch_output_norm=True)
 
 
 def granite(config: Any) -> DecoderSpec:

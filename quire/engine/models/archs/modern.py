@@ -44,7 +44,7 @@ def nomic_bert(config: Any) -> EncoderSpec:
     norm = LayerNorm(eps=config.layer_norm_eps)
     attn = _attention(config, _rope(config), bias=False)
     layer = Layer(
-        attn=attn, ffn=GatedMLP(size=config.intermediate_size, act=config.hidden_act), pre_norm=False, sum_norm=True
+        attn=attn, ffn=GatedMLP(size=config.intermediate_size, act=config.hidden_act), pre_norm=False, post_ln=True
     )
     embeddings = Embeddings(types=config.type_vocab_size, norm=norm)
     return _encoder(config, [layer] * config.num_hidden_layers, norm, embeddings, final_norm=False)
@@ -56,7 +56,7 @@ def gte(config: Any) -> EncoderSpec:
     attn = _attention(config, _rope(config), bias=True)
     ffn = GatedMLP(size=config.intermediate_size, act=config.hidden_act, down_bias=True)
     embeddings = Embeddings(types=config.type_vocab_size, norm=norm)
-    layers = [Layer(attn=attn, ffn=ffn, pre_norm=False, sum_norm=True)] * config.num_hidden_layers
+    layers = [Layer(attn=attn, ffn=ffn, pre_norm=False, post_ln=True)] * config.num_hidden_layers
     return _encoder(config, layers, norm, embeddings, final_norm=False)
 
 

@@ -22,7 +22,7 @@ _EPS = 1e-5  # of batch norms
 
 
 class ConformerBlock(nn.Module):
-    """See `ConformerLayer`."""
+    """The modules of a `ConformerLayer`."""
 
     def __init__(self, spec: ConformerLayer, model: StackSpec) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class BatchNorm(nn.Module):
 
 
 class RelativeAttentionLayer(nn.Module):
-    """See `RelativeAttention`."""
+    """The projections and attention of a `RelativeAttention`."""
 
     def __init__(self, spec: RelativeAttention, hidden: int) -> None:
         super().__init__()

@@ -15,17 +15,20 @@ _CHUNK = 1 << 14  # positions of a table computed at a time
 
 
 def rope_switch(ropes: Iterable[Rope], context_len: int) -> int | None:
-    """See `LanguageModel.rope_switch`; `check_spec` has made sure that it is the same for all ropes."""
+    """Longest sequence with LongRoPE's short factors; None if all sequences have them.
+
+    `check_spec` has made sure that it is the same for all ropes.
+    """
     lengths = {rope.extension.trained_len for rope in ropes if isinstance(rope.extension, LongRope)}
     return next((length for length in lengths if length < context_len), None)
 
 
-def cos_sin(rope: Rope, positions: Tensor, *, extended: bool = False) -> CosSin:
+def cos_sin(rope: Rope, positions: Tensor, *, long_rope: bool = False) -> CosSin:
     """Cosines and sines at positions (tokens,).
 
-    `extended`: with a long rope's frequencies for sequences beyond the trained length.
+    `long_rope`: with a long rope's frequencies for sequences beyond the trained length.
     """
-    phase = positions.float()[:, None] * _frequencies(rope, positions, extended=extended)
+    phase = positions.float()[:, None] * _frequencies(rope, positions, long_rope=long_rope)
     return CosSin(phase.cos() * rope.factor, phase.sin() * rope.factor, rope.interleaved)
 
 
@@ -50,20 +53,20 @@ def _table(rope: Rope, context_len: int, switch: int | None, device: torch.devic
     parts = [(context_len, False)] if switch is None else [(switch, False), (context_len, True)]
     cos, sin = (torch.empty(sum(count for count, _ in parts), len(rope.inv_freq), device=device) for _ in range(2))
     row = 0
-    for count, extended in parts:
+    for count, long_rope in parts:
         for begin in range(0, count, _CHUNK):
             positions = torch.arange(begin, min(count, begin + _CHUNK), device=device)
-            chunk = cos_sin(rope, positions, extended=extended)
+            chunk = cos_sin(rope, positions, long_rope=long_rope)
             rows = slice(row, row + len(positions))
             cos[rows], sin[rows] = chunk.cos, chunk.sin
             row += len(positions)
     return CosSin(cos, sin, rope.interleaved)
 
 
-def _frequencies(rope: Rope, positions: Tensor, *, extended: bool) -> Tensor:
+def _frequencies(rope: Rope, positions: Tensor, *, long_rope: bool) -> Tensor:
     """(pairs,) or (tokens, pairs)."""
     extension = rope.extension
-    if isinstance(extension, LongRope) and extended:
+    if isinstance(extension, LongRope) and long_rope:
         return torch.tensor(extension.inv_freq, dtype=torch.float32, device=positions.device)
     if isinstance(extension, DynamicNtk):
         return _dynamic_ntk(rope.dim, extension, positions)

@@ -31,7 +31,7 @@ def make_stem(spec: Stem, hidden: int) -> nn.Module:
 
 
 class ConvStemLayer(nn.Module):
-    """See `ConvStem`. Weights are (outputs, WIDTH * inputs), one position's inputs after the other's."""
+    """The layer of a `ConvStem`. Weights are (outputs, WIDTH * inputs), one position's inputs after the other's."""
 
     def __init__(self, spec: ConvStem, hidden: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class ChunkedConvStemLayer(nn.Module):
 
 
 class WaveStemLayer(nn.Module):
-    """See `WaveStem`."""
+    """The layers of a `WaveStem`."""
 
     def __init__(self, spec: WaveStem, hidden: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class WaveStemLayer(nn.Module):
 
 
 class WaveConvLayer(nn.Module):
-    """See `WaveConv`; weights are as in `ConvStemLayer`."""
+    """The layer of a `WaveConv`; weights are as in `ConvStemLayer`."""
 
     def __init__(self, spec: WaveConv, size: int) -> None:
         """`size`: channels of the input."""
@@ -136,7 +136,7 @@ class WaveConvLayer(nn.Module):
 
 
 class GridStemLayer(nn.Module):
-    """See `GridStem`."""
+    """The layers of a `GridStem`."""
 
     def __init__(self, spec: GridStem, hidden: int) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.engine.models.names.audio import AUDIO_NAMES
 from quire.engine.models.names.bert import bert_like
 from quire.engine.models.names.classic import classic_names
-from quire.engine.models.names.llama import LLAMA, LLAMA_POST_NORMS
+from quire.engine.models.names.llama import LLAMA, LLAMA_OUTPUT_NORMS
 from quire.engine.models.names.modern import modern_names
 from quire.engine.models.names.moonshine import MOONSHINE
 from quire.engine.models.names.rules import WeightNames
@@ -27,8 +27,8 @@ def names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec | None) 
         return _STATIC
     if (modern := modern_names(model_type, steps)) is not None:
         return modern
-    if isinstance(spec, EncoderSpec) and any(layer.sum_norm for layer in spec.layers):
-        return bert_like(steps, ups_first=any(layer.inner_sum_norm for layer in spec.layers))
+    if isinstance(spec, EncoderSpec) and any(layer.post_ln for layer in spec.layers):
+        return bert_like(steps, ups_first=any(layer.inner_post_ln for layer in spec.layers))
     if isinstance(spec, DecoderSpec) and (classic := classic_names(model_type, spec)) is not None:
         return classic
-    return LLAMA_POST_NORMS if any(layer.post_norm for layer in spec.layers) else LLAMA
+    return LLAMA_OUTPUT_NORMS if any(layer.branch_output_norm for layer in spec.layers) else LLAMA

@@ -19,21 +19,21 @@ _LAYERS = (
     (_LAYER + r"attention\.self\.pos_(?P<side>q)uery_proj" + KIND, "attn.pos_{side}.{kind}"),
     (_LAYER + r"attention\.self\.pos_(?P<side>k)ey_proj" + KIND, "attn.pos_{side}.{kind}"),
     (_LAYER + r"attention\.output\.dense" + KIND, "attn.out.{kind}"),
-    (_LAYER + r"attention\.output\.LayerNorm" + KIND, "attn_inner_norm.{kind}"),  # Jina, with layer_norm_1
-    (_LAYER + r"attention\.output\.LayerNorm" + KIND, "attn_sum_norm.{kind}"),
+    (_LAYER + r"attention\.output\.LayerNorm" + KIND, "attn_inner_post_ln.{kind}"),  # Jina, with layer_norm_1
+    (_LAYER + r"attention\.output\.LayerNorm" + KIND, "attn_post_ln.{kind}"),
     (_LAYER + r"attention\.self\.layer_norm_(?P<side>q|k)" + KIND, "attn.{side}_norm.{kind}"),
-    (_LAYER + r"layer_norm_1" + KIND, "attn_sum_norm.{kind}"),
-    (_LAYER + r"layer_norm_2" + KIND, "ffn_sum_norm.{kind}"),
-    (_LAYER + r"mlp\.layernorm" + KIND, "ffn_sum_norm.{kind}"),
+    (_LAYER + r"layer_norm_1" + KIND, "attn_post_ln.{kind}"),
+    (_LAYER + r"layer_norm_2" + KIND, "ffn_post_ln.{kind}"),
+    (_LAYER + r"mlp\.layernorm" + KIND, "ffn_post_ln.{kind}"),
     (_LAYER + r"mlp\.gated_layers" + KIND, "ffn.gate_up.{kind}"),
     (_LAYER + r"mlp\.up_gated_layer" + KIND, "ffn.gate_up.{kind}"),
     (_LAYER + r"mlp\.(?:wo|down_layer)" + KIND, "ffn.down.{kind}"),
     (_LAYER + r"attention\.attn\.(?P<part>q|k|v)" + KIND, "attn.qkv.{kind}"),  # MPNet
     (_LAYER + r"attention\.attn\.o" + KIND, "attn.out.{kind}"),
-    (_LAYER + r"attention\.LayerNorm" + KIND, "attn_sum_norm.{kind}"),
+    (_LAYER + r"attention\.LayerNorm" + KIND, "attn_post_ln.{kind}"),
     (_LAYER + r"intermediate\.dense" + KIND, "ffn.up.{kind}"),
     (_LAYER + r"output\.dense" + KIND, "ffn.down.{kind}"),
-    (_LAYER + r"output\.LayerNorm" + KIND, "ffn_sum_norm.{kind}"),
+    (_LAYER + r"output\.LayerNorm" + KIND, "ffn_post_ln.{kind}"),
     (r"encoder\.relative_attention_bias\.weight", "relative_bias.weight"),
     (r"encoder\.rel_embeddings\.weight", "relative_positions.weight"),
     (r"encoder\.LayerNorm" + KIND, "relative_positions.norm.{kind}"),
@@ -66,10 +66,10 @@ _DISTILBERT_LAYER = LAYER.replace("layers", "transformer\\.layer")
 _DISTILBERT = (
     (_DISTILBERT_LAYER + r"attention\.(?P<part>q|k|v)_lin" + KIND, "attn.qkv.{kind}"),
     (_DISTILBERT_LAYER + r"attention\.out_lin" + KIND, "attn.out.{kind}"),
-    (_DISTILBERT_LAYER + r"sa_layer_norm" + KIND, "attn_sum_norm.{kind}"),
+    (_DISTILBERT_LAYER + r"sa_layer_norm" + KIND, "attn_post_ln.{kind}"),
     (_DISTILBERT_LAYER + r"ffn\.lin1" + KIND, "ffn.up.{kind}"),
     (_DISTILBERT_LAYER + r"ffn\.lin2" + KIND, "ffn.down.{kind}"),
-    (_DISTILBERT_LAYER + r"output_layer_norm" + KIND, "ffn_sum_norm.{kind}"),
+    (_DISTILBERT_LAYER + r"output_layer_norm" + KIND, "ffn_post_ln.{kind}"),
 )
 
 

@@ -31,8 +31,8 @@ _WAVE = (
 )
 _NORMS_AFTER = (
     (r"encoder\.layer_norm" + KIND, "encoder.positions_norm.{kind}"),
-    (_ENCODER + r"layer_norm" + KIND, _TO + "attn_sum_norm.{kind}"),
-    (_ENCODER + r"final_layer_norm" + KIND, _TO + "ffn_sum_norm.{kind}"),
+    (_ENCODER + r"layer_norm" + KIND, _TO + "attn_post_ln.{kind}"),
+    (_ENCODER + r"final_layer_norm" + KIND, _TO + "ffn_post_ln.{kind}"),
 )
 _NORMS_BEFORE = (
     (r"encoder\.layer_norm" + KIND, "encoder.norm.{kind}"),

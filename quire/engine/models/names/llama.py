@@ -42,9 +42,9 @@ _NORMS = (
 )
 _POST_NORMS = (
     (LAYER + r"input_layernorm\.weight", "attn_norm.weight"),
-    (LAYER + r"post_attention_layernorm\.weight", "attn_post_norm.weight"),
+    (LAYER + r"post_attention_layernorm\.weight", "attn_output_norm.weight"),
     (LAYER + r"pre_feedforward_layernorm\.weight", "ffn_norm.weight"),
-    (LAYER + r"post_feedforward_layernorm\.weight", "ffn_post_norm.weight"),
+    (LAYER + r"post_feedforward_layernorm\.weight", "ffn_output_norm.weight"),
 )
 _HEADS = (
     (r"score" + KIND, "heads.classify.0.{kind}"),
@@ -53,7 +53,7 @@ _HEADS = (
 )
 
 LLAMA = WeightNames((*_RULES, *_NORMS, *_HEADS), ignored=_IGNORED)
-LLAMA_POST_NORMS = WeightNames((*_RULES, *_POST_NORMS, *_HEADS), ignored=_IGNORED)
+LLAMA_OUTPUT_NORMS = WeightNames((*_RULES, *_POST_NORMS, *_HEADS), ignored=_IGNORED)
 
 
 def unstack_experts(parameter: str, tensor: Tensor) -> Tensor:

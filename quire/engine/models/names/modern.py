@@ -29,8 +29,8 @@ _NOMIC = (
     *_EMBEDDINGS,
     (_ENCODER_LAYER + r"attn\.Wqkv" + KIND, "attn.qkv.{kind}"),
     (_ENCODER_LAYER + r"attn\.out_proj" + KIND, "attn.out.{kind}"),
-    (_ENCODER_LAYER + r"norm1" + KIND, "attn_sum_norm.{kind}"),
-    (_ENCODER_LAYER + r"norm2" + KIND, "ffn_sum_norm.{kind}"),
+    (_ENCODER_LAYER + r"norm1" + KIND, "attn_post_ln.{kind}"),
+    (_ENCODER_LAYER + r"norm2" + KIND, "ffn_post_ln.{kind}"),
     (_ENCODER_LAYER + r"mlp\.fc(?P<part>11|12)" + KIND, "ffn.gate_up.{kind}"),
     (_ENCODER_LAYER + r"mlp\.fc2" + KIND, "ffn.down.{kind}"),
 )
@@ -38,8 +38,8 @@ _GTE = (
     *_EMBEDDINGS,
     (_ENCODER_LAYER + r"attention\.qkv_proj" + KIND, "attn.qkv.{kind}"),
     (_ENCODER_LAYER + r"attention\.o_proj" + KIND, "attn.out.{kind}"),
-    (_ENCODER_LAYER + r"attn_ln" + KIND, "attn_sum_norm.{kind}"),
-    (_ENCODER_LAYER + r"mlp_ln" + KIND, "ffn_sum_norm.{kind}"),
+    (_ENCODER_LAYER + r"attn_ln" + KIND, "attn_post_ln.{kind}"),
+    (_ENCODER_LAYER + r"mlp_ln" + KIND, "ffn_post_ln.{kind}"),
     (_ENCODER_LAYER + r"mlp\.up_gate_proj" + KIND, "ffn.gate_up.{kind}"),
     (_ENCODER_LAYER + r"mlp\.down_proj" + KIND, "ffn.down.{kind}"),
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.http import heap as module
-from quire.api.http.heap import Heap
+from quire.api.http import malloc_trim as module
+from quire.api.http.malloc_trim import Heap
 from tests.support.server import running_server, until
 
 PATH = "/v1/completions"

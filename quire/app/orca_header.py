@@ -19,7 +19,7 @@ _FORMAT = "endpoint-load-metrics-format"  # header of requests
 _LOAD = "endpoint-load-metrics"  # header of responses
 
 
-def load_header(state: ServerState) -> Middleware:
+def orca_header(state: ServerState) -> Middleware:
     """Report the load in responses to requests that ask for it."""
 
     def layer(app: ASGIApp) -> ASGIApp:

@@ -1,4 +1,4 @@
-"""The interface of sampling stages."""
+"""The interface of logits processors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowState(Protocol):
         """A token was sampled for one of `rows`."""
 
 
-class Stage(RowState, Protocol):
+class LogitsProcessor(RowState, Protocol):
     """Changes the logits of the rows that use it, before a token is chosen. An exception fails the row's sequence."""
 
     def apply(self, logits: Tensor, row: int, table: RequestTable) -> None:
