@@ -85,5 +85,5 @@ def test_whisper_runs_as_specs_only(whisper_folder: Path) -> None:
 
 def test_a_cache_that_does_not_hold_an_item(whisper_folder: Path) -> None:
     info = Engine(whisper_folder).info
-    with pytest.raises(Exception, match="does not hold one item"):
+    with pytest.raises(Exception, match="too small for the audio of one request"):
         Engine(whisper_folder, kv_cache_memory_bytes=2 * info.cache_bytes // info.num_blocks)
