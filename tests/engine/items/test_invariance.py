@@ -20,9 +20,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "one at a time": {"max_num_seqs": 1},
     "small chunks": {"max_num_batched_tokens": 5, "max_num_seqs": 5},
     "small blocks": {"block_size": 3},
-    "without prefix caching": {"prefix_caching": False},
+    "without prefix caching": {"enable_prefix_caching": False},
     "no room for a second item": {"encoder_cache_memory": 1},
-    "speculation": {"speculation": "ngram", "num_speculative_tokens": 4, "block_size": 4},
+    "speculation": {"speculative_method": "ngram", "num_speculative_tokens": 4, "block_size": 4},
     "two steps in flight": {"in_flight": 2, "block_size": 4},
     "two steps in flight, small chunks": {
         "in_flight": 2,
