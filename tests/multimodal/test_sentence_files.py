@@ -85,7 +85,7 @@ def test_odd_values_are_left_out(tmp_path: Path) -> None:
 def test_instructions_are_replaced_where_there_is_one() -> None:
     prompt = "Instruct: Given a question\nQuery: "
     assert SentenceFiles.with_instruction(prompt, "Find \\1") == "Instruct: Find \\1\nQuery: "
-    with pytest.raises(PromptError, match="no place"):
+    with pytest.raises(PromptError, match="no instruction to replace"):
         SentenceFiles.with_instruction("query: ", "Find")
 
 
@@ -99,5 +99,5 @@ def test_rerankers_have_the_template_that_fits(tmp_path: Path) -> None:
     assert isinstance(template, ChatPairTemplate)
     assert template.text("a", "b", None, {}) == "a! 'document'"
     assert template.text("a", "b", None, {"x": "?"}) == "a? 'document'"
-    with pytest.raises(PromptError, match="no variables"):
+    with pytest.raises(PromptError, match="no template variables"):
         Qwen3Template().text("a", "b", None, {"x": 1})

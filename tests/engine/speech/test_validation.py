@@ -32,8 +32,8 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
 @pytest.mark.parametrize(
     ("items", "text"),
     [
-        ((), "exactly one item of audio, not 0"),
-        ((item(0), item(1)), "exactly one item of audio, not 2"),
+        ((), "exactly one audio item, not 0"),
+        ((item(0), item(1)), "exactly one audio item, not 2"),
         ((changed(features=item(0).features[:, :-1]),), f"float32 {MELS}x79, not float32 {MELS}x80"),
         ((changed(features=item(0).features[:, :0]),), f"float32 {MELS}x0, not"),
         ((changed(features=np.zeros((MELS, 82), np.float32)),), f"float32 {MELS}x82, not"),
@@ -42,7 +42,7 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
         ((changed(features=item(0).features[0]),), "features are float32 80"),
         ((changed(features=NAN),), "NaN"),
         ((changed(length=1),), "must be 0"),
-        ((changed(hash=b""),), "no hash"),
+        ((changed(hash=b""),), "hash of an item must not be empty"),
     ],
 )
 def test_items(engine: Engine, items: tuple[MediaItem, ...], text: str) -> None:
@@ -73,7 +73,7 @@ def test_tasks(engine: Engine, task: Any, text: str) -> None:
 def test_models_without_items(tmp_path: Path) -> None:
     engine = Engine(save_model(make_model("llama"), tmp_path))
     assert engine.info.speech is None
-    assert "reads no audio" in (engine.generate([1], greedy(2), items=(item(0),)).error or "")
+    assert "does not accept audio" in (engine.generate([1], greedy(2), items=(item(0),)).error or "")
     assert "no task 'align'" in (engine.generate([1], PoolingParams(task="align")).error or "")
 
 
@@ -84,5 +84,5 @@ def test_whisper_runs_as_specs_only(whisper_folder: Path) -> None:
 
 def test_a_cache_that_does_not_hold_an_item(whisper_folder: Path) -> None:
     info = Engine(whisper_folder).info
-    with pytest.raises(Exception, match="does not hold one item"):
+    with pytest.raises(Exception, match="too small for the audio of one request"):
         Engine(whisper_folder, kv_cache_memory_bytes=2 * info.cache_bytes // info.num_blocks)
