@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from quire.api.http.errors import ApiError, InvalidRequest, NotFound
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.tenant import AUTHENTICATED
-from quire.api.protocol.common import ERRORS
+from quire.api.protocol.common import ERRORS, ErrorBody
 from quire.realtime.dialects.dialect import SessionInfo
 from quire.realtime.dialects.openai import OpenAI, OpenAIBeta
 from quire.realtime.errors import EventError
@@ -57,7 +57,12 @@ def router(sessions: Sessions) -> APIRouter:
     async def realtime(websocket: WebSocket) -> None:
         await sessions.serve(websocket)
 
-    @routes.get(PATH)
+    refusal: dict[str, Any] = {
+        "model": ErrorBody,
+        "description": "the request does not ask for an upgrade to WebSocket",
+    }
+
+    @routes.get(PATH, responses={_UPGRADE_REQUIRED: refusal})
     async def not_upgraded() -> None:
         """Say that this is a WebSocket endpoint."""
         raise HTTPException(
