@@ -128,9 +128,9 @@ def test_requests_that_cannot_be_run(folder: Path) -> None:
     def changed(features: Any) -> MediaItem:
         return msgspec.structs.replace(good, features=features)
 
-    assert "'ctc' alone" in refused(greedy(2), good)
-    assert "'ctc' alone" in refused(PoolingParams(task="align"), good)
-    assert "no tokens" in refused(TASK, good, prompt=(1,))
+    assert "only the pooling task 'ctc'" in refused(greedy(2), good)
+    assert "only the pooling task 'ctc'" in refused(PoolingParams(task="align"), good)
+    assert "prompt must be empty" in refused(TASK, good, prompt=(1,))
     assert "exactly one audio item, not 0" in refused(TASK)
     assert "NaN" in refused(TASK, changed(np.full((rows, columns), np.inf, np.float32)))
     assert "at least" in refused(TASK, changed(good.features[:, : speech.min_columns - 1]))
