@@ -72,5 +72,5 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
 
 def _invalid_content(item: MediaItem) -> str | None:
     if not item.hash:
-        return "the item has no hash"
+        return "the hash of an item must not be empty"
     return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"

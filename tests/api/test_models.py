@@ -76,7 +76,7 @@ async def test_what_a_model_cannot_do_is_a_400_with_what_it_can(tmp_path: Path) 
         for path, body in POOLING:
             answer = await server.post(path, body)
             assert answer.status_code == 400, path
-            assert "its tasks: generate." in answer.json()["error"]["message"]
+            assert "supports: generate." in answer.json()["error"]["message"]
         assert (await server.http.get("/info")).status_code == 400
 
 

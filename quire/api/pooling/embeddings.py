@@ -147,7 +147,7 @@ def _pooling_task(body: PoolingTextRequest | PoolingChatRequest, state: ServerSt
     model = candidates[0]
     raise InvalidRequest(
         f"The model `{model.names[0]}` does not support embeddings or classification; "
-        f"its tasks: {', '.join(model.tasks)}.",
+        f"it supports: {', '.join(model.tasks)}.",
         "model",
     )
 

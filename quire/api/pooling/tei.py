@@ -195,7 +195,7 @@ def _info(name: str | None, state: ServerState) -> TeiInfo:
     if facts is None:
         raise InvalidRequest(
             f"The model `{model.names[0]}` does not support embeddings or classification; "
-            f"its tasks: {', '.join(model.tasks)}.",
+            f"it supports: {', '.join(model.tasks)}.",
             "model",
         )
     labels = {str(index): label for index, label in enumerate(facts.labels)}

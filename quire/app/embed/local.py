@@ -41,19 +41,18 @@ class LocalEmbedder:
         self._prefix = prefix_of(model, settings.prompt_name, None, None)
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        context = PoolingContext(
-            id=new_id(), model=self._model, results=ResultMemory().reservation("")
-        )  # nobody else needs memory
+        results = ResultMemory().reservation("")  # no other request needs memory
+        context = PoolingContext(id=new_id(), model=self._model, results=results)
         group = text_group(self._model, texts, self._params, self._truncation, "input", prefix=self._prefix)
         try:
             with self._model.client.slots(1):
-                results = await pool(context, group)
+                pooled = await pool(context, group)
         except (ApiError, EngineError, PromptError, WorkerError) as error:
             refusal = error if isinstance(error, ApiError) else as_api_error(error)
             if refusal.status == _CLIENT_ERROR:
                 raise TextRefused(refusal.message, refusal.param) from error
             raise ServerError(refusal.message) from error
-        return np.stack(results.arrays)
+        return np.stack(pooled.arrays)
 
 
 @asynccontextmanager

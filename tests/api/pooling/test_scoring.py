@@ -207,8 +207,12 @@ async def test_documents_are_ordered(tmp_path: Path, path: str) -> None:
         ({"query": "a", "documents": ["b", "c" * 600]}, "documents[1]", "Please reduce the length of the input prompt"),
         ({"query": "a", "documents": ["b"] * 2049}, "documents", "at most 2048"),
         ({"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "greater than or equal"),
-        ({"query": "a", "documents": ["b"], "instruction": "x"}, "instruction", "no prompt template"),
-        ({"query": "a", "documents": ["b"], "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "no prompt template"),
+        ({"query": "a", "documents": ["b"], "instruction": "x"}, "instruction", "is not supported"),
+        (
+            {"query": "a", "documents": ["b"], "chat_template_kwargs": {"x": 1}},
+            "chat_template_kwargs",
+            "is not supported",
+        ),
     ],
 )
 async def test_what_is_wrong_with_a_rerank_is_named(

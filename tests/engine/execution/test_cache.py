@@ -23,7 +23,7 @@ def test_block_bytes() -> None:
 
 def test_kv_cache_memory_sets_the_number_of_blocks() -> None:
     assert count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 90, 10_000, 0) == 11
-    with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory-bytes"):
+    with pytest.raises(OutOfCacheMemory, match="needs 1001 bytes, 1000 are available; raise --kv-cache-memory-bytes"):
         count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 1001, 10_000, 0)
 
 

@@ -32,8 +32,8 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
 @pytest.mark.parametrize(
     ("items", "text"),
     [
-        ((), "exactly one item of audio, not 0"),
-        ((item(0), item(1)), "exactly one item of audio, not 2"),
+        ((), "exactly one audio item, not 0"),
+        ((item(0), item(1)), "exactly one audio item, not 2"),
         ((changed(features=item(0).features[:, :-1]),), f"float32 {MELS}x79, not float32 {MELS}x80"),
         ((changed(features=item(0).features[:, :0]),), f"float32 {MELS}x0, not"),
         ((changed(features=np.zeros((MELS, 82), np.float32)),), f"float32 {MELS}x82, not"),
@@ -43,7 +43,7 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
         ((changed(features=NAN),), "NaN"),
         ((changed(encoded=40),), "all columns of features are encoded, not 40 of 80"),
         ((changed(length=1),), "no tokens of the prompt stand for it"),
-        ((changed(hash=b""),), "no hash"),
+        ((changed(hash=b""),), "must not be empty"),
     ],
 )
 def test_items(engine: Engine, items: tuple[MediaItem, ...], text: str) -> None:
@@ -74,7 +74,7 @@ def test_tasks(engine: Engine, task: Any, text: str) -> None:
 def test_models_without_items(tmp_path: Path) -> None:
     engine = Engine(save_model(make_model("llama"), tmp_path))
     assert engine.info.speech is None
-    assert "reads no audio" in (engine.generate([1], greedy(2), items=(item(0),)).error or "")
+    assert "does not accept audio" in (engine.generate([1], greedy(2), items=(item(0),)).error or "")
     assert "no task 'align'" in (engine.generate([1], PoolingParams(task="align")).error or "")
 
 

@@ -117,7 +117,7 @@ def test_the_timestamp_rule_equals_transformers(whisper_folder: Path) -> None:
     engine = Engine(whisper_folder)
     prompt = [START, ENGLISH, TRANSCRIBE]
     processor = WhisperTimeStampLogitsProcessor(config, begin_index=len(prompt))
-    stage = next(s for s in engine.runner._sampler._processors if type(s).__name__ == "Timestamps")
+    rule = next(s for s in engine.runner._sampler._processors if type(s).__name__ == "Timestamps")
     generator = torch.Generator().manual_seed(0)
     table = engine.runner._table
     engine.add("a", prompt, suppressing(40, timestamp_rule=RULE), items=(item(0),))
@@ -131,7 +131,7 @@ def test_the_timestamp_rule_equals_transformers(whisper_folder: Path) -> None:
         table.tokens[row, : len(known)], table.lengths[row] = known, len(known)
         logits = torch.randn(130, generator=generator) * 3
         expected = processor(torch.tensor([known]), logits[None])[0]
-        stage.apply(logits, row, table)
+        rule.apply(logits, row, table)
         assert logits.equal(expected), output
 
 
