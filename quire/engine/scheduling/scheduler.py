@@ -230,7 +230,7 @@ class Scheduler:
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if count > 0:
-                draft = () if request.drafter is None else self._draft(request, min(budget - decoding - count, drafts))
+                draft = self._draft(request, min(budget - decoding - count, drafts))
                 self._schedule(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
                 drafts -= len(draft)

@@ -10,6 +10,11 @@ from quire.engine.wire.protocol import SpeechInfo
 _NO_LANGUAGE = "it writes the language that it was trained for, and cannot be told another one"
 _NO_TEXT = "it does not read text"
 _NO_CHOICE = "it chooses the likeliest text and does not sample"
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty"),
+)
+_LIKELIEST = TranscriptionOptions()
 
 
 def refused_options(info: SpeechInfo, options: TranscriptionOptions) -> Iterator[tuple[str, str]]:
@@ -31,8 +36,6 @@ def refused_options(info: SpeechInfo, options: TranscriptionOptions) -> Iterator
 
 def _sampling_options(options: TranscriptionOptions) -> Iterator[str]:
     """Those that ask for another text than the likeliest."""
-    neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-    neutral |= dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0)
-    for name, value in neutral.items():
-        if getattr(options, name) != value:
+    for name in _SAMPLING:
+        if getattr(options, name) != getattr(_LIKELIEST, name):
             yield name
