@@ -42,8 +42,10 @@ def character_tokenizer(folder: Path, config: Mapping[str, Any]) -> tokenizers.T
     lower = config.get("do_lower_case") is True
     shown = {text: space if text == delimiter else text.lower() if lower else text for text in set(tokens) - special}
     vocabulary = {text: token for text, token in tokens.items() if shown.get(text, text) == text}
+    named = set(vocabulary.values())
     for text, token in tokens.items():
-        if token not in vocabulary.values():  # of two tokens with the same text, one keeps its name
+        if token not in named:  # of two tokens with the same text, one keeps its name
+            named.add(token)
             vocabulary[shown[text] if shown[text] not in vocabulary else text] = token
     unknown = _content(config.get("unk_token")) or _SPECIAL["unk_token"]
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))

@@ -55,7 +55,7 @@ class ClientSecrets:
             )
         secret = Secret(int(time.time()) + seconds, owner, session, beta, secrets.token_bytes(12))
         content = msgspec.msgpack.encode(secret)
-        return PREFIX + urlsafe_b64encode(self._signature(content) + content).decode().rstrip("="), secret.expires_at
+        return PREFIX + _encode(self._signature(content) + content), secret.expires_at
 
     def read(self, text: str) -> Secret | None:
         """What a secret says; None if it is not one of this server, or has expired."""
@@ -65,6 +65,8 @@ class ClientSecrets:
         try:
             signed = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
         except ValueError:
+            return None
+        if _encode(signed) != encoded:  # the decoder skips other characters, and the last one's unused bits
             return None
         signature, content = signed[:_DIGEST], signed[_DIGEST:]
         if not hmac.compare_digest(signature, self._signature(content)):
@@ -78,3 +80,7 @@ class ClientSecrets:
 
     def _signature(self, content: bytes) -> bytes:
         return hmac.digest(self._key, content, hashlib.sha256)
+
+
+def _encode(content: bytes) -> str:
+    return urlsafe_b64encode(content).decode().rstrip("=")

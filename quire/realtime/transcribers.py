@@ -36,9 +36,8 @@ class TranscriberSpeech:
     ) -> AsyncGenerator[str | Transcript, None]:
         """Transcribe an utterance; see `Speech.transcribe`."""
         options = _options(settings, draft=draft)
-        if (
-            draft and self._transcriber.generates
-        ):  # a model that repeats itself shall not hold up those who wait for their text
+        if draft and self._transcriber.generates:
+            # A model that repeats itself must not hold up those who wait for their text.
             options = replace(options, max_tokens=int(len(audio) / RATE * _TOKENS_PER_SECOND) + _MORE_TOKENS)
         with self._model.client.slots(1):
             async with aclosing(self._transcriber.transcribe(audio, options)) as events:

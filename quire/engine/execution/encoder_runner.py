@@ -56,10 +56,10 @@ class WholeRunner(ABC):
                     self._run_alone(request, result)
         return result
 
-    def check(self) -> None:  # noqa: B027 the same for all
+    def check(self) -> None:  # noqa: B027 (not abstract: no runner of encoders keeps state)
         """Nothing is kept between steps."""
 
-    def close(self) -> None:  # noqa: B027 like it
+    def close(self) -> None:  # noqa: B027 (as for check)
         """Nothing to release."""
 
     def _run_alone(self, request: AddRequest, result: StepResult) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -225,6 +226,16 @@ class ModelRunner:
             logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
             result.sampled.append(Sampled(request_id, [choice.token for choice in chosen], logprobs or None))
 
+    @contextmanager
+    def _containing(self, span: Span, what: str, result: StepResult) -> Iterator[str]:
+        """Gives the request id of a span; an exception within ends that sequence only."""
+        request_id = self._table[span.row].request_id
+        try:
+            yield request_id
+        except Exception as error:  # error boundary: only this sequence fails
+            logger.exception("%s of request %s failed", what, request_id)
+            result.errors[request_id] = SequenceError(f"{what} failed: {type(error).__name__}: {error}")
+
     def _reports_prompt(self, span: Span) -> bool:
         """Whether log-probabilities of prompt tokens after the span's are wanted."""
         row = self._table[span.row]
@@ -233,12 +244,8 @@ class ModelRunner:
     def _report_prompts(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
         """Log-probabilities of the prompt tokens that follow those of this step."""
         for span in spans:
-            request_id = self._table[span.row].request_id
-            try:
+            with self._containing(span, "prompt_logprobs", result) as request_id:
                 result.prompt_logprobs[request_id] = self._prompt_logprobs(hidden, span)
-            except Exception as error:  # error boundary: only this sequence fails
-                logger.exception("the prompt log-probabilities of request %s failed", request_id)
-                result.errors[request_id] = SequenceError(f"prompt_logprobs failed: {type(error).__name__}: {error}")
 
     def _wants_probs(self, span: Span) -> bool:
         """Whether probabilities after one of the span's tokens are wanted."""
@@ -250,12 +257,8 @@ class ModelRunner:
     def _report_probs(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
         """Probabilities of tokens after a position of a prompt."""
         for span in spans:
-            request_id = self._table[span.row].request_id
-            try:
+            with self._containing(span, "token_probs", result) as request_id:
                 result.token_probs[request_id] = self._token_probs(hidden, span)
-            except Exception as error:  # error boundary: only this sequence fails
-                logger.exception("the token probabilities of request %s failed", request_id)
-                result.errors[request_id] = SequenceError(f"token_probs failed: {type(error).__name__}: {error}")
 
     def _token_probs(self, hidden: Tensor, span: Span) -> list[float]:
         wanted = self._table.params_of([span.row])[0].token_probs
@@ -271,26 +274,15 @@ class ModelRunner:
         """The alignments of the spans of requests whose last token was computed."""
         for span in spans:
             assert self._aligner is not None
-            request_id = self._table[span.row].request_id
-            try:
-                aligned = self._aligner.finish(span)
-            except Exception as error:  # error boundary: only this sequence fails
-                logger.exception("the alignment for request %s failed", request_id)
-                result.errors[request_id] = SequenceError(f"the alignment failed: {type(error).__name__}: {error}")
-            else:
-                if aligned is not None:
+            with self._containing(span, "the alignment", result) as request_id:
+                if (aligned := self._aligner.finish(span)) is not None:
                     result.pooled[request_id] = aligned
 
     def _pool(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
         """Pool the hidden states of the spans of pooling requests."""
         for span in spans:
-            request_id = self._table[span.row].request_id
-            try:
+            with self._containing(span, "pooling", result) as request_id:
                 pooled = self._pooler.pool(hidden[span.offset : span.offset + span.count], span)
-            except Exception as error:  # error boundary: only this sequence fails
-                logger.exception("pooling for request %s failed", request_id)
-                result.errors[request_id] = SequenceError(f"pooling failed: {type(error).__name__}: {error}")
-            else:
                 if pooled is not None:
                     result.pooled[request_id] = pooled
 

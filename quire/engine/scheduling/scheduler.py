@@ -245,7 +245,7 @@ class Scheduler:
             if request.spans is not None:
                 count = self._readable(plan, request, request.computed, count)
             if count > 0:
-                draft = () if request.drafter is None else self._draft(request, min(budget - decoding - count, drafts))
+                draft = self._draft(request, min(budget - decoding - count, drafts))
                 self._schedule(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
                 drafts -= len(draft)

@@ -212,9 +212,11 @@ async def test_a_folder_that_vanishes_and_returns(tmp_path: Path) -> None:
 async def test_a_file_that_becomes_something_else(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         await ask(server)
-        for name in ("responses.db", "responses.db-wal", "responses.db-shm"):
-            (tmp_path / name).unlink()
-        (tmp_path / "responses.db").write_text("not a database " * 1000)
+        (tmp_path / "other").write_text("not a database " * 1000)
+        with closing(sqlite3.connect(tmp_path / "responses.db")) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        # In one step: a check in between would make a new database, whose log would hide what is then written over it.
+        (tmp_path / "other").replace(tmp_path / "responses.db")
         await until_health(server, degraded("is not a SQLite database"))
         assert (await server.post(PATH, {"input": "hi"})).headers[NOT_STORED]
         assert (await server.post("/v1/completions", {"prompt": "hi"})).status_code == 200

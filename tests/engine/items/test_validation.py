@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]],
     "flat": (first(features=np.zeros(52, np.float32)), "float32 of 16 rows"),
     "doubles": (first(features=np.zeros((16, 52))), "float64 16x52"),
     "nan": (first(features=NAN), "NaN or infinite"),
-    "no hash": (first(hash=b""), "no hash"),
+    "no hash": (first(hash=b""), "must not be empty"),
 }
 
 

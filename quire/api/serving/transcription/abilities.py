@@ -13,6 +13,11 @@ _NO_LANGUAGE = "it writes the language that it was trained for, and cannot be to
 _NO_TEXT = "it does not read text beside the audio"
 _NO_CHOICE = "it chooses the likeliest text and does not sample"
 _ONLY_LANGUAGE = "en"  # of whispers that have no tokens for languages
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty"),
+)
+_LIKELIEST = TranscriptionOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +104,6 @@ def _useless(can: Abilities, options: TranscriptionOptions) -> Iterator[tuple[st
 
 def _sampling_options(options: TranscriptionOptions) -> Iterator[str]:
     """Those that ask for another text than the likeliest."""
-    neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-    neutral |= dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0)
-    for name, value in neutral.items():
-        if getattr(options, name) != value:
+    for name in _SAMPLING:
+        if getattr(options, name) != getattr(_LIKELIEST, name):
             yield name
