@@ -25,12 +25,12 @@ def invalid_items(
         return _invalid_whole(items, speech)
     if audio is not None:
         return _invalid_spans(items, tokens) or next(filter(None, (_invalid_span(one, audio) for one in items)), None)
-    return "the model reads no audio or other items, only tokens" if items else None
+    return "the model does not accept audio, only text" if items else None
 
 
 def _invalid_whole(items: Sequence[MediaItem], speech: SpeechInfo) -> str | None:
     if len(items) != 1:
-        return f"the model reads exactly one item of audio, not {len(items)}"
+        return f"the model reads exactly one audio item, not {len(items)}"
     item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
     even = speech.kind == "whisper"
     if (item.start, item.length) != (0, 0):

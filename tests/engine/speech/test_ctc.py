@@ -131,7 +131,7 @@ def test_requests_that_cannot_be_run(folder: Path) -> None:
     assert "only the pooling task 'ctc'" in refused(greedy(2), good)
     assert "only the pooling task 'ctc'" in refused(PoolingParams(task="align"), good)
     assert "the prompt must be empty" in refused(TASK, good, prompt=(1,))
-    assert "exactly one item of audio, not 0" in refused(TASK)
+    assert "exactly one audio item, not 0" in refused(TASK)
     assert "NaN" in refused(TASK, changed(np.full((rows, columns), np.inf, np.float32)))
     assert "at least" in refused(TASK, changed(good.features[:, : speech.min_columns - 1]))
     assert "float32" in refused(TASK, changed(np.zeros((rows, speech.num_frames + 1), np.float32)))
