@@ -5,7 +5,8 @@ the other: the speed of a shared machine changes over minutes. Every turn has it
 
     python -m benchmarks.before_after MODEL old=PATH new=PATH --load LOAD.PY --out FILE.json -- --dtype bfloat16
 
-PATH is a checkout with compiled kernels. What follows `--` goes to both servers.
+PATH is a checkout with compiled kernels. What follows `--` goes to both servers, `--flags-of NAME FLAGS` to one of them: a
+flag may have had another name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -111,15 +113,18 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.5)
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--flags-of", nargs=2, action="append", default=[], metavar=("NAME", "FLAGS"))
     ours, flags = sys.argv[1:], []
     if "--" in ours:
         ours, flags = ours[: ours.index("--")], ours[ours.index("--") + 1 :]
     options = parser.parse_args(ours)
     builds = [text.split("=", 1) for text in options.builds]
+    own = {name: shlex.split(text) for name, text in options.flags_of}
     servers = []
     try:
         for number, (name, checkout) in enumerate(builds):
-            servers.append(Server(name, Path(checkout).resolve(), options.model, options.port + number, flags))
+            all_flags = [*flags, *own.get(name, [])]
+            servers.append(Server(name, Path(checkout).resolve(), options.model, options.port + number, all_flags))
             servers[-1].wait_ready()
         turns = alternate(servers, options)
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import platform
 import subprocess
@@ -77,6 +78,7 @@ def fake_core(address: str) -> None:
 async def serve(folder: Path) -> None:
     """Print the URL of a server on a free port, and serve until killed."""
     async with running_server(folder, fake_core, capacity=1000, handle=ProcessCore()) as server:
+        gc.freeze()  # as `quire serve` does
         print(server.url, flush=True)
         await asyncio.Event().wait()
 
