@@ -5,8 +5,8 @@ the other: the speed of a shared machine changes over minutes. Every turn has it
 
     python -m benchmarks.before_after MODEL old=PATH new=PATH --load LOAD.PY --out FILE.json -- --dtype bfloat16
 
-PATH is a checkout with compiled kernels. What follows `--` goes to both servers, `--flags-of NAME FLAGS` to one of them: a
-flag may have had another name.
+PATH is a checkout with compiled kernels. What follows `--` goes to both servers; `--flags-of NAME FLAGS` goes to one of
+them, because a flag may have had another name.
 """
 
 from __future__ import annotations
