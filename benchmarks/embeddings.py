@@ -68,24 +68,32 @@ def server(port: str, *command: str) -> Iterator[httpx.Client]:
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", int(port))) == 0:
             sys.exit(f"port {port} is in use, perhaps by the server of a run that was killed")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process,
+    ):
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
-                _wait(client)
+                if not _starts(client, process):
+                    log.seek(0)
+                    sys.exit(f"the server did not start: {' '.join(command)}\n{log.read()[-4000:]}")
                 yield client
         finally:
             process.terminate()
 
 
-def _wait(client: httpx.Client) -> None:
+def _starts(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
+    """Whether the server answers within five minutes; False at once if it ends."""
     for _ in range(3000):
+        if process.poll() is not None:
+            return False
         try:
             if client.get("/health").status_code == 200:
-                return
+                return True
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    sys.exit("the server did not start")
+    return False
 
 
 def quire(python: str, port: int, folder: Path, *options: str) -> AbstractContextManager[httpx.Client]:

@@ -84,10 +84,11 @@ def main() -> None:
     )
     with ExitStack() as stack:
         clients = {
-            name: stack.enter_context(
-                quire(sys.executable, port, args.model, *common, "--enable-prefix-caching", caching)
+            name: stack.enter_context(quire(sys.executable, port, args.model, *common, caching))
+            for name, port, caching in (
+                ("cached", 8377, "--enable-prefix-caching"),
+                ("plain", 8378, "--no-enable-prefix-caching"),
             )
-            for name, port, caching in (("cached", 8377, "true"), ("plain", 8378, "false"))
         }
         for client in clients.values():
             rerank(client, "warm", ["up"] * 4)

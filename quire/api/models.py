@@ -25,6 +25,7 @@ from quire.api.protocol.models import (
     TokenizeResponse,
 )
 from quire.api.serving.models import ServedModel, ServerState
+from quire.engine.wire.protocol import ModelInfo
 from quire.multimodal.prompts import Prompt
 from quire.multimodal.renderer import Renderer
 
@@ -119,9 +120,12 @@ def _card(model: ServedModel, name: str) -> ModelCard:
         root=model.root,
         max_model_len=info.max_model_len,
         tasks=list(model.tasks),
-        input_modalities=["audio"]
-        if info.speech is not None
-        else ["text"]
-        if info.audio is None
-        else ["text", "audio"],
+        input_modalities=_modalities(info),
     )
+
+
+def _modalities(info: ModelInfo) -> list[str]:
+    """What the model reads."""
+    if info.speech is not None:
+        return ["audio"]
+    return ["text"] if info.audio is None else ["text", "audio"]

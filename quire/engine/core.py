@@ -242,7 +242,9 @@ class EngineCore:
         request_id, error = message.request_id, invalid_tokens(message.tokens, self._vocab_size)
         if request_id not in self.scheduler:
             return
-        if error is None and message.items:
+        if error is None and message.items and self._speech is not None:
+            error = "the model reads one audio item, which comes with the request"
+        elif error is None and message.items:
             error = invalid_items(message.items, len(message.tokens), self._speech, self._audio)
         if error is not None:
             self.scheduler.abort(request_id)

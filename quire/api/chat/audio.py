@@ -111,7 +111,6 @@ def _checked(part: dict[str, Any], where: str, policy: MediaPolicy, max_size: in
         raise InvalidRequest('`input_audio` must be an object {"data": BASE64, "format": FORMAT}.', where)
     if data[:5].lower() == "data:":
         return _Part(where, check_url(data, policy, max_size, where), _format(value, where))
-
     return _Part(where, lambda: asyncio.to_thread(decode_base64, data, max_size, where), _format(value, where))
 
 

@@ -158,8 +158,8 @@ async def _by_tokens(context: PoolingContext, scoring: Scoring) -> Results:
 def _max_sim(query: PooledArray, document: PooledArray) -> PooledArray:
     """For each query token the document token that is most similar, summed over the query."""
     rows = max(1, _SIMILARITIES // max(1, len(document)))
-    groups = (query[start : start + rows] @ document.T for start in range(0, len(query), rows))
-    return _scalar(sum(float(group.max(axis=1).sum()) for group in groups))
+    similarities = (query[start : start + rows] @ document.T for start in range(0, len(query), rows))
+    return _scalar(sum(float(part.max(axis=1).sum()) for part in similarities))
 
 
 def _query_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:

@@ -117,7 +117,7 @@ def _averaged(x: Tensor, count: int) -> Tensor:
 
 
 class ProjectorLayer(nn.Module):
-    """See `Projector`."""
+    """The linear layers of a `Projector`."""
 
     def __init__(self, spec: Projector, size_in: int) -> None:
         super().__init__()

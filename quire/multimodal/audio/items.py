@@ -52,10 +52,11 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
         behind = min(features.shape[1], first + _whole(columns + info.context, 2)) if info.context else last
         part = np.ascontiguousarray(features[:, first:behind])
         length = info.lengths.tokens(columns)
-        shape = f"{columns}:{part.shape}".encode()
+        digest = hashlib.sha256(f"{columns}:{part.shape}".encode())
+        digest.update(part.data)
         items.append(
             MediaItem(
-                hash=hashlib.sha256(shape + part.tobytes()).digest(),
+                hash=digest.digest(),
                 start=start,
                 length=length,
                 features=part,

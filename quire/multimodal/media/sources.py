@@ -6,7 +6,9 @@ import asyncio
 import base64
 import binascii
 import errno
+import functools
 import os
+import ssl
 import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -117,8 +119,12 @@ def _checked_address(url: str, policy: MediaPolicy, max_size: int, where: str) -
 
 async def _fetch(address: httpx.URL, seconds: float, max_size: int, where: str) -> bytes:
     """Fetch an address, without proxies of the environment. Redirects are not followed: they could lead anywhere."""
+    certificates = await asyncio.to_thread(_certificates)
     try:
-        async with asyncio.timeout(seconds), httpx.AsyncClient(trust_env=False, timeout=seconds) as client:
+        async with (
+            asyncio.timeout(seconds),
+            httpx.AsyncClient(trust_env=False, verify=certificates, timeout=seconds) as client,
+        ):
             headers = {"Accept-Encoding": "identity"}  # a compressed answer could grow without bounds
             async with client.stream("GET", address, headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
@@ -134,6 +140,12 @@ async def _fetch(address: httpx.URL, seconds: float, max_size: int, where: str) 
             raise
         # Its text may have addresses of the operator's network.
         raise PromptError("The URL could not be fetched.", where) from error
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """CA certificates, read once: that takes tens of milliseconds."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 async def _collect(response: httpx.Response, max_size: int, where: str) -> bytes:

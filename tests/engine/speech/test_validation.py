@@ -78,6 +78,13 @@ def test_models_without_items(tmp_path: Path) -> None:
     assert "no task 'align'" in (engine.generate([1], PoolingParams(task="align")).error or "")
 
 
+def test_an_open_request_gets_no_second_item(engine: Engine) -> None:
+    engine.add("a", [START], greedy(2), items=(item(0),), open=True)
+    engine.extend("a", [1], items=(item(1),))
+    assert "comes with the request" in (engine.results["a"].error or "")
+    engine.core.check()
+
+
 def test_whisper_runs_as_specs_only(whisper_folder: Path) -> None:
     with pytest.raises(ModelError, match="only Quire's own implementation"):
         Engine(whisper_folder, model=ModelOptions(model_impl="transformers"))

@@ -7,8 +7,49 @@ from dataclasses import dataclass, field
 
 from quire.api.serving.transcription.quality import Quality, compression_ratio
 from quire.api.serving.transcription.segments import Span
-from quire.api.serving.transcription.types import TextDelta, Word
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.engine.wire.protocol import SamplingParams
 from quire.multimodal.audio.cuts import Window
+from quire.multimodal.tokenizer import Tokenizer
+
+
+def sampling_params(
+    options: TranscriptionOptions, temperature: float, *, max_tokens: int, eos_token_ids: tuple[int, ...]
+) -> SamplingParams:
+    """How the text of a window is sampled; the log-probability of each token is reported."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+        eos_token_ids=eos_token_ids,
+        logprobs=0,
+    )
+
+
+def make_piece(
+    tokenizer: Tokenizer, text: str, tokens: Sequence[int], logprobs: Sequence[float] | None
+) -> TextDelta | None:
+    """A piece of text; None if there is nothing of it.
+
+    Args:
+        tokenizer: of the model.
+        text: that tokens have completed.
+        tokens: that were added.
+        logprobs: of each; None if they are not wanted.
+    """
+    details: tuple[TokenLogprob, ...] = ()
+    if logprobs is not None:
+        details = tuple(
+            TokenLogprob(tokenizer.token_text(token), logprob, tokenizer.token_bytes(token))
+            for token, logprob in zip(tokens, logprobs, strict=True)
+        )
+    return TextDelta(text, details) if text or details else None
 
 
 @dataclass(slots=True)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.asking import AnswerReader, reader_of, transcription_prompt
-from quire.api.serving.transcription.attempt import Attempt, WindowResult
+from quire.api.serving.transcription.attempt import Attempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.feed import Feed
 from quire.api.serving.transcription.quality import TEMPERATURES
 from quire.api.serving.transcription.segments import Span
-from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions
+from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import MediaItem, SamplingParams, TokenArray
@@ -111,7 +111,8 @@ class ChatWindowDecoder:
                     continue
                 tokens, probs = [held_tokens[index] for index in shown], [held_logprobs[index] for index in shown]
                 text += tokens
-                piece = self._piece(detokenizer.push(tokens, last=last), tokens, probs)
+                given = detokenizer.push(tokens, last=last)
+                piece = make_piece(tokenizer, given, tokens, probs if self._options.logprobs else None)
                 held_tokens, held_logprobs = [], []
                 if piece is not None:
                     attempt.pieces.append(piece)
@@ -119,29 +120,8 @@ class ChatWindowDecoder:
                     feed.give(attempt.pieces)
         return attempt, text, answer
 
-    def _piece(self, text: str, tokens: Sequence[int], logprobs: Sequence[float]) -> TextDelta | None:
-        details: tuple[TokenLogprob, ...] = ()
-        if self._options.logprobs:
-            tokenizer = self._served.renderer.tokenizer
-            details = tuple(
-                TokenLogprob(tokenizer.token_text(token), logprob, tokenizer.token_bytes(token))
-                for token, logprob in zip(tokens, logprobs, strict=True)
-            )
-        return TextDelta(text, details) if text or details else None
-
     def _params(self, prompt_len: int, seconds: float, temperature: float) -> SamplingParams:
         options = self._options
         most = int(seconds * _TOKENS_PER_SECOND) + _MORE_TOKENS if options.max_tokens is None else options.max_tokens
-        return SamplingParams(
-            max_tokens=max(1, min(most, self._served.info.max_model_len - prompt_len)),
-            temperature=temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            repetition_penalty=options.repetition_penalty,
-            seed=options.seed,
-            eos_token_ids=self._served.eos_token_ids,
-            logprobs=0,
-        )
+        max_tokens = max(1, min(most, self._served.info.max_model_len - prompt_len))
+        return sampling_params(options, temperature, max_tokens=max_tokens, eos_token_ids=self._served.eos_token_ids)

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.transcription.abilities import only_language
-from quire.api.serving.transcription.attempt import Attempt, WindowResult
+from quire.api.serving.transcription.attempt import Attempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.feed import Feed
 from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
 from quire.api.serving.transcription.segments import Span, spans_of
 from quire.api.serving.transcription.tokens import SpeechPrompt, SpeechTokens
-from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.api.serving.transcription.types import TranscriptionOptions, Word
 from quire.api.serving.transcription.words import timed_words, within_segments
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
@@ -159,35 +160,22 @@ class WindowDecoder:
         last = delta.finish_reason is not None
         attempt.limited = delta.finish_reason == "length" and self._options.max_tokens is None
         shown = [index for index, token in enumerate(delta.token_ids) if self._tokens.is_text(token)]
-        text = detokenizer.push([delta.token_ids[index] for index in shown], last=last)
-        details: tuple[TokenLogprob, ...] = ()
-        if self._options.logprobs:
-            details = tuple(self._token_logprob(delta.token_ids[index], logprobs[index]) for index in shown)
-        if text or details:
-            attempt.pieces.append(TextDelta(text, details))
-
-    def _token_logprob(self, token: int, logprob: float) -> TokenLogprob:
-        return TokenLogprob(self._tokenizer.token_text(token), logprob, self._tokenizer.token_bytes(token))
+        tokens = [delta.token_ids[index] for index in shown]
+        text = detokenizer.push(tokens, last=last)
+        wanted = [logprobs[index] for index in shown] if self._options.logprobs else None
+        if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
+            attempt.pieces.append(piece)
 
     def _params(self, prompt: SpeechPrompt, temperature: float) -> SamplingParams:
         info, options = self._tokens.info, self._options
         room = info.max_output_tokens - len(prompt.tokens)
-        return SamplingParams(
-            max_tokens=room if options.max_tokens is None else min(room, options.max_tokens),
-            temperature=temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            repetition_penalty=options.repetition_penalty,
-            seed=options.seed,
-            eos_token_ids=(self._tokens.end,),
+        max_tokens = room if options.max_tokens is None else min(room, options.max_tokens)
+        return msgspec.structs.replace(
+            sampling_params(options, temperature, max_tokens=max_tokens, eos_token_ids=(self._tokens.end,)),
             allowed_tokens=self._tokens.allowed(timestamps=options.timestamps),
             begin_suppress_tokens=info.begin_suppress_tokens,
             timestamp_rule=self._tokens.rule if options.timestamps else None,
             token_probs=None if info.no_speech_token is None else TokenProbs(prompt.start, (info.no_speech_token,)),
-            logprobs=0,
         )
 
     async def _words(

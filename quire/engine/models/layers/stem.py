@@ -46,7 +46,7 @@ class ConvStemLayer(nn.Module):
 
 
 class ChunkedConvStemLayer(nn.Module):
-    """See `ChunkedConvStem`. Weights are (outputs, WIDTH * WIDTH * inputs), the inputs of one point after another's."""
+    """The layers of a `ChunkedConvStem`. Weights are (outputs, WIDTH * WIDTH * inputs), point after point."""
 
     def __init__(self, spec: ChunkedConvStem, hidden: int) -> None:
         super().__init__()
