@@ -24,7 +24,7 @@ from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, WholeRunner
+from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.executor import LocalExecutor
 from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
@@ -174,7 +174,7 @@ def _build_encoder(
     return core
 
 
-def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> WholeRunner:
+def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> PackedRunner:
     if isinstance(model, CTCModel):
         return CTCRunner(model)
     model.set_context(context_len)

@@ -124,7 +124,7 @@ class EngineCore:
         assert isinstance(self.scheduler, EncoderScheduler)
         self._drain_inbox()
         plan = self.scheduler.plan_urgent(running)
-        if plan.whole:
+        if plan.encoder_requests:
             self._finish(_SubmittedStep(plan, self.executor.submit(plan), time.monotonic()))
 
     def check(self) -> None:
@@ -219,20 +219,20 @@ class EngineCore:
         return max(0.0, min(tasks) - time.monotonic()) if tasks else None
 
     def _add(self, message: AddRequest) -> None:
-        task = message.task
-        if isinstance(task, SamplingParams):
-            task = drop_unknown_end_tokens(task, self._vocab_size)
-            if task.seed is None:
-                task = msgspec.structs.replace(task, seed=next(self._seeds))
-            message = msgspec.structs.replace(message, task=task)
-        elif task.kind is None:
+        params = message.params
+        if isinstance(params, SamplingParams):
+            params = drop_unknown_end_tokens(params, self._vocab_size)
+            if params.seed is None:
+                params = msgspec.structs.replace(params, seed=next(self._seeds))
+            message = msgspec.structs.replace(message, params=params)
+        elif params.kind is None:
             kind = "last" if self._pooler is None else self._pooler.kind
-            message = msgspec.structs.replace(message, task=msgspec.structs.replace(task, kind=kind))
+            message = msgspec.structs.replace(message, params=msgspec.structs.replace(params, kind=kind))
         error = self._invalid_reason(message)
         if error is not None:
             self._send_refusal(message.request_id, error)
-        elif self._grammars is not None and isinstance(task, SamplingParams) and task.grammar:
-            self._preparing.append((message, self._grammars.prepare(message.request_id, task)))
+        elif self._grammars is not None and isinstance(params, SamplingParams) and params.grammar:
+            self._preparing.append((message, self._grammars.prepare(message.request_id, params)))
         else:
             self.scheduler.add(message)
 

@@ -41,25 +41,25 @@ def invalid_reason(
     audio: AudioInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
-    task = message.task
+    params = message.params
     if speech is not None and speech.kind == "ctc":
         return _invalid_ctc(message, speech)
-    generates = isinstance(task, SamplingParams)
+    generates = isinstance(params, SamplingParams)
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
     )
     reason = reason or invalid_items(message.items, len(message.prompt), speech, audio) or _invalid_open(message)
     if reason is not None:
         return reason
-    if isinstance(task, PoolingParams):
-        return _invalid_pooling(task, message, pooler, speech)
+    if isinstance(params, PoolingParams):
+        return _invalid_pooling(params, message, pooler, speech)
     if pooler is not None:
         return f"the model does not generate; its tasks are {', '.join(pooler.tasks)}"
     return (
-        _invalid_numbers(task)
-        or _invalid_ids(task, vocab_size)
-        or _invalid_positions(task, len(message.prompt))
-        or _no_choice(task, vocab_size)
+        _invalid_numbers(params)
+        or _invalid_ids(params, vocab_size)
+        or _invalid_positions(params, len(message.prompt))
+        or _no_choice(params, vocab_size)
     )
 
 
@@ -79,8 +79,8 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
 
 
 def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
-    task = message.task
-    if not isinstance(task, PoolingParams) or task.task != "ctc":
+    params = message.params
+    if not isinstance(params, PoolingParams) or params.task != "ctc":
         return "the model supports only the pooling task 'ctc'"
     if len(message.prompt):
         return "the model reads audio; the prompt must be empty"
@@ -88,12 +88,12 @@ def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
 
 
 def _invalid_open(message: AddRequest) -> str | None:
-    task = message.task
+    params = message.params
     if not message.open:
         return None
-    if not isinstance(task, SamplingParams):
+    if not isinstance(params, SamplingParams):
         return "only a request that generates may be open"
-    if task.prompt_logprobs is not None or task.token_probs is not None or task.grammar:
+    if params.prompt_logprobs is not None or params.token_probs is not None or params.grammar:
         return "an open request has no prompt_logprobs, token_probs or grammar"
     return None
 

@@ -228,7 +228,7 @@ class ModelMetrics:
     def on_finish(self, record: RequestRecord) -> None:
         """Record the end of a sequence."""
         self._ends[record.finish_reason].inc()
-        if record.task == "pool":
+        if record.kind == "pool":
             self._observe_pooled(record)
         elif record.times.first_token:
             self._observe_generated(record)

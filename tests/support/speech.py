@@ -124,7 +124,7 @@ def speaks(code: str, no_speech: float = 0.01) -> Callable[[AddRequest], list[fl
     """Probabilities: of this language where languages are asked for, else of no speech."""
 
     def probs(message: AddRequest) -> list[float]:
-        asked = message.params.token_probs
+        asked = message.sampling_params.token_probs
         assert asked is not None
         if len(asked.token_ids) == 1:
             return [no_speech]
@@ -135,7 +135,7 @@ def speaks(code: str, no_speech: float = 0.01) -> Callable[[AddRequest], list[fl
 
 def aligned(message: AddRequest) -> np.ndarray:
     """Each token belongs to the time at which its word is heard."""
-    task = message.task
+    task = message.params
     assert isinstance(task, PoolingParams)
     assert task.frames is not None
     rows = len(message.prompt) - task.skip_tokens
@@ -191,7 +191,7 @@ def prompts(core: FakeCore) -> list[Sequence[int]]:
     return [
         message.prompt.tolist()
         for message in added(core)
-        if not isinstance(message.task, PoolingParams) and len(message.prompt) > 1
+        if not isinstance(message.params, PoolingParams) and len(message.prompt) > 1
     ]
 
 

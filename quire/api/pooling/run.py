@@ -23,7 +23,7 @@ from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.result_memory import Reservation
 from quire.engine.wire.batch import OnResult
-from quire.engine.wire.errors import InvalidTask
+from quire.engine.wire.errors import RequestRefused
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.batches import InputNames, PairsJob, PoolingPrompt, TextsJob
@@ -139,7 +139,7 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
                         batch.add([_request(context, group.params, prompt) for prompt in prompts])
                         tokens += sum(len(prompt.token_ids) for prompt in prompts)
             arrays = await batch.results()
-        except InvalidTask as error:
+        except RequestRefused as error:
             raise InvalidRequest(str(error), _name(owners, batch.failed)) from error
         return Results(arrays, tokens, batch.cached_tokens)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import ItemSpans
 from quire.engine.scheduling.plan import CrossItem, NewSequence
-from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, Task, TokenLogprobs
+from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, TokenLogprobs
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
@@ -65,7 +65,7 @@ class Request:
 
     id: str
     tokens: list[int]
-    task: Task
+    params: SamplingParams | PoolingParams
     order: tuple[int, ...]
     root: BlockHash = b""
     uses_long_rope: bool = False
@@ -92,14 +92,14 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
-        self.generates = isinstance(self.task, SamplingParams)
-        self.wants_prompt_logprobs = isinstance(self.task, SamplingParams) and self.task.prompt_logprobs is not None
+        self.generates = isinstance(self.params, SamplingParams)
+        self.wants_prompt_logprobs = isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
     @property
-    def params(self) -> SamplingParams:
-        """The task of a request that generates."""
-        assert isinstance(self.task, SamplingParams)
-        return self.task
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a request that generates."""
+        assert isinstance(self.params, SamplingParams)
+        return self.params
 
     def pending(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Tokens that can be scheduled now."""
@@ -110,11 +110,11 @@ class Request:
 
     def _ends_with_expected(self, max_model_len: int) -> bool:
         """Whether the tokens in flight are the last ones that the request may have."""
-        return len(self.tokens) + self.expected >= min(self.prompt_len + self.params.max_tokens, max_model_len)
+        return len(self.tokens) + self.expected >= min(self.prompt_len + self.sampling_params.max_tokens, max_model_len)
 
     def max_draft(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Longest draft: the token sampled after it must still be allowed, and its own tokens not need another rope."""
-        allowed = min(self.prompt_len + self.params.max_tokens, max_model_len) - 1
+        allowed = min(self.prompt_len + self.sampling_params.max_tokens, max_model_len) - 1
         if rope_switch is not None and not self.uses_long_rope:
             allowed = min(allowed, rope_switch)
         return max(0, allowed - len(self.tokens))
@@ -148,14 +148,14 @@ class Request:
         """Tokens at the beginning that need not be computed if their keys and values are cached."""
         if not self.reads_prefix_cache:
             return 0
-        probs = self.task.token_probs if isinstance(self.task, SamplingParams) else None
+        probs = self.params.token_probs if isinstance(self.params, SamplingParams) else None
         return len(self.tokens) - 1 if probs is None else min(len(self.tokens) - 1, probs.position)
 
     @property
     def reads_prefix_cache(self) -> bool:
         """Whether tokens found in the prefix cache need not be computed."""
-        if isinstance(self.task, PoolingParams):
-            return not self.task.needs_all_tokens
+        if isinstance(self.params, PoolingParams):
+            return not self.params.needs_all_tokens
         return not self.wants_prompt_logprobs
 
     def block_hashes(self, block_size: int, hasher: Hasher) -> list[BlockHash]:
@@ -171,8 +171,10 @@ class Request:
 
     def enter(self, cross: CrossItem | None) -> NewSequence:
         """The request as it enters the batch."""
-        wanted = self.params.prompt_logprobs if self.wants_prompt_logprobs else None
-        return NewSequence(self.id, tuple(self.tokens), self.prompt_len, self.task, wanted, self.uses_long_rope, cross)
+        wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
+        return NewSequence(
+            self.id, tuple(self.tokens), self.prompt_len, self.params, wanted, self.uses_long_rope, cross
+        )
 
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""
@@ -181,7 +183,7 @@ class Request:
     def append(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Append a sampled token; returns the finish reason, if any, and the stop token that caused it."""
         self.tokens.append(token)
-        params, generated = self.params, len(self.tokens) - self.prompt_len
+        params, generated = self.sampling_params, len(self.tokens) - self.prompt_len
         # A grammar may allow nothing but an end token before min_tokens.
         if generated >= params.min_tokens or params.grammar:
             if token in params.eos_token_ids:

@@ -94,7 +94,7 @@ class Scheduler:
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
-            task=message.task,
+            params=message.params,
             order=order,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
@@ -150,7 +150,7 @@ class Scheduler:
         if not plan.stats.preemptions:
             self._admit_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
-        plan.extended = self._open.take_extensions(plan.new)
+        plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
             self._in_flight.append(scheduled)
         return plan

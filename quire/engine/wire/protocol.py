@@ -54,7 +54,7 @@ class TokenProbs(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """The task of generating tokens. The API and `quire.engine.validation` check the values, not this class.
+    """Parameters of a request that generates tokens. The API and `quire.engine.validation` check the values.
 
     Its size is bounded whatever a request has: each of the sequences of a request is sent with a copy.
     """
@@ -93,7 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pool"):
-    """A task that turns the last layer's hidden states of a prompt into one array of float32.
+    """Parameters of a request that turns the last layer's hidden states of a prompt into one array of float32.
 
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
@@ -122,9 +122,6 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self.task.startswith("token_") or self.task == "align" or self.kind != "last"
 
 
-Task = SamplingParams | PoolingParams
-
-
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """An input beside the tokens.
 
@@ -150,7 +147,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Run `task` on `prompt`, 1-D int32 token ids.
+    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` says whether it generates or pools.
 
     Attributes:
         items: what the model reads beside the tokens, in the order of their spans, which do not overlap.
@@ -159,7 +156,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
 
     request_id: str
     prompt: TokenArray
-    task: Task
+    params: SamplingParams | PoolingParams
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str | None = None  # only requests with equal salts share prefix blocks
     flow: str = ""  # pooling requests of one flow share one fair share of the engine
@@ -168,10 +165,10 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     open: bool = False
 
     @property
-    def params(self) -> SamplingParams:
-        """The task of a request that generates."""
-        assert isinstance(self.task, SamplingParams)
-        return self.task
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a request that generates."""
+        assert isinstance(self.params, SamplingParams)
+        return self.params
 
 
 class AddMany(msgspec.Struct, frozen=True, tag="add_many"):

@@ -72,7 +72,7 @@ async def test_the_core_gets_requests_of_one_message_one_by_one() -> None:
         for sent in requests:
             received = core.receive(1.0)
             assert isinstance(received, AddRequest)
-            assert (received.request_id, received.task, received.flow) == (sent.request_id, params, "f")
+            assert (received.request_id, received.params, received.flow) == (sent.request_id, params, "f")
             assert np.array_equal(received.prompt, sent.prompt)
         assert core.receive(1.0) == Ping(1)
         assert core.receive(0.0) is None

@@ -69,10 +69,10 @@ class Sampler:
             for processor in self._stateful:
                 processor.remove(row)
         for row in filled:
-            task = self._table[row].task
-            if isinstance(task, SamplingParams):
+            params = self._table[row].params
+            if isinstance(params, SamplingParams):
                 for processor in self._stateful:
-                    self._contain(row, processor.add, row, task, self._table)
+                    self._contain(row, processor.add, row, params, self._table)
         self._processors_in_use = [processor for processor in self._processors if processor.rows]
         self._states_in_use = [state for state in self._stateful if state.rows]
         self._grammars.start_masks()

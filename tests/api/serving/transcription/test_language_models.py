@@ -137,7 +137,7 @@ async def test_repetition_is_decoded_again(tmp_path: Path) -> None:
         async with audio_server(tmp_path / str(live), core) as server:
             last = (await events_of(server, voice(9.0), live=live))[-1]
         assert last.text == expected.strip()
-        assert [message.params.temperature for message in requests_of(core)] == temperatures
+        assert [message.sampling_params.temperature for message in requests_of(core)] == temperatures
 
 
 async def test_too_little_audio(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def at_temperature(*answers: str) -> tuple[list[float], Any]:
     def answer(message: AddRequest) -> list[int]:
         if len(message.prompt) == 1:
             return [END]
-        temperatures.append(message.params.temperature)
+        temperatures.append(message.sampling_params.temperature)
         return [*text(answers[min(len(temperatures), len(answers)) - 1]), END]
 
     return temperatures, answer
@@ -271,7 +271,7 @@ async def test_a_window_whose_text_has_no_room_is_divided(tmp_path: Path) -> Non
         found = heard(message)
         if len(found) > 2:
             return text("".join(f" {number:x}{number * 7919 % 4099:x}" for number in range(100)))[
-                : message.params.max_tokens
+                : message.sampling_params.max_tokens
             ]
         return hears(message)
 
@@ -323,7 +323,7 @@ async def test_windows_are_joined_with_spaces_where_the_language_has_them(tmp_pa
 
 async def test_a_failing_window_fails_the_transcription(tmp_path: Path) -> None:
     core = SpeechCore(alignment=lambda message: np.zeros((3,), np.float32))
-    core.refuses = lambda message: isinstance(message.task, PoolingParams)
+    core.refuses = lambda message: isinstance(message.params, PoolingParams)
     async with speech_server(tmp_path, core) as server:
         with pytest.raises(Exception, match="refused"):
             await transcribe(server, spoken((A, 1.0)), words=True)
