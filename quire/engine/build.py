@@ -45,7 +45,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.errors import FrontEndGone
-from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechInfo
+from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     return core, info
 
 
-def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechInfo | None:
+def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechToTextInfo | None:
     return None if loaded.speech is None else structs.replace(loaded.speech.info, max_output_tokens=context_len)
 
 

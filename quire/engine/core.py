@@ -34,7 +34,7 @@ from quire.engine.wire.protocol import (
     Pong,
     SamplingParams,
     Shutdown,
-    SpeechInfo,
+    SpeechToTextInfo,
     StepOutput,
 )
 from quire.engine.wire.transport import CoreChannel
@@ -65,7 +65,7 @@ class EngineCore:
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
         pooler: PoolerSpec | None = None,
-        speech: SpeechInfo | None = None,
+        speech: SpeechToTextInfo | None = None,
         audio: AudioInfo | None = None,
     ) -> None:
         """Assemble a core.

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem, SpeechInfo
+from quire.engine.wire.protocol import MediaItem, SpeechToTextInfo
 
 
 def invalid_items(
-    items: Sequence[MediaItem], tokens: int, speech: SpeechInfo | None, audio: AudioInfo | None
+    items: Sequence[MediaItem], tokens: int, speech: SpeechToTextInfo | None, audio: AudioInfo | None
 ) -> str | None:
     """Why the items of a prompt, or of a piece of one, cannot be read; None if they can.
 
@@ -28,7 +28,7 @@ def invalid_items(
     return "the model does not accept audio, only text" if items else None
 
 
-def _invalid_whole(items: Sequence[MediaItem], speech: SpeechInfo) -> str | None:
+def _invalid_whole(items: Sequence[MediaItem], speech: SpeechToTextInfo) -> str | None:
     if len(items) != 1:
         return f"the model reads exactly one audio item, not {len(items)}"
     item, rows, most = items[0], speech.num_mel_bins, speech.num_frames

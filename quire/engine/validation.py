@@ -9,7 +9,7 @@ import msgspec
 from quire.engine.item_validation import invalid_items
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, SpeechInfo, TokenArray
+from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, SpeechToTextInfo, TokenArray
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -37,7 +37,7 @@ def invalid_reason(
     vocab_size: int,
     max_model_len: int,
     pooler: PoolerSpec | None = None,
-    speech: SpeechInfo | None = None,
+    speech: SpeechToTextInfo | None = None,
     audio: AudioInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
@@ -78,7 +78,7 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
 
 
-def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
+def _invalid_ctc(message: AddRequest, speech: SpeechToTextInfo) -> str | None:
     params = message.params
     if not isinstance(params, PoolingParams) or params.task != "ctc":
         return "the model supports only the pooling task 'ctc'"
@@ -99,7 +99,7 @@ def _invalid_open(message: AddRequest) -> str | None:
 
 
 def _invalid_pooling(
-    params: PoolingParams, message: AddRequest, pooler: PoolerSpec | None, speech: SpeechInfo | None
+    params: PoolingParams, message: AddRequest, pooler: PoolerSpec | None, speech: SpeechToTextInfo | None
 ) -> str | None:
     tasks: tuple[str, ...] = ("embed", "token_embed") if pooler is None else pooler.tasks
     if speech is not None:

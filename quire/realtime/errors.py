@@ -1,7 +1,7 @@
 """Errors of a session.
 
-EventError            one client event is refused; the session lives
-SessionOver           the session ends, for a reason that its client is told
+EventError            one client event is refused; the session continues
+SessionEnded           the session ends; the client gets the reason
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EventError(Exception):
         return str(self).encode(errors="replace").decode()
 
 
-class SessionOver(Exception):
+class SessionEnded(Exception):
     """The session ends.
 
     Attributes:

@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from quire.engine.wire.protocol import AddRequest, PoolingParams, SpeechInfo
+from quire.engine.wire.protocol import AddRequest, PoolingParams, SpeechToTextInfo
 from tests.support.audio import Samples, tone
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
@@ -29,7 +29,7 @@ TOKEN = {text: 256 + index for index, text in enumerate(_CONTROL)}
 END = TOKEN["<|endoftext|>"]
 TIMES = 256 + len(_CONTROL)  # the token of 0.00
 VOCAB = TIMES + 1501
-SPEECH = SpeechInfo(
+SPEECH = SpeechToTextInfo(
     kind="whisper",
     sample_rate=16_000,
     num_mel_bins=80,

@@ -17,7 +17,7 @@ _INTERVAL = 10.0  # seconds
 _STATM = Path("/proc/self/statm")
 
 
-class Heap:
+class MallocTrimmer:
     """Trims the heap of glibc, which is told to keep what is freed, so that a prefill does not wait for page faults.
 
     It is trimmed after large bodies, and after all requests have ended. Ordinary requests never make it trim while

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import enter_for_request, release_resources
 from quire.api.http.sse import unless_disconnected
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.arrays import base64_of, json_of, raw, raw_size, shape_of
 from quire.api.pooling.run import PoolingContext, Results
 from quire.api.protocol.pooling.requests import EncodingFields

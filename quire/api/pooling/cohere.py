@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import base64_of, json_of
 from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of

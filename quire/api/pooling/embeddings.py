@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest, shortened
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.answers import arrays_response, check_encoding, context_fields, encoded, list_body, respond
 from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_group
 from quire.api.pooling.run import PoolingContext, begin, pool

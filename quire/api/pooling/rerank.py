@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.answers import context_fields, encoded, list_body, respond
 from quire.api.pooling.prepare import truncation_of
 from quire.api.pooling.run import PoolingContext, Results, begin, check_count

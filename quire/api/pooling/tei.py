@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import json_of
 from quire.api.pooling.embeddings import label_of

@@ -11,7 +11,7 @@ from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.answers.tools.registry import ToolFormat
 from quire.api.http.errors import InvalidRequest, NotFound, shortened
-from quire.api.http.malloc_trim import Heap
+from quire.api.http.malloc_trim import MallocTrimmer
 from quire.api.serving.defaults import GenerationDefaults
 from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
@@ -110,7 +110,7 @@ class ServerState:
     in_flight: int = 0
     draining: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
-    heap: Heap = field(default_factory=Heap)
+    malloc_trimmer: MallocTrimmer = field(default_factory=MallocTrimmer)
     results: ResultMemory = field(default_factory=ResultMemory)
 
     def model(self, name: str | None) -> ServedModel:

@@ -18,7 +18,7 @@ from quire.engine.execution.cache import LayerCache
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.inputs import CrossAttend
-from quire.engine.models.speech import SpeechSpec
+from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.kernels.paged_attention import AttentionParams
 
@@ -33,7 +33,7 @@ class _Weights:
 class Aligner:
     """Keeps the weights of the sequences that align, by row of the request table."""
 
-    def __init__(self, spec: SpeechSpec, table: RequestTable, layers: Sequence[LayerCache]) -> None:
+    def __init__(self, spec: SpeechToTextSpec, table: RequestTable, layers: Sequence[LayerCache]) -> None:
         """`layers`: the pages of each layer."""
         self._table = table
         self._layers = layers

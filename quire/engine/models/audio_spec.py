@@ -99,7 +99,7 @@ class WaveStem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridStem:
+class Conv2dStem:
     """Convolutions over time and bands of a spectrogram, each with a stride of 2 in both, then a linear layer.
 
     All but the first are separable: a convolution of each channel, and one of width 1. A relu follows each of them.
@@ -158,5 +158,5 @@ class Projector:
     act: str = "gelu"
 
 
-Stem = ConvStem | ChunkedConvStem | WaveStem | GridStem
+Stem = ConvStem | ChunkedConvStem | WaveStem | Conv2dStem
 Positions = LearnedPositions | ConvPositions

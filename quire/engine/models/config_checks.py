@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvPositions, ConvStem, GridStem, Projector, WaveConv
+from quire.engine.models.audio_spec import ChunkedConvStem, Conv2dStem, ConvPositions, ConvStem, Projector, WaveConv
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
@@ -53,7 +53,7 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     ConvStem: ("channels",),
     ChunkedConvStem: ("rows", "channels", "chunk"),
     WaveConv: ("size", "kernel", "stride"),
-    GridStem: ("bands", "channels", "layers", "kernel"),
+    Conv2dStem: ("bands", "channels", "layers", "kernel"),
     ConvPositions: ("kernel", "groups"),
     CTCSpec: ("vocab",),
     RelativeAttention: ("heads", "head_dim"),
@@ -147,7 +147,7 @@ def _problems(part: Any) -> Iterator[str]:
             positions % averaged or positions % joined
         ):
             yield f"{positions} positions cannot be grouped by {max(averaged, joined)}"
-        case GridStem(bands=bands, layers=layers) if bands % 2**layers:
+        case Conv2dStem(bands=bands, layers=layers) if bands % 2**layers:
             yield f"{bands} bands cannot be halved {layers} times"
         case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"{heads} heads cannot share {kv_heads} key and value heads"

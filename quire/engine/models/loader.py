@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quire.config.options import ModelOptions
 from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvPositions, ConvStem, GridStem, WaveStem
+from quire.engine.models.audio_spec import ChunkedConvStem, Conv2dStem, ConvPositions, ConvStem, WaveStem
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
@@ -40,7 +40,7 @@ from quire.engine.models.spec import (
     StackSpec,
     TransformerSpec,
 )
-from quire.engine.models.speech import SpeechSpec
+from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
@@ -84,7 +84,7 @@ class LoadedModel:
     context_len: int
     weight_bytes: int
     pooler: PoolerSpec | None = None
-    speech: SpeechSpec | None = None
+    speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
 
 
@@ -275,7 +275,7 @@ def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
             return acts | {act}
         case WaveStem(convs=convs):
             return acts | {conv.act for conv in convs}
-        case GridStem():
+        case Conv2dStem():
             return acts
 
 

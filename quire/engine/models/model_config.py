@@ -27,8 +27,8 @@ from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
 from quire.engine.models.sentence_transformers import read_modules
 from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, Fp8Scales
-from quire.engine.models.speech import SpeechSpec, read_speech
-from quire.engine.models.speech_of_samples import read_ctc, read_moonshine
+from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
+from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.static_embedding import static_spec
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
@@ -59,7 +59,7 @@ class ModelConfig:
     extra_layers: int
     fp8: Fp8Scales | None = None
     pooler: PoolerSpec | None = None
-    speech: SpeechSpec | None = None
+    speech: SpeechToTextSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
 
@@ -122,7 +122,7 @@ def read_model_config(
     return ModelConfig(config.model_type, None, extra, scales)
 
 
-def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechSpec:
+def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
     return read_moonshine(folder, config, spec) if config.model_type == "moonshine" else read_speech(folder, config)
 
 

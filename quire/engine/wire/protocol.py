@@ -128,8 +128,8 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hash: of everything that its encoding depends on; equal hashes mean equal items.
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
-            where the model only transcribes (see `SpeechInfo`): the item then has no tokens.
-        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechInfo.features`.
+            where the model only transcribes (see `SpeechToTextInfo`): the item then has no tokens.
+        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
         encoded: the first so many columns are encoded; those behind are only seen by convolutions. None: all.
     """
 
@@ -309,7 +309,7 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     sparse: bool = False
 
 
-class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
+class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the front end needs to know of a model that transcribes.
 
     The engine reads one item per request.
@@ -397,7 +397,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     cache_bytes: int
     tasks: tuple[str, ...] = ("generate",)
     pooling: PoolingInfo | None = None
-    speech: SpeechInfo | None = None
+    speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
 
 

@@ -33,7 +33,7 @@ class ServerVad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class SemanticVad(msgspec.Struct, frozen=True, tag_field="type", tag="semantic_vad"):
-    """Known, in order to be refused by name."""
+    """Accepted by the schema, then refused with an error that names it."""
 
 
 Detection = ServerVad | SemanticVad | None | UnsetType
@@ -279,7 +279,7 @@ def _check_include(include: list[str] | None) -> None:
         raise EventError(
             f"session.include: {LOGPROBS!r} is not supported."
             if include == [LOGPROBS]
-            else "session.include: nothing can be included.",
+            else "session.include must be empty: no additional output is supported.",
             "unsupported_value",
             "session.include",
         )

@@ -17,7 +17,7 @@ from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.registry import FORMATS
 from quire.api.anthropic.translation import MessageStreamWriter, content_blocks
-from quire.api.chat.chunks import ChatChunkWriter, ChunkEnvelope
+from quire.api.chat.chunks import ChatChunkWriter, ChatChunkFields
 from quire.api.protocol.anthropic import AnsweredMessage, MessagesUsage
 from quire.api.responses.writer import ItemWriter
 from quire.engine.wire.stream import Delta
@@ -125,7 +125,7 @@ def blocks(found: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
 def chunks(read: AnswerFormat, pieces: Sequence[str]) -> list[list[Any]]:
     """Kind and text of the parts of a chat's chunks, in order; consecutive ones of a kind are merged."""
     writer = ChatChunkWriter(
-        ChunkEnvelope("c", 0, "m"), 0, role="assistant", echo="", parser=read.parser(), include_reasoning=True,
+        ChatChunkFields("c", 0, "m"), 0, role="assistant", echo="", parser=read.parser(), include_reasoning=True,
         formatter=None, prompt_token_ids=None,
     )  # fmt: skip
     merged: list[list[Any]] = []

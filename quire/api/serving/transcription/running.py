@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.attempt import WindowResult
 from quire.api.serving.transcription.decoder import Decoder
-from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.decoding_attempt import WindowResult
+from quire.api.serving.transcription.text_stream import TextStream
 from quire.engine.wire.client import EngineClient
 from quire.multimodal.audio.cuts import Window
 
@@ -28,18 +28,18 @@ class RunningWindows:
         self._decoder = decoder
         self._audio = audio
         self._windows = windows
-        self._feeds = [Feed() for _ in windows]
+        self._streams = [TextStream() for _ in windows]
         self._tasks: list[asyncio.Task[list[WindowResult]]] = []
         self._running: set[int] = set()
         self._start()
 
-    def take_turn(self, number: int, *, live: bool) -> Feed:
-        """The feed of a window, which is read now."""
-        self._feeds[number].live = live
-        return self._feeds[number]
+    def take_turn(self, number: int, *, live: bool) -> TextStream:
+        """The text stream of a window, which is read from now on."""
+        self._streams[number].live = live
+        return self._streams[number]
 
     async def results(self, number: int) -> list[WindowResult]:
-        """What a window says, once its feed has ended.
+        """The results of a window, once its text stream has ended.
 
         Raises:
             EngineError: the engine failed.
@@ -66,9 +66,9 @@ class RunningWindows:
 
     async def _run(self, number: int) -> list[WindowResult]:
         try:
-            results = await self._decoder.decode(self._audio, self._windows[number], self._feeds[number])
+            results = await self._decoder.decode(self._audio, self._windows[number], self._streams[number])
         finally:
-            self._feeds[number].end()
+            self._streams[number].end()
             if number in self._running:  # else they were closed
                 self._running.remove(number)
                 if self._running:  # the first place is the caller's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.api.serving.transcription.tokens import SpeechTokens
+from quire.api.serving.transcription.tokens import TranscriptionTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Span:
     tokens: tuple[int, ...]
 
 
-def spans_of(output: Sequence[int], tokens: SpeechTokens, seconds: float) -> list[Span]:
+def spans_of(output: Sequence[int], tokens: TranscriptionTokens, seconds: float) -> list[Span]:
     """The segments in the tokens of a window.
 
     A timestamp ends the text before it and begins the text behind it. Text before the first one begins with the window,

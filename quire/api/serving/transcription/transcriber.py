@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.abilities import check_options, speech_abilities
-from quire.api.serving.transcription.asking import abilities_of
-from quire.api.serving.transcription.attempt import WindowResult
+from quire.api.serving.transcription.capabilities import check_options, speech_to_text_capabilities
+from quire.api.serving.transcription.chat_prompt import capabilities_of
 from quire.api.serving.transcription.chat_window import ChatWindowDecoder
 from quire.api.serving.transcription.ctc_window import CTCWindowDecoder
 from quire.api.serving.transcription.decoder import Decoder
+from quire.api.serving.transcription.decoding_attempt import WindowResult
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
-from quire.api.serving.transcription.tokens import SpeechTokens
+from quire.api.serving.transcription.tokens import TranscriptionTokens
 from quire.api.serving.transcription.types import (
     Finished,
     Segment,
     SegmentDone,
-    SpeechUsage,
     TranscriptionEvent,
     TranscriptionOptions,
+    TranscriptionUsage,
     VoiceOptions,
     Word,
 )
@@ -58,14 +58,14 @@ class Transcriber:
             )
         self._served = served
         self._audio = served.audio
-        self._tokens: SpeechTokens | None = None  # of models that only transcribe, and generate
+        self._tokens: TranscriptionTokens | None = None  # of models that only transcribe, and generate
         if (speech := served.info.speech) is not None:
-            self._abilities = speech_abilities(speech)
+            self._abilities = speech_to_text_capabilities(speech)
             if self._abilities.generates:
-                self._tokens = SpeechTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
+                self._tokens = TranscriptionTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
         else:
             assert served.info.audio is not None
-            self._abilities = abilities_of(served.info.audio, served.info.max_model_len)
+            self._abilities = capabilities_of(served.info.audio, served.info.max_model_len)
 
     @property
     def generates(self) -> bool:
@@ -107,15 +107,15 @@ class Transcriber:
         joiner, collected = Joiner(decoder.language), _Collected()
         async with aclosing(RunningWindows(served.client, decoder, audio, windows)) as running:
             for number in range(len(windows)):
-                feed = running.take_turn(number, live=options.live)
+                text_stream = running.take_turn(number, live=options.live)
                 joiner.next_window()
-                while (piece := await feed.next()) is not None:
+                while (piece := await text_stream.next()) is not None:
                     if (given := joiner.add(piece)) is not None:
                         yield given
                 for index, result in enumerate(await running.results(number)):
                     if index:
                         joiner.next_window()
-                    for rest in result.attempt.pieces[feed.given :]:
+                    for rest in result.attempt.pieces[text_stream.sent :]:
                         if (given := joiner.add(rest)) is not None:
                             yield given
                     for event in collected.add(result, served):
@@ -150,7 +150,7 @@ class Transcriber:
         assert audio is not None
         return ChatWindowDecoder(served, audio, self._audio, options, tenant)
 
-    def _window_decoder(self, tokens: SpeechTokens, options: TranscriptionOptions) -> WindowDecoder:
+    def _window_decoder(self, tokens: TranscriptionTokens, options: TranscriptionOptions) -> WindowDecoder:
         served = self._served
         return WindowDecoder(served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant())
 
@@ -197,7 +197,7 @@ class _Collected:
             text=text,
             language=language,
             duration=seconds,
-            usage=SpeechUsage(
+            usage=TranscriptionUsage(
                 seconds=seconds,
                 audio_tokens=self._audio_tokens,
                 text_tokens=self._text_tokens,

@@ -100,7 +100,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechUsage:
+class TranscriptionUsage:
     """What a transcription cost.
 
     Attributes:
@@ -150,7 +150,7 @@ class Finished:
     text: str
     language: str | None
     duration: float
-    usage: SpeechUsage
+    usage: TranscriptionUsage
     segments: tuple[Segment, ...] = field(default=())
     words: tuple[Word, ...] = field(default=())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from quire.engine.models.audio_spec import ConvPositions, GridStem, StemNorm, WaveConv, WaveStem
+from quire.engine.models.audio_spec import Conv2dStem, ConvPositions, StemNorm, WaveConv, WaveStem
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
@@ -58,7 +58,7 @@ def parakeet(config: Any) -> CTCSpec:
         raise UnsupportedModel("subsampling_conv_stride must be 2, and subsampling_factor a power of 2")
     if encoder.subsampling_conv_kernel_size % 2 != 1 or encoder.conv_kernel_size % 2 != 1:
         raise UnsupportedModel("subsampling_conv_kernel_size and conv_kernel_size must be odd")
-    stem = GridStem(
+    stem = Conv2dStem(
         bands=encoder.num_mel_bins,
         channels=encoder.subsampling_conv_channels,
         layers=factor.bit_length() - 1,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvStem, GridStem, Stem, StemNorm, WaveConv, WaveStem
+from quire.engine.models.audio_spec import ChunkedConvStem, Conv2dStem, ConvStem, Stem, StemNorm, WaveConv, WaveStem
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
 from quire.kernels.activation import activation
@@ -26,8 +26,8 @@ def make_stem(spec: Stem, hidden: int) -> nn.Module:
             return ChunkedConvStemLayer(spec, hidden)
         case WaveStem():
             return WaveStemLayer(spec, hidden)
-        case GridStem():
-            return GridStemLayer(spec, hidden)
+        case Conv2dStem():
+            return Conv2dStemLayer(spec, hidden)
 
 
 class ConvStemLayer(nn.Module):
@@ -135,10 +135,10 @@ class WaveConvLayer(nn.Module):
         return ((wide - mean) * factor + self.norm.bias.float()).to(x.dtype)
 
 
-class GridStemLayer(nn.Module):
-    """The layers of a `GridStem`."""
+class Conv2dStemLayer(nn.Module):
+    """The layers of a `Conv2dStem`."""
 
-    def __init__(self, spec: GridStem, hidden: int) -> None:
+    def __init__(self, spec: Conv2dStem, hidden: int) -> None:
         super().__init__()
         self.spec = spec
         shape, pairs = (spec.kernel, spec.kernel), spec.layers - 1

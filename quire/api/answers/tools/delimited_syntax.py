@@ -30,7 +30,7 @@ def name_after(separator: str) -> Callable[[str], tuple[str, str | None]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedSyntax:
+class DelimitedSyntax:
     """The marks around calls.
 
     Attributes:

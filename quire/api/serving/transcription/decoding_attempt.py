@@ -53,7 +53,7 @@ def make_piece(
 
 
 @dataclass(slots=True)
-class Attempt:
+class DecodingAttempt:
     """The output of one request to the engine.
 
     Attributes:
@@ -86,7 +86,7 @@ class WindowResult:
     """What a window says. `words` have the index of the token they begin with."""
 
     window: Window
-    attempt: Attempt
+    attempt: DecodingAttempt
     quality: Quality
     spans: Sequence[Span]
     words: Sequence[tuple[int, Word]]

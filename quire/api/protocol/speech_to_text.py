@@ -35,7 +35,7 @@ class VoiceDetection(BaseModel):
     silence_duration_ms: Milliseconds = Field(500, description="silence that ends speech; OpenAI: 200")
 
 
-class SpeechRequest(RequestBody):
+class SpeechToTextRequest(RequestBody):
     """Fields that both endpoints have, beside `file`. Those at the end are accepted with their defaults only."""
 
     prompt: str = Field("", description="earlier text, whose vocabulary and style are followed")
@@ -82,7 +82,7 @@ class SpeechRequest(RequestBody):
         return self
 
 
-class TranscriptionRequest(SpeechRequest):
+class TranscriptionRequest(SpeechToTextRequest):
     """The form of /v1/audio/transcriptions."""
 
     timestamp_granularities: Annotated[ListOf[Literal["word", "segment"]], Field(max_length=8)] = Field(
@@ -108,7 +108,7 @@ class TranscriptionRequest(SpeechRequest):
         return self
 
 
-class TranslationRequest(SpeechRequest):
+class TranslationRequest(SpeechToTextRequest):
     """The form of /v1/audio/translations."""
 
 
@@ -119,7 +119,7 @@ class InputTokenDetails(BaseModel):
     text_tokens: int
 
 
-class SpeechTokenUsage(BaseModel):
+class TranscriptionUsageBody(BaseModel):
     """Seconds and tokens of a request. `type` says which of OpenAI's two forms a client reads."""
 
     type: Literal["duration", "tokens"]
@@ -142,7 +142,7 @@ class Transcription(BaseModel):
     """The answer in the format json."""
 
     text: str
-    usage: SpeechTokenUsage
+    usage: TranscriptionUsageBody
     languages: list[dict[str, str]] | None = None
     logprobs: list[TranscriptLogprob] | None = None
 
@@ -179,7 +179,7 @@ class VerboseTranscription(BaseModel):
     text: str
     segments: list[TranscriptSegment] | None = None
     words: list[TranscriptWord] | None = None
-    usage: SpeechTokenUsage
+    usage: TranscriptionUsageBody
 
 
 def form_schema(model: type[BaseModel]) -> dict[str, Any]:

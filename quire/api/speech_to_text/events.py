@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.api.http.sse import event
 from quire.api.serving.transcription.types import Finished, SpeechTask, TextDelta, TokenLogprob, TranscriptionEvent
-from quire.api.speech.answers import SpeechBody, languages_of, logprob_list, usage_of
+from quire.api.speech_to_text.answers import SpeechToTextRequestBody, languages_of, logprob_list, usage_of
 
 Events = AsyncGenerator[TranscriptionEvent, None]
 
@@ -46,7 +46,7 @@ async def openai_events(
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkEnvelope:
+class TranscriptionChunkFields:
     """What all chunks of a stream share."""
 
     id: str
@@ -62,7 +62,7 @@ class ChunkEnvelope:
 
 
 async def vllm_chunks(
-    events: Events, head: ChunkEnvelope, body: SpeechBody, ended: Callable[[], None]
+    events: Events, head: TranscriptionChunkFields, body: SpeechToTextRequestBody, ended: Callable[[], None]
 ) -> AsyncGenerator[bytes, None]:
     """A chunk for each piece, one with the finish reason, and one with the usage if the request asks for it."""
     continuous = bool(body.stream_include_usage and body.stream_continuous_usage_stats)
