@@ -1,4 +1,4 @@
-"""TurnDetector a session's utterances into text, while they are spoken and when they have ended."""
+"""Transcribes the utterances of a session: interim passes while they are spoken, then a final one."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ from quire.config.foreign.table import ForeignFlag, needless, needless_switch, r
 
 _ONE_MACHINE = "Quire runs a model on the CPUs of one machine"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
-_MEDIA = "of media, chats have audio only, which is prepared in one way"
-_GPU = "it concerns GPUs"
+_MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
+_GPU = "it applies to GPUs only"
 _PROXY = "put a reverse proxy in front of Quire"
-_BUILT_IN = "the engine is built in"
-_FORMAT = "files are read in the format of Hugging Face"
-_MEMORY = "all is in main memory"
-_REPOSITORY = "everything is read from the model's directory or repository"
+_BUILT_IN = "the engine has no plugins"
+_FORMAT = "only Hugging Face's file format is read"
+_MEMORY = "weights and KV cache are always in main memory"
+_REPOSITORY = "all files are read from the model's directory or repository"
 
 VLLM: tuple[ForeignFlag, ...] = (
     # server
@@ -34,7 +34,7 @@ VLLM: tuple[ForeignFlag, ...] = (
     ),
     *needless_switch("--disable-log-stats", "no statistics are logged; /metrics has them"),
     *needless_switch("--enable-log-deltas --enable-log-outputs --log-error-stack", "outputs are never logged"),
-    *needless_switch("--aggregate-engine-logging", "there is one engine"),
+    *needless_switch("--aggregate-engine-logging", "there is only one engine process"),
     *needless("--max-log-len", "prompts are never logged"),
     *refused("--log-config-file --logging-config", "logs go to standard error", "--log-level"),
     *same("--log-level"),
@@ -46,70 +46,96 @@ VLLM: tuple[ForeignFlag, ...] = (
     *needless_switch("--disable-frontend-multiprocessing", "the engine runs in a thread", "--engine-process"),
     *needless("--api-server-count|-asc", "one process serves HTTP", only=["1"]),
     *needless_switch("--enable-request-id-headers", "every response has X-Request-Id"),
-    *needless_switch("--enable-server-load-tracking", "/load always counts"),
-    *needless_switch("--enable-prompt-tokens-details", "usage always has its details"),
-    *needless_switch("--enable-per-request-metrics", "a request with `return_metrics` gets them"),
-    *needless_switch("--enable-scale-out", "/inference/v1/generate is always there"),
+    *needless_switch("--enable-server-load-tracking", "/load always counts requests"),
+    *needless_switch("--enable-prompt-tokens-details", "usage always has token details"),
+    *needless_switch("--enable-per-request-metrics", "set `return_metrics` in requests"),
+    *needless_switch("--enable-scale-out", "/inference/v1/generate is always enabled"),
     *same("--enable-force-include-usage", "--enable-tokenizer-info-endpoint", "--return-tokens-as-token-ids"),
     *refused("--disable-fastapi-docs --enable-offline-docs --fingerprint-mode --fingerprint-value", _PROXY),
     *refused("--grpc-port --tokens-only --headless", "Quire serves HTTP only"),
     *refused("--otlp-traces-endpoint --collect-detailed-traces", "there is no tracing; /metrics has latencies"),
     *needless("--show-hidden-metrics-for-version", "no metric is hidden"),
-    *refused("--kv-cache-metrics --kv-events-config --custom-histogram-buckets", "/metrics has what there is"),
-    *refused("--kv-cache-metrics-sample --cudagraph-metrics --profiler-config", "/metrics has what there is"),
+    *refused(
+        "--kv-cache-metrics --kv-events-config --custom-histogram-buckets",
+        "the metrics in /metrics cannot be configured",
+    ),
+    *refused(
+        "--kv-cache-metrics-sample --cudagraph-metrics --profiler-config",
+        "the metrics in /metrics cannot be configured",
+    ),
     *needless_switch("--enable-logging-iteration-details --enable-layerwise-nvtx-tracing", "/metrics has latencies"),
     *needless_switch("--fail-on-environ-validation", "unknown variables of Quire are always refused"),
     # chats
     *same("--chat-template", "--default-chat-template-kwargs", "--trust-request-chat-template", "--reasoning-parser"),
     *same("--tool-call-parser"),
     *needless("--chat-template-content-format", "it is detected in the chat template", only=["auto"]),
-    *needless("--response-role", "answers have the role assistant", only=["assistant"]),
-    *needless_switch("--enable-auto-tool-choice", "the model may always choose", "--tool-call-parser"),
+    *needless("--response-role", "the role of answers is always assistant", only=["assistant"]),
+    *needless_switch("--enable-auto-tool-choice", "automatic tool choice is always enabled", "--tool-call-parser"),
     *needless_switch("--enable-reasoning", "it is detected in the chat template", "--reasoning-parser"),
-    *refused("--exclude-tools-when-tool-choice-none", "requests decide: send no `tools`"),
-    *refused("--tool-parser-plugin", "the parsers are built in", "--tool-call-parser"),
-    *refused("--reasoning-parser-plugin", "the parsers are built in", "--reasoning-parser"),
+    *refused("--exclude-tools-when-tool-choice-none", "leave `tools` out of such requests"),
+    *refused("--tool-parser-plugin", "parser plugins are not supported", "--tool-call-parser"),
+    *refused("--reasoning-parser-plugin", "parser plugins are not supported", "--reasoning-parser"),
     *needless(
         "--guided-decoding-backend --structured-outputs-config.backend --tool-strict-level",
-        "there is one grammar library",
+        "llguidance is the only grammar backend",
     ),
     taken_as("--structured-outputs-config.reasoning_parser", "--reasoning-parser"),
-    taken_as("--structured-outputs-config", "--reasoning-parser", "of its keys only reasoning_parser has an effect"),
+    taken_as("--structured-outputs-config", "--reasoning-parser", "only its key reasoning_parser has an effect"),
     taken_as("--generation-config", "--generation-config", values={"vllm": "none"}),
     *same("--override-generation-config", "--max-logprobs"),
-    *needless("--logprobs-mode", "log-probabilities are those before sampling parameters", only=["raw_logprobs"]),
-    *refused("--logits-processors --logits-processor-pattern", "requests have `logit_bias` and `allowed_token_ids`"),
-    *needless("--stream-interval", "every step is sent", only=["1"]),
+    *needless(
+        "--logprobs-mode",
+        "log-probabilities are computed before sampling parameters are applied",
+        only=["raw_logprobs"],
+    ),
+    *refused(
+        "--logits-processors --logits-processor-pattern",
+        "custom logits processors are not supported; use `logit_bias` or `allowed_token_ids` in requests",
+    ),
+    *needless("--stream-interval", "streams send each token as soon as it is generated", only=["1"]),
     # model
     *same("--revision", "--hf-overrides", "--seed"),
     taken_as("--max-model-len", "--max-model-len", "also as 16k, 16K or auto"),
     taken_as("--dtype", "--dtype", values={"half": "float16", "float": "float32"}),
     taken_as("--model-impl", "--model-impl", values={"vllm": "quire"}),
-    taken_as("--quantization -q", "--quantization", "a checkpoint that is quantized says so itself"),
+    taken_as(
+        "--quantization -q", "--quantization", "the format of a quantized checkpoint is read from its config.json"
+    ),
     *needless("--tokenizer-mode --config-format", _FORMAT, only=["auto", "hf", "fast", "mistral"]),
     *needless("--load-format", _FORMAT, only=["auto", "hf", "safetensors", "mistral"]),
-    *needless_switch("--trust-remote-code", "code of repositories is never run", "--model-impl"),
-    *refused("--code-revision --tokenizer-revision", "one revision is used for all files", "--revision"),
+    *needless_switch("--trust-remote-code", "code from model repositories is never run", "--model-impl"),
+    *refused("--code-revision --tokenizer-revision", "all files are read from one revision", "--revision"),
     *refused("--tokenizer --hf-config-path", _REPOSITORY),
     *refused("--download-dir", "set the environment variable HF_HUB_CACHE"),
     *refused("--hf-token", "set the environment variable HF_TOKEN"),
     *same("--task", "--pooler-config"),
     taken_as("--runner", "--task", values={"pooling": "auto", "auto": "auto", "generate": "generate"}),
     taken_as("--convert", "--convert", values={"auto": "none"}),
-    *refused("--skip-tokenizer-init --enable-prompt-embeds", "prompts are text or token ids"),
-    *refused("--disable-sliding-window", "the model's own attention is used", "--max-model-len"),
-    *needless("--safetensors-load-strategy --max-parallel-loading-workers --ignore-patterns", "loading is one pass"),
-    *needless("--model-loader-extra-config --pt-load-map-location", "loading is one pass"),
-    *needless("--safetensors-prefetch-num-threads --safetensors-prefetch-block-size", "loading is one pass"),
-    *needless_switch("--use-tqdm-on-load", "a terminal gets a progress bar"),
-    *needless_switch("--allow-deprecated-quantization", "a checkpoint that is quantized says so itself"),
-    *refused("--quantization-config", "a checkpoint that is quantized says so itself", "--quantization"),
-    *refused("--enable-sleep-mode", "stop the server, it starts in seconds"),
+    *refused("--skip-tokenizer-init --enable-prompt-embeds", "prompts must be text or token ids"),
+    *refused("--disable-sliding-window", "sliding windows cannot be disabled", "--max-model-len"),
+    *needless(
+        "--safetensors-load-strategy --max-parallel-loading-workers --ignore-patterns",
+        "weights are always read in one pass",
+    ),
+    *needless("--model-loader-extra-config --pt-load-map-location", "weights are always read in one pass"),
+    *needless(
+        "--safetensors-prefetch-num-threads --safetensors-prefetch-block-size", "weights are always read in one pass"
+    ),
+    *needless_switch("--use-tqdm-on-load", "the progress bar is shown in terminals only"),
+    *needless_switch(
+        "--allow-deprecated-quantization", "the format of a quantized checkpoint is read from its config.json"
+    ),
+    *refused(
+        "--quantization-config", "the format of a quantized checkpoint is read from its config.json", "--quantization"
+    ),
+    *refused("--enable-sleep-mode", "stop the server instead; it starts in seconds"),
     *refused("--enable-lora --lora-modules", _ADAPTERS),
     *refused("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --fully-sharded-loras", _ADAPTERS),
     *refused("--default-mm-loras --enable-tower-connector-lora --specialize-active-lora", _ADAPTERS),
     *needless("--lora-extra-vocab-size --long-lora-scaling-factors", _ADAPTERS),
-    *refused("--rope-scaling --rope-theta", "set `rope_parameters` or `rope_scaling` of config.json", "--hf-overrides"),
+    *refused(
+        "--rope-scaling --rope-theta", "override `rope_parameters` or `rope_scaling` of config.json", "--hf-overrides"
+    ),
     # memory and scheduling
     *same("--max-num-seqs", "--scheduling-policy", "--block-size", "--kv-cache-dtype"),
     taken_as("--max-num-batched-tokens", "--max-num-batched-tokens", "also as 8k or 8K"),
@@ -119,7 +145,7 @@ VLLM: tuple[ForeignFlag, ...] = (
         "a share of the memory that is free after loading, for KV caches alone",
     ),
     taken_as("--kv-cache-memory-bytes", "--kv-cache-memory-bytes", "also as 4g or 4G"),
-    *refused("--max-num-scheduled-tokens", "a step has one limit", "--max-num-batched-tokens"),
+    *refused("--max-num-scheduled-tokens", "a step has only one token limit", "--max-num-batched-tokens"),
     *refused("--num-gpu-blocks-override", "set the size of the KV cache", "--kv-cache-memory-bytes"),
     *same("--enable-prefix-caching"),
     taken_as(
@@ -127,7 +153,7 @@ VLLM: tuple[ForeignFlag, ...] = (
         "--prefix-caching-hash-algo",
         values={"sha256_cbor": "sha256", "xxhash_cbor": "xxhash"},
     ),
-    *needless("--swap-space", "nothing is swapped: preempted sequences are computed again"),
+    *needless("--swap-space", "preempted sequences are recomputed, never swapped"),
     *needless("--cpu-offload-gb --kv-offloading-size --kv-offloading-backend", _MEMORY),
     *needless("--offload-backend --offload-group-size --offload-num-in-group --offload-prefetch-step", _MEMORY),
     *needless("--offload-params --cpu-offload-params", _MEMORY),
@@ -136,26 +162,34 @@ VLLM: tuple[ForeignFlag, ...] = (
     *refused("--no-enable-chunked-prefill", "long prompts are always in chunks", "--max-num-batched-tokens"),
     *needless(
         "--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold",
-        "each running sequence gets its next token first",
+        "running sequences are always scheduled before waiting prompts",
         ours="--max-num-batched-tokens",
     ),
-    *needless("--preemption-mode", "preempted sequences are computed again", only=["recompute"]),
-    *needless("--num-scheduler-steps --scheduler-delay-factor --performance-mode", "each step is scheduled by itself"),
-    *needless_switch("--multi-step-stream-outputs --disable-async-output-proc", "each step is scheduled by itself"),
-    *needless_switch("--use-v2-block-manager", "there is one manager of blocks"),
-    *needless_switch("--async-scheduling", "the CPU computes one step after the other"),
-    *needless_switch("--disable-hybrid-kv-cache-manager", "all layers share one kind of block"),
+    *needless("--preemption-mode", "preempted sequences are always recomputed", only=["recompute"]),
+    *needless(
+        "--num-scheduler-steps --scheduler-delay-factor --performance-mode", "every step is scheduled separately"
+    ),
+    *needless_switch("--multi-step-stream-outputs --disable-async-output-proc", "every step is scheduled separately"),
+    *needless_switch("--use-v2-block-manager", "there is only one block manager"),
+    *needless_switch("--async-scheduling", "steps on the CPU run one after the other"),
+    *needless_switch("--disable-hybrid-kv-cache-manager", "all layers use the same kind of block"),
     *refused("--scheduler-cls", "the scheduler cannot be replaced", "--scheduling-policy"),
-    taken_as("--speculative-config", "--speculative-method", "of its methods ngram; with --num-speculative-tokens"),
+    taken_as(
+        "--speculative-config",
+        "--speculative-method",
+        "only the method ngram is supported; see also --num-speculative-tokens",
+    ),
     taken_as("--speculative-config.method", "--speculative-method"),
     taken_as("--speculative-config.num_speculative_tokens", "--num-speculative-tokens"),
     *needless(
         "--speculative-config.prompt_lookup_max --speculative-config.prompt_lookup_min",
-        "a draft follows the longest match",
+        "the longest matching n-gram is always used",
     ),
     taken_as("--spec-method", "--speculative-method"),
     taken_as("--spec-tokens", "--num-speculative-tokens"),
-    *refused("--speculative-model --spec-model", "drafts come from earlier text", "--speculative-method"),
+    *refused(
+        "--speculative-model --spec-model", "the only method is ngram, which has no draft model", "--speculative-method"
+    ),
     *refused("--kv-transfer-config --ec-transfer-config", "KV caches are not sent to other servers"),
     # machines and devices
     taken_as("--device", "--device", values={"auto": "cpu"}),
@@ -182,17 +216,17 @@ VLLM: tuple[ForeignFlag, ...] = (
     *needless_switch("--enable-expert-parallel|-ep --enable-eplb --enable-dbo", _ONE_MACHINE),
     *needless_switch("--disable-custom-all-reduce", _ONE_MACHINE),
     *needless("--all2all-backend --expert-placement-strategy", _ONE_MACHINE),
-    *needless_switch("--enforce-eager", "steps are captured without delay, and results are the same"),
+    *needless_switch("--enforce-eager", "step graphs do not change results"),
     *needless("--compilation-config|-cc|-O --optimization-level --max-seq-len-to-capture", _GPU),
     *needless("--cudagraph-capture-sizes --max-cudagraph-capture-size --attention-backend", _GPU),
     *needless("--attention-config|-ac --moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
     *needless("--kernel-config --linear-backend --ir-op-priority --mamba-backend --override-attention-dtype", _GPU),
-    *needless("--mamba-block-size --mamba-cache-mode", "models that keep a state are not supported"),
+    *needless("--mamba-block-size --mamba-cache-mode", "state-space models (Mamba) are not supported"),
     *needless_switch("--kv-sharing-fast-prefill --enable-cumem-allocator", _GPU),
     *needless_switch("--disable-cascade-attn --enable-flashinfer-autotune --enable-mfu-metrics", _GPU),
     # media
     *same("--allowed-media-domains", "--allowed-local-media-path"),
-    taken_as("--limit-mm-per-prompt", "--max-audio-parts", "the limit of audio, in JSON"),
+    taken_as("--limit-mm-per-prompt", "--max-audio-parts", "the value of `audio` in the JSON object"),
     *needless("--mm-processor-kwargs --media-io-kwargs --mm-processor-cache-gb", _MEDIA),
     *needless("--mm-encoder-tp-mode --mm-processor-cache-type --video-pruning-rate", _MEDIA),
     *needless("--mm-encoder-attn-backend --mm-shm-cache-max-object-size-mb --mm-hasher-algorithm", _MEDIA),

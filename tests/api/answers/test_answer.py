@@ -17,7 +17,7 @@ from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.registry import FORMATS
 from quire.api.anthropic.translation import MessageStreamWriter, content_blocks
-from quire.api.chat.chunks import ChatChunkWriter, ChatChunkFields
+from quire.api.chat.chunks import ChatChunkFields, ChatChunkWriter
 from quire.api.protocol.anthropic import AnsweredMessage, MessagesUsage
 from quire.api.responses.writer import ItemWriter
 from quire.engine.wire.stream import Delta
