@@ -243,7 +243,7 @@ class EngineCore:
         if request_id not in self.scheduler:
             return
         if error is None and message.items and self._speech is not None:
-            error = "the model reads one audio item, which comes with the request"
+            error = "the model accepts one audio item per request; further pieces of the prompt cannot have items"
         elif error is None and message.items:
             error = invalid_items(message.items, len(message.tokens), self._speech, self._audio)
         if error is not None:

@@ -154,7 +154,7 @@ class Session:
 
     async def _handle_frame(self, text: str | None) -> None:
         if text is None:
-            raise EventError("Binary frames are not accepted: events are JSON in text frames.", "invalid_event")
+            raise EventError("Binary frames are not accepted: events must be JSON in text frames.", "invalid_event")
         event = parse_event(text, int(self._shared.options.max_realtime_event_size))
         try:
             self._decide_dialect(event)

@@ -214,11 +214,11 @@ async def test_clients_that_go_leave_nothing_behind(tmp_path: Path) -> None:
             await client.append(silence(1.0))
             assert (await client.until(COMPLETED))[-1]["transcript"] == "w1 w2 w3"
         await until(lambda: model.active == 0)
-        passes = len(model.by_voice_activity)
+        passes = len(model.heard)
         assert len(asyncio.all_tasks()) < 16 * 8
         await asyncio.gather(*(client.connection.close() for client in clients[1::2]))
         await until(lambda: server.sessions.running == 0)
-        assert len(model.by_voice_activity) == passes
+        assert len(model.heard) == passes
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("utterance")]
 
 

@@ -78,7 +78,7 @@ async def test_without_interim_passes_an_utterance_is_heard_once(tmp_path: Path)
     async with speech_server(tmp_path, model, realtime_interim_interval=0) as server, session_of(server) as client:
         await client.append(dialogue(3.0))
         await client.until(COMPLETED)
-        assert len(model.by_voice_activity) == 1
+        assert len(model.heard) == 1
 
 
 async def test_the_client_may_say_where_utterances_end(tmp_path: Path) -> None:
@@ -252,14 +252,14 @@ async def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:
         await client.append(silence(0.5))
         await client.send("input_audio_buffer.commit")
         await client.until(FAILED)
-        assert len(model.by_voice_activity) == 5
+        assert len(model.heard) == 5
 
 
 async def test_a_full_queue_only_delays_the_text_of_what_is_being_said(tmp_path: Path) -> None:
     model = FakeSpeech(failure=EngineOverloaded("full", 0))
     async with speech_server(tmp_path, model) as server, session_of(server) as client:
         await client.append(np.concatenate([silence(0.5), speech(1.0)]))
-        await until(lambda: model.by_voice_activity)
+        await until(lambda: model.heard)
         model.failure = None
         await client.append(speech(2.0))
         assert (await client.until(DELTA))[-1]["delta"].startswith("w1")

@@ -62,7 +62,7 @@ def router(state: ServerState) -> APIRouter:
         model = state.generator(body.model)
         if model.info.audio is not None and (parts := audio_parts(body.messages)):
             raise InvalidRequest(
-                "Chats with audio cannot be rendered: token ids do not tell what is heard.", parts[0][2]
+                "Chats with audio cannot be rendered: token ids do not contain the audio.", parts[0][2]
             )
         response_id = answer_id("chatcmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))

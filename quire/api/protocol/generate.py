@@ -38,7 +38,7 @@ class GenerateSamplingParams(ChatAndCompletionFields):
     repetition_penalty: RepetitionPenalty | None = 1.0
     logprobs: Alternatives | None = None
     structured_outputs: StructuredOutputs | None = None
-    detokenize: bool = Field(True, description="without effect, but `stop` is refused if it is false")
+    detokenize: bool = Field(True, description="no effect, except that `stop` requires true")
 
 
 class TokensRequest(RequestBody):

@@ -38,20 +38,22 @@ class VoiceDetection(BaseModel):
 class SpeechToTextRequest(RequestBody):
     """Fields that both endpoints have, beside `file`. Those at the end are accepted with their defaults only."""
 
-    prompt: str = Field("", description="earlier text, whose vocabulary and style are followed")
+    prompt: str = Field("", description="earlier text, as context for vocabulary and style")
     hotwords: str | None = Field(None, description="words that are likely to occur")
     response_format: Format = "json"
     stream: bool | None = Field(False, description="answer with server-sent events")
     stream_format: Literal["openai", "vllm"] | None = Field(
         None, description="events of the stream; default: --transcription-events"
     )
-    stream_include_usage: bool | None = Field(False, description="with vllm: end with the token counts")
-    stream_continuous_usage_stats: bool | None = Field(False, description="with vllm: token counts in every chunk")
+    stream_include_usage: bool | None = Field(False, description="with stream_format vllm: end with a usage chunk")
+    stream_continuous_usage_stats: bool | None = Field(
+        False, description="with stream_format vllm: usage in every chunk"
+    )
     chunking_strategy: Literal["auto"] | VoiceDetection | None = Field(
-        None, description="auto or server_vad: leave out silence and cut between stretches of speech"
+        None, description="auto or server_vad: skip silence, and split the audio at pauses"
     )
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(
-        0.0, description="0: higher ones are tried where the text repeats itself or is unlikely"
+        0.0, description="0: greedy, with higher temperatures as fallback where the text repeats itself or is unlikely"
     )
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -61,11 +63,13 @@ class SpeechToTextRequest(RequestBody):
     presence_penalty: Penalty | None = 0.0
     repetition_penalty: RepetitionPenalty | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="greatest number of tokens for each window of audio"
+        None, description="maximum number of tokens for each window of audio"
     )
     timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = None
-    language: _LANGUAGE | None = Field(None, description="ISO 639-1 code of what is spoken; default: it is detected")
-    to_language: _LANGUAGE | None = Field(None, description="the language of the text, if it is the one it has anyway")
+    language: _LANGUAGE | None = Field(None, description="ISO 639-1 code of the spoken language; default: detected")
+    to_language: _LANGUAGE | None = Field(
+        None, description="language of the text; must be the one that the endpoint produces without it"
+    )
     include_stop_str_in_output: bool = False
     length_penalty: float = 1.0
     n: int = 1
@@ -86,7 +90,7 @@ class TranscriptionRequest(SpeechToTextRequest):
     """The form of /v1/audio/transcriptions."""
 
     timestamp_granularities: Annotated[ListOf[Literal["word", "segment"]], Field(max_length=8)] = Field(
-        [], description="with verbose_json: what has times; default: segments"
+        [], description="with verbose_json: segment, word or both; default: segment"
     )
     include: Annotated[ListOf[Literal["logprobs"]], Field(max_length=8)] = Field([], description="with json")
     languages: Annotated[ListOf[_LANGUAGE], Field(max_length=_MAX_LISTED)] = Field(

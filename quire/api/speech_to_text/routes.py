@@ -183,7 +183,7 @@ def _check_supported(body: SpeechToTextRequest) -> None:
             raise InvalidRequest(f"`{name}` is not supported by this server.", name)
     if body.response_format == "diarized_json":
         raise InvalidRequest(
-            "The format diarized_json is not supported: this server does not tell speakers apart. Supported formats: "
+            "The format diarized_json is not supported: this server has no speaker diarization. Supported formats: "
             "json, text, srt, vtt, verbose_json.",
             "response_format",
         )

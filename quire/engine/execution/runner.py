@@ -106,13 +106,13 @@ class ModelRunner:
         """Encode the items of sequences that have entered the batch, where they are not cached."""
         entries = [cross for cross in crosses if cross.item is not None]
         if entries:
-            assert self._crosses is not None, "the model reads no items"
+            assert self._crosses is not None, "the model accepts no items"
             self._crosses.encode(entries)
 
     def _embed(self, entries: Sequence[EncodedItem]) -> None:
         """Make embeddings of items that are to stand in for tokens, as far as they are not made yet."""
         if entries:
-            assert self._embedder is not None, "the model reads no items"
+            assert self._embedder is not None, "the model accepts no items"
             if left := self._embedder.missing(entries):
                 self._embedder.encode(left)
 
@@ -163,7 +163,7 @@ class ModelRunner:
             encoded = () if cross is None else cross.blocks
             try:
                 if not broken.isdisjoint((*blocks, *encoded)):
-                    raise RuntimeError("the computation of a request that begins alike failed")
+                    raise RuntimeError("the computation of another request with the same prefix failed")
                 self._encode([] if cross is None else [cross])
                 keys = {part.key for part in item.items}
                 self._embed([entry for entry in plan.encoded if entry.key in keys])

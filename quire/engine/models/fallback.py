@@ -79,7 +79,7 @@ def _paged_attention(
     """Paged attention with Hugging Face's signature: query, key and value are (1, heads, tokens, dim)."""
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise UnsupportedModel(
-            f"{type(module).__name__} sees later tokens too, as in encoders; only decoders are supported"
+            f"{type(module).__name__} is bidirectional, as in encoders; only causal decoders are supported"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     binding: _Binding = module.quire_binding

@@ -130,12 +130,16 @@ def _ctc_config(folder: Path, config: Any, implementation: ModelImplementation, 
     """The config of an encoder of audio, which transcribes if it has a head for that."""
     names = getattr(config, "architectures", None) or []
     if not any("ForCTC" in name for name in names):
-        found = ", ".join(names) or "config.json names no architecture"
-        raise UnknownArchitecture(f"models of type {config.model_type!r} are supported with a head for CTC: {found}")
+        found = ", ".join(names) or "config.json has no `architectures`"
+        raise UnknownArchitecture(
+            f"models of type {config.model_type!r} are supported with a CTC head only, not as {found}"
+        )
     if implementation == "transformers":
         raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
     if pooling.task != "auto" or pooling.convert != "none":
-        raise UnsupportedModel(f"{config.model_type} transcribes here; it neither generates nor pools")
+        raise UnsupportedModel(
+            f"{config.model_type} is supported for transcription only, not for generation or pooling"
+        )
     spec = _built(lambda: CTC_MODELS[config.model_type](config))
     return ModelConfig(config.model_type, spec, 0, _fp8_scales(config), speech=read_ctc(folder, config, spec))
 

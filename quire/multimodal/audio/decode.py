@@ -254,7 +254,7 @@ def _samples_of(frame: Any) -> Block:
 def _check_length(given: float, announced: float, kind: AudioFormat) -> None:
     """Refuse a file that has less than its header says: the rest of a speech would silently be missing."""
     if given < announced - _MISSING:
-        raise AudioError(f"The {kind.name} file is cut off: it has {given:.2f} s of {announced:.2f} s of audio.")
+        raise AudioError(f"The {kind.name} file is truncated: it has {given:.2f} s of {announced:.2f} s of audio.")
 
 
 def _reason(text: str) -> str:

@@ -99,8 +99,8 @@ async def test_what_holds_an_answer_is_rendered_with_it(tmp_path: Path) -> None:
             assert answer.status_code == 200, answer.text
             asked, sent = [message for message in core.received if isinstance(message, AddRequest)][-2:]
             assert rendered["sampling_params"]["structured_outputs"]["grammar"].startswith("start: ")
-            assert sent.params.grammar
-            assert without_grammar(sent.params) == without_grammar(asked.params)
+            assert sent.sampling_params.grammar
+            assert without_grammar(sent.sampling_params) == without_grammar(asked.sampling_params)
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_old_and_plain_names_of_the_positions_weight(tmp_path: Path) -> None:
     ("overrides", "text"),
     [
         ({"architectures": ["Wav2Vec2ForPreTraining"]}, "with a head for CTC: Wav2Vec2ForPreTraining"),
-        ({"architectures": []}, "names no architecture"),
+        ({"architectures": []}, "has no `architectures`"),
         ({"add_adapter": True}, "add_adapter"),
         ({"adapter_attn_dim": 8}, "adapter for each language"),
         ({"feat_extract_norm": "batch"}, "feat_extract_norm"),

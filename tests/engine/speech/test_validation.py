@@ -81,7 +81,7 @@ def test_models_without_items(tmp_path: Path) -> None:
 def test_an_open_request_gets_no_second_item(engine: Engine) -> None:
     engine.add("a", [START], greedy(2), items=(item(0),), open=True)
     engine.extend("a", [1], items=(item(1),))
-    assert "comes with the request" in (engine.results["a"].error or "")
+    assert "one audio item per request" in (engine.results["a"].error or "")
     engine.core.check()
 
 

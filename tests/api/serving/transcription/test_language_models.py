@@ -180,5 +180,5 @@ async def test_through_the_endpoint(tmp_path: Path) -> None:
         assert "language English" not in stream.text
         refused = await server.http.post("/v1/audio/translations", files=audio)
         assert refused.status_code == 400
-        assert refused.json()["error"]["message"] == "The model `fake` does not translate."
+        assert refused.json()["error"]["message"] == "The model `fake` does not support translation."
         assert server.state.models[0].client.slots_in_use == 0
