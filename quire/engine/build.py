@@ -54,7 +54,7 @@ tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """What a core is started with. `memory_share`: bytes for its KV cache, if several engines share the memory."""
+    """Configuration of a core. `memory_share`: bytes for its KV cache, if several engines share the memory."""
 
     folder: Path
     model_config: ModelConfig

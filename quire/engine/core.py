@@ -77,9 +77,9 @@ class EngineCore:
             vocab_size: number of columns of the model's logits.
             seed: from which requests without a seed get theirs.
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
-            pooler: what the model does with hidden states; None if it generates.
-            speech: what a model that only transcribes reads; None for others.
-            audio: how a model reads audio among its tokens; None if it does not.
+            pooler: how the model pools hidden states; None if it generates.
+            speech: facts about a model that only transcribes; None for others.
+            audio: facts about an audio language model; None for others.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -120,7 +120,7 @@ class EngineCore:
             self._finish_oldest()
 
     def run_urgent(self, running: StepPlan) -> None:
-        """Between two layers of an encoder's step: run short requests of others, so that they need not wait for it."""
+        """Run short requests of other flows between two layers of an encoder's step."""
         assert isinstance(self.scheduler, EncoderScheduler)
         self._drain_inbox()
         plan = self.scheduler.plan_urgent(running)

@@ -24,7 +24,7 @@ Side = Literal["query", "document"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFiles:
-    """What the files say.
+    """Contents of the files.
 
     Attributes:
         prompts: texts that are put before an input, by name.

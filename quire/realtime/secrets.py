@@ -1,4 +1,4 @@
-"""Keys for clients that may not have the server's own: they expire, and open realtime sessions only."""
+"""Client secrets: keys for browsers, which expire and can only open realtime sessions."""
 
 from __future__ import annotations
 

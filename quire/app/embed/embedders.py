@@ -1,4 +1,4 @@
-"""Who embeds: a server, or a model in this process."""
+"""Embedders: a server, or a model in this process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Embedder(Protocol):
 
 
 class ServerEmbedder:
-    """Asks an OpenAI-compatible server. Fields that other servers may not know are sent only if they are needed."""
+    """Embeds with an OpenAI-compatible server. Nonstandard fields are sent only if needed."""
 
     def __init__(self, client: httpx.AsyncClient, settings: Embed, model: str) -> None:
         self._client = client

@@ -46,7 +46,7 @@ def _row(flag: ForeignFlag, *, accepted: bool) -> str:
 
 def _remarks(flag: ForeignFlag, *, accepted: bool) -> list[str]:
     remarks = []
-    if flag.kind == "needless":
+    if flag.kind == "ignored":
         values = " or ".join(f"`{value}`" for value in flag.only)
         remarks.append(f"accepted with {values}, refused with other values" if flag.only else "accepted without effect")
     elif flag.kind == "refused" and accepted:

@@ -1,4 +1,4 @@
-"""Aligner: how strongly the tokens of a transcription belong to the frames of its audio.
+"""Aligner: alignment of the tokens of a transcription with the frames of its audio.
 
 The cross-attention of some heads follows the audio. Their weights are normalized over the tokens, smoothed over time
 and averaged, as for whisper's word timestamps (Radford et al. 2022).

@@ -1,4 +1,4 @@
-"""Runners of encoders, of text or audio, whose requests are computed whole."""
+"""Runners of text and audio encoders, whose requests are computed in one step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class PackedRunner(ABC):
-    """Runs a model over the requests of a step, which lie one behind the other without padding.
+    """Runs a model over the requests of a step, concatenated without padding.
 
     Attributes:
         between_layers: called with the plan of a step that is running, between two of its layers; it may execute

@@ -1,4 +1,4 @@
-"""Reads how a language model takes audio: an AudioInfo."""
+"""Reads the audio config of an audio language model: an AudioInfo."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
 
     Raises:
         BrokenFolder: a file cannot be read, or a number in it cannot be used.
-        UnsupportedModel: features are made in another way than the one that is known here, or there is no placeholder.
+        UnsupportedModel: the feature extractor is not supported, or there is no placeholder token.
     """
     extractor = _extractor(folder)
     for name, value in _FIXED.items():

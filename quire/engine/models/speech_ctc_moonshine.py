@@ -1,4 +1,4 @@
-"""Reads what models that are not whisper expect of audio: CTC models and Moonshine."""
+"""Reads the transcription configs of CTC models and Moonshine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SPECTROGRAM = {"hop_length": HOP, "n_fft": 512, "win_length": 400, "preemphasis
 
 
 def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechToTextSpec:
-    """What a CTC model expects: samples, or a spectrogram.
+    """The transcription config of a CTC model.
 
     Raises:
-        UnsupportedModel: it expects something else, or has no blank.
+        UnsupportedModel: its input features are not supported, or it has no blank token.
     """
     given = _preprocessor(folder)
     stem, encoder = spec.encoder.stem, spec.encoder
@@ -53,10 +53,10 @@ def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechToTextSpec:
 
 
 def read_moonshine(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
-    """What Moonshine expects: samples, and a start token.
+    """The transcription config of Moonshine.
 
     Raises:
-        UnsupportedModel: it expects something else, or lacks a token.
+        UnsupportedModel: its input features are not supported, or it lacks a token.
     """
     encoder = spec.encoder
     assert encoder is not None

@@ -1,4 +1,4 @@
-"""Reads what a model that transcribes expects and answers: a SpeechToTextSpec."""
+"""Reads the transcription config of a Whisper model: a SpeechToTextSpec."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MAX_MEDIAN_WIDTH = 101
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechToTextSpec:
-    """What the engine needs to know beside the architecture.
+    """Transcription config of a model, in addition to its architecture.
 
     Attributes:
-        info: what the front end needs to know.
+        info: facts for the front end.
         alignment_heads: layer and head of each head whose cross-attention follows the audio.
         median_width: positions of the median filter over these heads' weights.
     """

@@ -1,4 +1,4 @@
-"""Items that have tokens of their own: which of them a step encodes, and which the runner keeps."""
+"""Scheduling of multimodal items with placeholder tokens: encoder budget and encoder cache."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ItemSpans:
 
 
 class EncoderCache:
-    """Decides which encoded items the runner keeps: those used last, up to a number of embeddings.
+    """Decides which encoded items the runner keeps: the most recently used, up to a number of embeddings.
 
     An item stays until others need its place, so that the chunks of a prompt and further prompts find it. Those that a
     step reads are not evicted in that step. Nothing else is held, so a request never waits for another one's items.

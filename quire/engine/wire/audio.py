@@ -1,4 +1,4 @@
-"""What the front end needs to know of a model that reads audio among its tokens."""
+"""Facts about an audio language model, for the front end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AudioLengths(msgspec.Struct, frozen=True):
 
 
 class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How audio becomes items of a model whose prompts have placeholder tokens for it.
+    """How audio becomes items of an audio language model, with placeholder tokens in its prompts.
 
     Attributes:
         kind: how the model is asked to transcribe.

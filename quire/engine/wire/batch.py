@@ -25,7 +25,7 @@ OnResult = Callable[[int, PooledArray], PooledArray | Awaitable[PooledArray]]
 
 
 class BatchHost(Protocol):
-    """What a batch needs of the client."""
+    """The interface of the client that a batch uses."""
 
     def take_slot(self) -> bool:
         """Reserve a place for one more sequence, if there is one that nobody else is likely to need."""

@@ -275,7 +275,7 @@ class StepStats(msgspec.Struct, array_like=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     step_seconds: float = 0.0
-    item_queries: int = 0  # items that sequences began to read
+    item_queries: int = 0  # items looked up in the encoder cache
     item_hits: int = 0  # those of them that were encoded before
 
 
@@ -310,9 +310,7 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the front end needs to know of a model that transcribes.
-
-    The engine reads one item per request.
+    """Facts about a model that only transcribes, for the front end. A request has one item.
 
     Attributes:
         kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone,

@@ -35,7 +35,7 @@ def sampling_params(
 def make_piece(
     tokenizer: Tokenizer, text: str, tokens: Sequence[int], logprobs: Sequence[float] | None
 ) -> TextDelta | None:
-    """A piece of text; None if there is nothing of it.
+    """A piece of text; None if it is empty.
 
     Args:
         tokenizer: of the model.
@@ -83,7 +83,7 @@ class DecodingAttempt:
 
 @dataclass(frozen=True, slots=True)
 class WindowResult:
-    """What a window says. `words` have the index of the token they begin with."""
+    """The transcription of a window. `words` have the index of the token they begin with."""
 
     window: Window
     attempt: DecodingAttempt

@@ -1,4 +1,4 @@
-"""The windows of one transcription in the engine: some run beside the first one while there are places."""
+"""Runs the windows of one transcription concurrently, while slots of the engine are free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 16  # windows at once: enough to fill the encoder, and a few megabytes o
 
 
 class RunningWindows:
-    """Runs the windows in order. The first place is the caller's; others are taken while half of all are free."""
+    """Runs the windows in order. The first slot is the caller's; others are taken while half of all slots are free."""
 
     def __init__(
         self, client: EngineClient, decoder: Decoder, audio: NDArray[np.float32], windows: Sequence[Window]
@@ -48,7 +48,7 @@ class RunningWindows:
         return await self._tasks[number]
 
     async def aclose(self) -> None:
-        """Abort what runs and give its places back."""
+        """Abort running windows and release their slots."""
         left, self._running = len(self._running), set()
         if left:
             self._client.release_slots(left - 1)

@@ -1,4 +1,4 @@
-"""Transcribes audio of any length: windows that run side by side, whose text is given in order."""
+"""Transcribes audio of any length: windows run concurrently, and their text is yielded in order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Transcriber:
         return self._abilities.generates
 
     def check(self, options: TranscriptionOptions) -> None:
-        """Refuse what the model cannot do.
+        """Refuse options that the model does not support.
 
         Raises:
             InvalidRequest: see `check_options`.

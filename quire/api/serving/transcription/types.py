@@ -1,4 +1,4 @@
-"""What a transcription is asked for, and what comes of it."""
+"""Options and results of a transcription."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VoiceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionOptions:
-    """What is to be done with the audio.
+    """Options of a transcription.
 
     Attributes:
         language: ISO code; None: it is detected, if the model knows several.
@@ -101,7 +101,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionUsage:
-    """What a transcription cost.
+    """Token counts and duration of a transcription.
 
     Attributes:
         seconds: of audio.

@@ -1,4 +1,4 @@
-"""Times of words, from how strongly each token belongs to each frame of the audio."""
+"""Word timestamps, from the alignment of tokens with frames of the audio."""
 
 from __future__ import annotations
 

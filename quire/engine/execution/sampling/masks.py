@@ -1,4 +1,4 @@
-"""Stages that forbid single tokens or add a bias to them."""
+"""Logits processors that mask tokens or add a bias to them."""
 
 from __future__ import annotations
 
