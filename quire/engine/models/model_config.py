@@ -131,9 +131,7 @@ def _ctc_config(folder: Path, config: Any, implementation: ModelImplementation, 
     names = getattr(config, "architectures", None) or []
     if not any("ForCTC" in name for name in names):
         found = ", ".join(names) or "config.json has no `architectures`"
-        raise UnknownArchitecture(
-            f"models of type {config.model_type!r} are supported with a CTC head only, not as {found}"
-        )
+        raise UnknownArchitecture(f"models of type {config.model_type!r} need a CTC head; {found}")
     if implementation == "transformers":
         raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
     if pooling.task != "auto" or pooling.convert != "none":

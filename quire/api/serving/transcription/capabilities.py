@@ -27,7 +27,7 @@ class Capabilities:
     Attributes:
         window_seconds: longest audio of one request to the engine.
         languages: ISO codes that `language` may have; empty: the option is not supported.
-        chooses_language: it gives probabilities of languages, so that `languages` can restrict the detection.
+        detects_language: it gives probabilities of languages, so that `languages` can restrict the detection.
         translates: it translates into English.
         aligns_words: it gives word timestamps.
         takes_prompt: `prompt` and `hotwords` are supported.
@@ -36,7 +36,7 @@ class Capabilities:
 
     window_seconds: float
     languages: tuple[str, ...]
-    chooses_language: bool = False
+    detects_language: bool = False
     translates: bool = False
     aligns_words: bool = False
     takes_prompt: bool = True
@@ -49,7 +49,7 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
     return Capabilities(
         window_seconds=info.chunk_seconds,
         languages=tuple(info.languages) or (() if only is None else (only,)),
-        chooses_language=True,
+        detects_language=True,
         translates=info.translate_token is not None,
         aligns_words=info.aligns_words,
         takes_prompt=info.previous_token is not None,
@@ -89,7 +89,7 @@ def _unsupported_fields(capabilities: Capabilities, options: TranscriptionOption
     """Fields that the model does not support with any value, and the reasons."""
     if options.language is not None and not capabilities.languages:
         yield "language", _NO_LANGUAGE
-    if options.languages and not (capabilities.languages and capabilities.chooses_language):
+    if options.languages and not (capabilities.languages and capabilities.detects_language):
         yield (
             "languages",
             "it does not detect the language among several; use `language`" if capabilities.languages else _NO_LANGUAGE,

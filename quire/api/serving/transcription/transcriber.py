@@ -60,17 +60,17 @@ class Transcriber:
         self._audio = served.audio
         self._tokens: TranscriptionTokens | None = None  # of models that only transcribe, and generate
         if (speech := served.info.speech) is not None:
-            self._abilities = speech_to_text_capabilities(speech)
-            if self._abilities.generates:
+            self._capabilities = speech_to_text_capabilities(speech)
+            if self._capabilities.generates:
                 self._tokens = TranscriptionTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
         else:
             assert served.info.audio is not None
-            self._abilities = capabilities_of(served.info.audio, served.info.max_model_len)
+            self._capabilities = capabilities_of(served.info.audio, served.info.max_model_len)
 
     @property
     def generates(self) -> bool:
         """Whether tokens are generated, one after the other, so that their number matters."""
-        return self._abilities.generates
+        return self._capabilities.generates
 
     def check(self, options: TranscriptionOptions) -> None:
         """Refuse options that the model does not support.
@@ -78,7 +78,7 @@ class Transcriber:
         Raises:
             InvalidRequest: see `check_options`.
         """
-        check_options(self._served.names[0], self._abilities, options)
+        check_options(self._served.names[0], self._capabilities, options)
 
     async def transcribe(
         self, audio: Samples, options: TranscriptionOptions
@@ -101,7 +101,7 @@ class Transcriber:
         tenant = current_tenant()
         served = self._served
         decoder = self._decoder(options)
-        seconds = self._abilities.window_seconds
+        seconds = self._capabilities.window_seconds
         windows = await self._audio.run(partial(_windows, audio, seconds, options.voice), tenant=tenant)
         await decoder.prepare(audio, windows)
         joiner, collected = Joiner(decoder.language), _Collected()
@@ -137,7 +137,7 @@ class Transcriber:
             return {}
         decoder = self._window_decoder(self._tokens, TranscriptionOptions())
         return await decoder.detect(
-            audio, Window(0, min(len(audio), round(self._abilities.window_seconds * SAMPLE_RATE)))
+            audio, Window(0, min(len(audio), round(self._capabilities.window_seconds * SAMPLE_RATE)))
         )
 
     def _decoder(self, options: TranscriptionOptions) -> Decoder:
