@@ -130,7 +130,7 @@ def _ctc_config(folder: Path, config: Any, implementation: ModelImplementation, 
     """The config of an encoder of audio, which transcribes if it has a head for that."""
     names = getattr(config, "architectures", None) or []
     if not any("ForCTC" in name for name in names):
-        found = ", ".join(names) or "config.json has no `architectures`"
+        found = f"the architecture is {', '.join(names)}" if names else "config.json has no `architectures`"
         raise UnknownArchitecture(f"models of type {config.model_type!r} need a CTC head; {found}")
     if implementation == "transformers":
         raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
