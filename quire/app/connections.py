@@ -78,7 +78,7 @@ class Connections:
         return len(self._open)
 
     def deadline(self, seconds: float) -> float:
-        """The time on the clock at which so many seconds have passed."""
+        """The time on the clock in `seconds` from now."""
         return self.clock + seconds + self._interval
 
     def add(self, connection: Connection) -> bool:

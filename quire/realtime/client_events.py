@@ -44,7 +44,7 @@ class Append(Event, frozen=True, tag="input_audio_buffer.append", kw_only=True):
 
 
 class Commit(Event, frozen=True, tag="input_audio_buffer.commit", kw_only=True):
-    """Ends an utterance. With vLLM `final` says whether the audio ends; otherwise it begins."""
+    """Ends an utterance. In vLLM's dialect it ends the audio if `final`, else begins it."""
 
     final: bool | UnsetType = UNSET
 

@@ -37,7 +37,7 @@ class SessionEnded(Exception):
 
     Attributes:
         code: of the WebSocket's close frame; None if the client has gone.
-        reason: for the client; empty if it has asked for the end.
+        reason: for the client; empty if the client ended the session.
         name: `code` of an error event that goes before the close frame; None: no such event.
     """
 

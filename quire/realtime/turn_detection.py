@@ -88,7 +88,7 @@ class TurnDetector:
         return self._activity is not None
 
     def detect(self, detection: TurnDetection | None) -> None:
-        """Use other settings from here on; an utterance that has begun goes on."""
+        """Change the settings; an utterance that has begun continues."""
         self._detection = detection
         self._activity = None if detection is None else self._activity_of(detection)
         self._origin = self.position  # of the activity's positions

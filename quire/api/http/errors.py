@@ -107,7 +107,7 @@ class ApiError(Exception):
 
 
 class InvalidRequest(ApiError):
-    """The request is malformed, or asks for something that is not possible."""
+    """The request is malformed, or uses an unsupported feature."""
 
     status = HTTPStatus.BAD_REQUEST
     kind = "BadRequestError"

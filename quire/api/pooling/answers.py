@@ -48,7 +48,7 @@ def context_fields(context: PoolingContext) -> dict[str, Any]:
 
 
 def check_encoding(body: EncodingFields, count: int) -> None:
-    """Refuse formats that cannot describe so many arrays.
+    """Refuse formats that do not support this number of arrays.
 
     Raises:
         InvalidRequest: there are too many inputs for the format.

@@ -33,7 +33,7 @@ class Scoring:
         several: whether each of them is a list in the request.
         use_activation: of a cross-encoder.
         instruction, variables: for a model whose prompt has a place for them.
-        query_tokens, document_tokens: longer texts are cut to so many; 0: they are not.
+        query_tokens, document_tokens: limits in tokens, to which longer texts are truncated; 0: no limit.
     """
 
     queries: Sequence[str]
@@ -55,7 +55,7 @@ class Scoring:
 
     @property
     def document_truncation(self) -> Truncation:
-        """A request that bounds its documents wants long ones to be cut, also to the context length."""
+        """The truncation of documents: with a limit of documents, long ones are truncated to the context length as well."""
         return replace(self.truncation, truncate=True) if self.document_tokens else self.truncation
 
 

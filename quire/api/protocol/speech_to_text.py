@@ -124,7 +124,7 @@ class InputTokenDetails(BaseModel):
 
 
 class TranscriptionUsageBody(BaseModel):
-    """Seconds and tokens of a request. `type` says which of OpenAI's two forms a client reads."""
+    """Seconds and tokens of a request. `type` selects one of OpenAI's two formats."""
 
     type: Literal["duration", "tokens"]
     seconds: int

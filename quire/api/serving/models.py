@@ -86,7 +86,7 @@ class ServerState:
         include_usage: streams of completions and chats always end with their token counts.
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keep_alive_interval: seconds of silence after which a stream sends a comment; 0: never.
-        transcription_events: of streamed transcriptions, unless a request says otherwise.
+        transcription_events: default format of streamed transcriptions.
         media: what URLs in messages may refer to.
         max_audio_parts: most pieces of audio in a chat.
         in_flight: number of HTTP requests that are being answered.

@@ -64,7 +64,7 @@ class TranscriptionChunkFields:
 async def vllm_chunks(
     events: Events, head: TranscriptionChunkFields, body: SpeechToTextRequestBody, ended: Callable[[], None]
 ) -> AsyncGenerator[bytes, None]:
-    """A chunk for each piece, one with the finish reason, and one with the usage if the request asks for it."""
+    """A chunk for each piece, one with the finish reason, and one with the usage if requested."""
     continuous = bool(body.stream_include_usage and body.stream_continuous_usage_stats)
     pieces = 0
     async with aclosing(events) as transcription:

@@ -107,7 +107,7 @@ async def server_embedder(settings: Embed) -> AsyncIterator[Embedder]:
 
 
 async def model_with(client: httpx.AsyncClient, task: str) -> str:
-    """The server's first model that says it has a task, or its first one if none says so.
+    """The server's first model with this task, or its first model if none lists tasks.
 
     Raises:
         ServerError: it lists no models.

@@ -57,10 +57,10 @@ class PackedRunner(ABC):
         return result
 
     def check(self) -> None:  # noqa: B027 (not abstract: no runner of encoders keeps state)
-        """Nothing is kept between steps."""
+        """Do nothing: there is no state between steps."""
 
     def close(self) -> None:  # noqa: B027 (as for check)
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _run_alone(self, request: AddRequest, result: StepResult) -> None:
         try:

@@ -20,7 +20,7 @@ _WARM_UP = 3  # eager steps of each kind before the next one is captured
 
 
 class StepRunner(Protocol):
-    """Runs the steps in which every sequence wants the logits of its last token only."""
+    """Runs the steps in which every sequence needs the logits of its last token only."""
 
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         """Logits (num_logits, vocab) float32, valid until the next call."""

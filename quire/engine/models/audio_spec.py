@@ -1,4 +1,4 @@
-"""Parts of an AudioEncoderSpec: what makes positions of features, tells them apart, and projects the result.
+"""Parts of an AudioEncoderSpec: stems, position embeddings and projectors.
 
 As in `spec`, fields describe operations.
 """

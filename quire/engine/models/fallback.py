@@ -108,7 +108,7 @@ class FallbackHead:
         return logits if out is None else out.copy_(logits)
 
     def adjust(self, projected: Tensor) -> Tensor:
-        """Nothing to do: the module has applied scale and softcap."""
+        """Return the argument: the module has applied scale and softcap."""
         return projected
 
     def _record(self, _: Any, arguments: tuple[Tensor, ...]) -> None:
@@ -185,7 +185,7 @@ class FallbackModel:
         return dry_run.shapes
 
     def set_context(self, context_len: int) -> None:
-        """Nothing to do."""
+        """Do nothing: the module computes its own position embeddings."""
 
 
 def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackModel:

@@ -25,7 +25,7 @@ def check_class(config: Any) -> None:
     """Check what transformers runs for a config, which is not loaded for it.
 
     Raises:
-        UnknownArchitecture: transformers knows no causal LM of this kind.
+        UnknownArchitecture: transformers has no causal LM of this kind.
         UnsupportedModel: its attention cannot be replaced, or its rope depends on the batch.
     """
     kind = config.model_type
@@ -79,7 +79,7 @@ _masks = _Masks()
 
 
 def make_mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Tensor:
-    """Make a mask (1, 1, q_length, kv_length) in a dry run, as transformers' AttentionMaskInterface wants it.
+    """Make a mask (1, 1, q_length, kv_length) in a dry run, as transformers' AttentionMaskInterface requires.
 
     Raises:
         UnsupportedModel: it is neither causal nor a window of the last tokens.
@@ -94,7 +94,7 @@ def make_mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any
 
 
 def window_of(mask: Tensor, default: int | None) -> int | None:
-    """The window of a mask that `make_mask` has made, or the default if the mask says nothing of distant tokens.
+    """The window of a mask that `make_mask` has made, or the default if the mask does not cover distant tokens.
 
     Raises:
         UnsupportedModel: the mask is another one.

@@ -94,7 +94,7 @@ def load_model(
     """Load the model in a folder, whose config was read.
 
     Raises:
-        ModelError: the folder, the architecture or the weights are not supported; the message says why.
+        ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
     quantize = options.quantization != "none"
     if quantize and not target.quantizable_dtypes:

@@ -44,7 +44,7 @@ class ItemSpans:
         return self._items[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
 
     def content(self, start: int, end: int) -> bytes:
-        """What tells the tokens [start, end) from others with equal ids: the items in them, and where these begin."""
+        """The items in the tokens [start, end), as content for block hashes: their hashes and starts."""
         return b"".join(item.hash + (item.start - start).to_bytes(8, signed=True) for item in self.within(start, end))
 
     def parts(self, start: int, end: int) -> tuple[ItemPart, ...]:

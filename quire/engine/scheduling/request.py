@@ -50,13 +50,13 @@ class Request:
         blocks: the block table.
         root: parent hash of the first block; sequences with equal roots may share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
-        hashes: content hashes of the full blocks of `tokens`, as far as they were asked for.
+        hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         published: number of blocks that are registered in the prefix cache.
         drafter: proposes speculative tokens; None without speculation.
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
-        token_probs: what `SamplingParams.token_probs` asks for, until it is sent.
+        token_probs: the result for `SamplingParams.token_probs`, until it is sent.
         cross: what all of its tokens attend to beside each other; None for most models.
         spans: its items that have tokens of their own; None if there are none.
         entered_with: computed tokens when it last entered the batch.
@@ -140,7 +140,7 @@ class Request:
 
     @property
     def is_idle(self) -> bool:
-        """Whether more of the prompt has to arrive before it goes on."""
+        """Whether it waits for more of its prompt."""
         return self.held_back > 0 and self.computed >= len(self.tokens) - 1
 
     @property

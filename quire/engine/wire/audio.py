@@ -37,7 +37,7 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How audio becomes items of an audio language model, with placeholder tokens in its prompts.
 
     Attributes:
-        kind: how the model is asked to transcribe.
+        kind: selects the transcription prompt.
         placeholder: the token that stands for each of an item's embeddings.
         text: what stands for a whole piece of audio in a rendered chat, with one placeholder in it.
         sample_rate: of the audio that features are made from, in Hz.

@@ -118,7 +118,7 @@ class EngineClient(BatchHost):
         channel.listen(self._receive)
 
     def announce_restart(self, text: str) -> None:
-        """Set what requests are told while the dead engine is being restarted."""
+        """Set the error of requests while the dead engine is being restarted."""
         if not self._closed:
             self._dead = EngineDead(text)
 
@@ -132,7 +132,7 @@ class EngineClient(BatchHost):
 
         Raises:
             EngineDead: the engine has stopped.
-            EngineOverloaded: batch and queue have no room for so many more.
+            EngineOverloaded: batch and queue have no room for them.
         """
         if self._dead is not None:
             raise self._dead

@@ -44,7 +44,7 @@ class EngineOverloaded(EngineError):
 
 
 class RequestRefused(EngineError):
-    """The core does not accept this request; the message says what is wrong with it."""
+    """The core refuses this request, because it is invalid; the message has the reason."""
 
 
 class RequestFailed(EngineError):

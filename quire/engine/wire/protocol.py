@@ -98,14 +98,14 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
             (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, frames): how strongly each token of a
-            transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the likeliest token at each
+            transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the most likely token at each
             encoded position, and its log-probability; the prompt is empty then.
         kind: how the hidden states of all tokens become the one that tasks on whole texts begin with; None for the
             model's own kind, which the core fills in.
-        dimensions: keep the first so many values of an embedding.
+        dimensions: number of values of an embedding to keep, the first ones.
         use_activation: normalize embeddings to length 1; apply softmax or sigmoid to labels and scores. None: as the
             model's files say.
-        skip_tokens: the first so many tokens take part in attention, but not in the mean or the alignment.
+        skip_tokens: number of tokens at the start that are not part of the mean or the alignment.
         frames: of "align", the encoder's positions that hold audio, the first ones; None: all.
     """
 
@@ -130,7 +130,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
             where the model only transcribes (see `SpeechToTextInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
-        encoded: the first so many columns are encoded; those behind are only seen by convolutions. None: all.
+        encoded: number of columns to encode; later ones are only read by convolutions. None: all.
     """
 
     hash: bytes
@@ -147,7 +147,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` says whether it generates or pools.
+    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
 
     Attributes:
         items: what the model reads beside the tokens, in the order of their spans, which do not overlap.
@@ -364,7 +364,7 @@ class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
     time_precision: float = 0.02
 
     def positions(self, columns: int) -> int:
-        """The encoder's positions of an item with so many columns of features."""
+        """The number of encoder positions of an item with `columns` columns of features."""
         return min(self.num_positions, count_positions(self.convolutions, columns))
 
     @property

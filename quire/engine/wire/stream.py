@@ -270,7 +270,7 @@ class PooledStream(OutputStream):
 
 
 def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineError:
-    """The error in an output, or one that says that another kind of output was expected."""
+    """The error in an output, or an internal error if another kind of output was expected."""
     if not isinstance(output, ErrorOutput):
         return RequestFailed(f"internal error: {type(output).__name__} instead of {expected.__name__}")
     return RequestRefused(output.error) if output.invalid else RequestFailed(output.error)

@@ -1,4 +1,4 @@
-"""Decodes audio files to mono float32 at 16 kHz: libsndfile for what it knows, FFmpeg's libraries for the rest.
+"""Decodes audio files to mono float32 at 16 kHz, by libsndfile or, for other formats, by FFmpeg's libraries.
 
 Runs in worker processes: parsers of media formats are native code that reads what a stranger has sent.
 """

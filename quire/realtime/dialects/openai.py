@@ -127,7 +127,7 @@ class OpenAIBeta(OpenAI):
     """The events of the beta.
 
     Attributes:
-        of_transcription: the client has asked for a transcription session, whose events have names of their own.
+        of_transcription: the session was requested as a transcription session, whose events have other names.
     """
 
     item_events: ClassVar[tuple[str, ...]] = ("conversation.item.created",)

@@ -38,7 +38,7 @@ class CohereEmbedRequest(RequestBody):
 
 
 class CohereEmbeddings(BaseModel):
-    """Embeddings by type; those that were not asked for are missing."""
+    """Embeddings by type; only requested types are present."""
 
     model_config = ConfigDict(populate_by_name=True)
 

@@ -19,7 +19,7 @@ class AlignedToken:
     """A token that was given to consecutive positions.
 
     Attributes:
-        logprob: log-probability at the position where it is likeliest.
+        logprob: highest log-probability among its positions.
         first, last: positions; `last` is not included.
     """
 
@@ -51,7 +51,7 @@ class AlignedWord:
 
 
 def collapse(positions: PooledArray, blank: int) -> list[AlignedToken]:
-    """The tokens in the likeliest path: equal neighbours are one token, blanks are none.
+    """The tokens in the most likely path: equal neighbours are one token, blanks are none.
 
     Args:
         positions: (positions, 2), see the task "ctc" of `PoolingParams`.

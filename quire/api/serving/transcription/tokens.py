@@ -76,7 +76,7 @@ class TranscriptionTokens:
         return token >= self._first_time
 
     def seconds(self, token: int) -> float:
-        """The time that a timestamp token says, in seconds from the start of its window."""
+        """The time of a timestamp token, in seconds from the start of its window."""
         return (token - self._first_time) * self.info.time_precision
 
     def earlier_text(self, options: TranscriptionOptions) -> list[int]:

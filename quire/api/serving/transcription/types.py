@@ -22,11 +22,11 @@ class TranscriptionOptions:
     """Options of a transcription.
 
     Attributes:
-        language: ISO code; None: it is detected, if the model knows several.
+        language: ISO code; None: detected, if the model is multilingual.
         languages: ISO codes of those that are considered then; empty: all of them.
-        prompt: earlier text, in whose style and vocabulary the transcription goes on. Its last tokens are used.
+        prompt: earlier text, as context for style and vocabulary. Its last tokens are used.
         hotwords: words that are likely to occur; put before the prompt.
-        temperature: 0: the likeliest text, and higher temperatures where that fails.
+        temperature: 0: greedy, with higher temperatures as fallback.
         timestamps: segments with times, as the model writes them; otherwise a window is one segment.
         words: times of words.
         logprobs: log-probabilities of tokens.
@@ -131,7 +131,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDone:
-    """A segment whose text has been given, with its words if they were asked for."""
+    """A segment whose text was yielded, with word timestamps if requested."""
 
     segment: Segment
     words: tuple[Word, ...] = ()
@@ -143,7 +143,7 @@ class Finished:
 
     Attributes:
         text: without white space at its ends.
-        language: ISO code; None if the model knows only one and does not say which.
+        language: ISO code; None if it is not known.
         duration: of the audio in seconds.
     """
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Choice(NamedTuple):
-    """A sampled token and its log-probabilities, if they were asked for. With an `error` there is no valid token."""
+    """A sampled token and its log-probabilities, if requested. With an `error` there is no valid token."""
 
     token: int
     logprobs: TokenLogprobs | None
