@@ -55,7 +55,7 @@ class Scoring:
 
     @property
     def document_truncation(self) -> Truncation:
-        """The truncation of documents: with a limit of documents, long ones are truncated to the context length as well."""
+        """Truncation of documents. With a limit of documents, it also applies to the context length."""
         return replace(self.truncation, truncate=True) if self.document_tokens else self.truncation
 
 
