@@ -110,8 +110,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "joined": ("voxtral", {}, {"intermediate_size": 70}, "not a multiple of 32"),
     "windows": ("qwen3_asr", {}, {"n_window_infer": 150}, "n_window_infer is 150"),
     "no window": ("qwen3_asr", {}, {"n_window": 0}, "cannot be used"),
-    "projector": ("qwen3_asr", {}, {"output_dim": 48}, "gives 48 elements for each token, but embeddings have 64"),
-    "groups": ("qwen2_audio", {}, {"max_source_positions": 51}, "51 positions cannot be grouped by 2"),
+    "projector": ("qwen3_asr", {}, {"output_dim": 48}, "outputs have size 48, but the hidden size is 64"),
+    "groups": ("qwen2_audio", {}, {"max_source_positions": 51}, "positions, 51, is not a multiple of 2"),
 }
 
 
