@@ -53,7 +53,7 @@ def _invalid_spans(items: Sequence[MediaItem], tokens: int) -> str | None:
         if item.length < 1:
             return f"an item has {item.length} tokens; it needs at least one"
         if item.start < end:
-            return f"the item at token {item.start} overlaps the one before it, which ends at token {end}"
+            return f"the item at token {item.start} must begin at token {end} or later"
         end = item.start + item.length
     return f"an item ends at token {end}, but the prompt has {tokens} tokens" if end > tokens else None
 

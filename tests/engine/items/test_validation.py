@@ -36,10 +36,13 @@ NAN = np.full((16, 52), np.nan, np.float32)
 CASES: dict[str, tuple[Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]], str]] = {
     "no tokens": (first(length=0), "0 tokens; it needs at least one"),
     "negative": (first(length=-3), "-3 tokens"),
-    "before the prompt": (first(start=-1), "begins before token 0"),
-    "out of order": (lambda items: items[::-1], "begins before token"),
-    "twice": (lambda items: (items[0], *items), "begins before token"),
-    "behind the prompt": (lambda items: (items[0], msgspec.structs.replace(items[1], start=900)), "there are 28"),
+    "before the prompt": (first(start=-1), "must begin at token 0 or later"),
+    "out of order": (lambda items: items[::-1], "must begin at token"),
+    "twice": (lambda items: (items[0], *items), "must begin at token"),
+    "behind the prompt": (
+        lambda items: (items[0], msgspec.structs.replace(items[1], start=900)),
+        "the prompt has 28 tokens",
+    ),
     "another length": (first(length=11), "50 columns of features become 12 tokens, not 11"),
     "other columns": (first(encoded=40), "40 columns of features become 10 tokens, not 12"),
     "no columns": (first(encoded=0), "0 of 52 columns"),

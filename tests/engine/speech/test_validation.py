@@ -42,7 +42,7 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
         ((changed(features=item(0).features[0]),), "features are float32 80"),
         ((changed(features=NAN),), "NaN"),
         ((changed(encoded=40),), "all columns of features are encoded, not 40 of 80"),
-        ((changed(length=1),), "no tokens of the prompt stand for it"),
+        ((changed(length=1),), "start 0 and length 0"),
         ((changed(hash=b""),), "must not be empty"),
     ],
 )
