@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import Finished, TextDelta, TranscriptionOptions
+from quire.api.serving.transcription.types import TextDelta, TranscriptionDone, TranscriptionOptions
 from quire.realtime.audio import RATE
 from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
@@ -45,7 +45,7 @@ class WholeUtteranceTranscriber:
                     match event:
                         case TextDelta(text=text):
                             yield text
-                        case Finished(usage=usage):
+                        case TranscriptionDone(usage=usage):
                             counts = (usage.audio_tokens, usage.text_tokens, usage.output_tokens)
                             yield Transcript(event.text, Usage(usage.seconds, *counts), event.language)
 

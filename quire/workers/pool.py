@@ -13,7 +13,7 @@ from quire.workers.child import Setup
 from quire.workers.errors import Cause, JobKilled, QueueFull, WorkerError
 from quire.workers.limits import WorkerLimits
 from quire.workers.process import WorkerProcess
-from quire.workers.queue import FairQueue, Job
+from quire.workers.queue import Job, TenantQueue
 
 logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0
@@ -55,7 +55,7 @@ class WorkerPool:
         self._size = size
         self._max_queued = max_queued
         self._patience = patience
-        self._queue = FairQueue(max_queued)
+        self._queue = TenantQueue(max_queued)
         self._long = asyncio.Semaphore(size)
         self._long_waiting = 0
         self._threads = ThreadPoolExecutor(1, f"quire-{name}-spawn")  # starts processes and waits for their ends

@@ -60,7 +60,7 @@ class InputGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class PoolingResults:
     """The arrays of all inputs, in order, and token counts."""
 
     arrays: list[PooledArray]
@@ -111,7 +111,7 @@ def check_count(count: int, state: ServerState, param: str) -> None:
         raise InvalidRequest(f"A request may have at most {state.limits.max_inputs} inputs, not {count}.", param)
 
 
-async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> Results:
+async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> PoolingResults:
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:
@@ -141,7 +141,7 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
             arrays = await batch.results()
         except RequestRefused as error:
             raise InvalidRequest(str(error), _name(owners, batch.failed)) from error
-        return Results(arrays, tokens, batch.cached_tokens)
+        return PoolingResults(arrays, tokens, batch.cached_tokens)
 
 
 def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPrompt]) -> int:

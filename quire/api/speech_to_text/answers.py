@@ -20,7 +20,13 @@ from quire.api.protocol.speech_to_text import (
     TranslationRequest,
     VerboseTranscription,
 )
-from quire.api.serving.transcription.types import Finished, Segment, SpeechTask, TokenLogprob, TranscriptionUsage
+from quire.api.serving.transcription.types import (
+    Segment,
+    SpeechTask,
+    TokenLogprob,
+    TranscriptionDone,
+    TranscriptionUsage,
+)
 from quire.api.speech_to_text.subtitles import srt, vtt
 
 SpeechToTextRequestBody = TranscriptionRequest | TranslationRequest
@@ -43,13 +49,13 @@ def logprob_list(entries: Sequence[TokenLogprob]) -> list[TranscriptLogprob]:
     return [TranscriptLogprob(token=one.token, logprob=one.logprob, bytes=list(one.bytes)) for one in entries]
 
 
-def languages_of(result: Finished, task: SpeechTask) -> list[dict[str, str]] | None:
+def languages_of(result: TranscriptionDone, task: SpeechTask) -> list[dict[str, str]] | None:
     """The languages of the speech as OpenAI lists them."""
     return [{"code": result.language}] if task == "transcribe" and result.language else None
 
 
 def answer(
-    body: SpeechToTextRequestBody, task: SpeechTask, result: Finished, logprobs: Sequence[TokenLogprob]
+    body: SpeechToTextRequestBody, task: SpeechTask, result: TranscriptionDone, logprobs: Sequence[TokenLogprob]
 ) -> Response:
     """The response in the format that the request asks for."""
     match body.response_format:
@@ -72,7 +78,7 @@ def answer(
     )
 
 
-def _verbose(body: SpeechToTextRequestBody, task: SpeechTask, result: Finished) -> VerboseTranscription:
+def _verbose(body: SpeechToTextRequestBody, task: SpeechTask, result: TranscriptionDone) -> VerboseTranscription:
     granularities = body.timestamp_granularities if isinstance(body, TranscriptionRequest) else []
     segments = [_segment(one) for one in result.segments]
     words = [TranscriptWord(word=one.word, start=_rounded(one.start), end=_rounded(one.end)) for one in result.words]

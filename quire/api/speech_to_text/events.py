@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.http.sse import event
-from quire.api.serving.transcription.types import Finished, SpeechTask, TextDelta, TokenLogprob, TranscriptionEvent
+from quire.api.serving.transcription.types import (
+    SpeechTask,
+    TextDelta,
+    TokenLogprob,
+    TranscriptionDone,
+    TranscriptionEvent,
+)
 from quire.api.speech_to_text.answers import SpeechToTextRequestBody, languages_of, logprob_list, usage_of
 
 Events = AsyncGenerator[TranscriptionEvent, None]
@@ -35,7 +41,7 @@ async def openai_events(
                     entries += one.logprobs
                     body["logprobs"] = [entry.model_dump() for entry in logprob_list(one.logprobs)]
                 yield event(body)
-            elif isinstance(one, Finished):
+            elif isinstance(one, TranscriptionDone):
                 ended()
                 body = {"type": "transcript.text.done", "text": one.text}
                 if logprobs:
@@ -73,7 +79,7 @@ async def vllm_chunks(
                 pieces += 1
                 usage = {"usage": _counts(0, pieces)} if continuous else {}
                 yield head.chunk([_choice({"content": one.text}, None)], **usage)
-            elif isinstance(one, Finished):
+            elif isinstance(one, TranscriptionDone):
                 ended()
                 counts = _counts(one.usage.input_tokens, one.usage.output_tokens)
                 yield head.chunk([_choice({"content": ""}, "stop")], **({"usage": counts} if continuous else {}))

@@ -28,10 +28,10 @@ from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import (
-    Finished,
     SpeechTask,
     TextDelta,
     TokenLogprob,
+    TranscriptionDone,
     TranscriptionOptions,
     VoiceOptions,
 )
@@ -130,15 +130,15 @@ def _stream(
     return EventStream(vllm_chunks(events, head, body, ended), keepalive=state.sse_keep_alive_interval, done=DONE)
 
 
-async def _collect(events: Events) -> tuple[Finished, list[TokenLogprob]]:
+async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob]]:
     logprobs: list[TokenLogprob] = []
     async with aclosing(events) as transcription:
         async for one in transcription:
             if isinstance(one, TextDelta):
                 logprobs += one.logprobs
-            elif isinstance(one, Finished):
+            elif isinstance(one, TranscriptionDone):
                 return one, logprobs
-    raise AssertionError("a transcription ends with Finished")
+    raise AssertionError("a transcription ends with TranscriptionDone")
 
 
 def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask) -> TranscriptionOptions:

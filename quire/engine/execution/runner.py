@@ -17,14 +17,14 @@ from quire.engine.execution.inputs import InputBuilder, Span, StepInputs
 from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.sampling.logprobs import top_logprobs
-from quire.engine.execution.sampling.sampler import Choice, Sampler
+from quire.engine.execution.sampling.sampler import SampledToken, Sampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import Changes, RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import (
     CrossItem,
     EncodedItem,
-    Sampled,
+    SampledTokens,
     ScheduledSequence,
     SequenceError,
     StepPlan,
@@ -209,7 +209,7 @@ class ModelRunner:
         """
         end_rows = itertools.accumulate(1 + len(span.draft) for span in spans)
         firsts = [end - 1 - len(span.draft) for span, end in zip(spans, end_rows, strict=True)]
-        choices: list[list[Choice]] = [[] for _ in spans]
+        choices: list[list[SampledToken]] = [[] for _ in spans]
         active = list(range(len(spans)))
         for depth in itertools.count():
             if not active:
@@ -224,7 +224,7 @@ class ModelRunner:
                 result.errors[request_id] = error
                 continue
             logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
-            result.sampled.append(Sampled(request_id, [choice.token for choice in chosen], logprobs or None))
+            result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
 
     @contextmanager
     def _containing(self, span: Span, what: str, result: StepResult) -> Iterator[str]:
@@ -298,7 +298,7 @@ class ModelRunner:
         return entries
 
 
-def _confirmed(draft: Sequence[int], depth: int, choice: Choice) -> bool:
+def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
     return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 

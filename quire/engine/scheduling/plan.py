@@ -135,7 +135,7 @@ class StepPlan:
         return not (self.removed or self.prompt_extensions or self.scheduled or self.encoder_requests)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class SampledTokens(msgspec.Struct, frozen=True):
     """The next tokens of one sequence: one, and one more for each confirmed token of its draft."""
 
     request_id: str
@@ -167,7 +167,7 @@ class StepResult:
         not_encoded: keys of items whose encoding failed.
     """
 
-    sampled: list[Sampled] = field(default_factory=list)
+    sampled: list[SampledTokens] = field(default_factory=list)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     token_probs: dict[str, list[float]] = field(default_factory=dict)
     pooled: dict[str, PooledArray] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from quire.engine.scheduling.items import EncoderCache, ItemSpans
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
-    Sampled,
+    SampledTokens,
     ScheduledSequence,
     StepPlan,
     StepResult,
@@ -400,7 +400,7 @@ class Scheduler:
         self._cross.leave(request.cross)
         self._removed.append(request.id)
 
-    def _count_draft(self, request: Request, sampled: Sampled, drafted: int, stats: StepStats) -> None:
+    def _count_draft(self, request: Request, sampled: SampledTokens, drafted: int, stats: StepStats) -> None:
         if drafted and request.drafter is not None:
             accepted = len(sampled.tokens) - 1
             request.drafter.update(drafted, accepted)
@@ -408,7 +408,7 @@ class Scheduler:
             stats.drafted_tokens += drafted
             stats.accepted_tokens += accepted
 
-    def _append_output(self, request: Request, sampled: Sampled) -> TokensOutput:
+    def _append_output(self, request: Request, sampled: SampledTokens) -> TokensOutput:
         request.expected -= 1
         request.verifies_draft = False
         taken = 0

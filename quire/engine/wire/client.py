@@ -19,8 +19,8 @@ from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
     Abort,
-    AddMany,
     AddRequest,
+    AddRequests,
     CoreDied,
     CoreMessage,
     ErrorOutput,
@@ -242,7 +242,7 @@ class EngineClient(BatchHost):
         if self._dead is not None:
             raise self._dead
         self._streams.update((item.request_id, item) for item in items)
-        self._channel.send(AddMany([_message(item.request_id, item.request) for item in items]))
+        self._channel.send(AddRequests([_message(item.request_id, item.request) for item in items]))
 
     @override
     def finish(self, item: BatchItem) -> None:

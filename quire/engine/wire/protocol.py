@@ -171,7 +171,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
         return self.params
 
 
-class AddMany(msgspec.Struct, frozen=True, tag="add_many"):
+class AddRequests(msgspec.Struct, frozen=True, tag="add_many"):
     """Several requests in one message. The core's channel gives them out one by one."""
 
     requests: list[AddRequest]

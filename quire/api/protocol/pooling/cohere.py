@@ -50,7 +50,7 @@ class CohereEmbeddings(BaseModel):
     base64: list[str] | None = None
 
 
-class CohereEmbedded(BaseModel):
+class CohereEmbedResponse(BaseModel):
     """The response body."""
 
     id: str

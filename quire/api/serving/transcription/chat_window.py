@@ -14,7 +14,7 @@ from quire.api.serving.transcription.chat_prompt import AnswerReader, reader_of,
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.quality import TEMPERATURES
-from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.audio import AudioInfo
@@ -62,7 +62,7 @@ class ChatWindowDecoder:
         prompt, placed = place_audio(self._prompt.token_ids, self._info, [items])
         attempt, text = await self._best_attempt(prompt, placed, window.seconds, text_stream)
         audio_tokens = sum(item.length for item in placed)
-        spans = [Span(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
+        spans = [SegmentSpan(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
         return [
             WindowResult(
                 window=window,

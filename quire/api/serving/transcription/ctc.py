@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.segments import SegmentSpan
 from quire.engine.wire.protocol import PooledArray
 
 _PAUSE = 0.5  # seconds between two words that end a segment
@@ -99,10 +99,10 @@ def align_words(
     return words
 
 
-def segment_words(words: Sequence[AlignedWord], tokens: Sequence[AlignedToken]) -> list[Span]:
+def segment_words(words: Sequence[AlignedWord], tokens: Sequence[AlignedToken]) -> list[SegmentSpan]:
     """Segments that end where a pause follows, and before they become too long to be shown at once."""
     return [
-        Span(
+        SegmentSpan(
             group[0].start,
             group[-1].end,
             group[0].first,

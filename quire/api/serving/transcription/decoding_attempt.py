@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.api.serving.transcription.quality import Quality, compression_ratio
-from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
 from quire.engine.wire.protocol import SamplingParams
 from quire.multimodal.audio.cuts import Window
@@ -88,7 +88,7 @@ class WindowResult:
     window: Window
     attempt: DecodingAttempt
     quality: Quality
-    spans: Sequence[Span]
+    spans: Sequence[SegmentSpan]
     words: Sequence[tuple[int, Word]]
     text_tokens: Sequence[int]
     prompt_tokens: int

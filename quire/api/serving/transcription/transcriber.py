@@ -22,9 +22,9 @@ from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
 from quire.api.serving.transcription.tokens import TranscriptionTokens
 from quire.api.serving.transcription.types import (
-    Finished,
     Segment,
     SegmentDone,
+    TranscriptionDone,
     TranscriptionEvent,
     TranscriptionOptions,
     TranscriptionUsage,
@@ -90,7 +90,7 @@ class Transcriber:
             options: what is to be done.
 
         Yields:
-            Pieces of text; behind those of a window its segments; at last `Finished`.
+            Pieces of text; behind those of a window its segments; at last `TranscriptionDone`.
 
         Raises:
             InvalidRequest: see `check`.
@@ -191,9 +191,9 @@ class _Collected:
             events.append(SegmentDone(segment, words))
         return events
 
-    def finished(self, text: str, language: str | None, seconds: float) -> Finished:
+    def finished(self, text: str, language: str | None, seconds: float) -> TranscriptionDone:
         """The whole."""
-        return Finished(
+        return TranscriptionDone(
             text=text,
             language=language,
             duration=seconds,

@@ -138,7 +138,7 @@ class SegmentDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class TranscriptionDone:
     """The end of a transcription.
 
     Attributes:
@@ -155,4 +155,4 @@ class Finished:
     words: tuple[Word, ...] = field(default=())
 
 
-TranscriptionEvent = TextDelta | SegmentDone | Finished
+TranscriptionEvent = TextDelta | SegmentDone | TranscriptionDone

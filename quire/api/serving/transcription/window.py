@@ -15,7 +15,7 @@ from quire.api.serving.transcription.capabilities import only_language
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
-from quire.api.serving.transcription.segments import Span, spans_of
+from quire.api.serving.transcription.segments import SegmentSpan, spans_of
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.tokens import TranscriptionPrompt, TranscriptionTokens
 from quire.api.serving.transcription.types import TranscriptionOptions, Word
@@ -183,7 +183,7 @@ class WindowDecoder:
         )
 
     async def _words(
-        self, item: MediaItem, text_tokens: Sequence[int], spans: Sequence[Span], window: Window
+        self, item: MediaItem, text_tokens: Sequence[int], spans: Sequence[SegmentSpan], window: Window
     ) -> list[tuple[int, Word]]:
         """The words of a window with their times, and the index of the token with which each begins."""
         info = self._tokens.info

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.tokens import TranscriptionTokens
 
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages that do not put spaces between words
@@ -52,7 +52,7 @@ def timed_words(
     return words
 
 
-def within_segments(words: Sequence[WordTokens], spans: Sequence[Span]) -> None:
+def within_segments(words: Sequence[WordTokens], spans: Sequence[SegmentSpan]) -> None:
     """Cut off what of the first and the last word is outside of their segment.
 
     Pauses belong to one of the words beside them, as the path through the alignment leaves out no frame.

@@ -12,7 +12,7 @@ import pytest
 
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import Finished, SegmentDone, TextDelta, TranscriptionOptions
+from quire.api.serving.transcription.types import SegmentDone, TextDelta, TranscriptionDone, TranscriptionOptions
 from quire.engine.wire.protocol import AddRequest
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import ENDS, PLACEHOLDERS, TOKEN, AudioCore, audio_server, audio_tokenizer, requests_of
@@ -85,7 +85,7 @@ async def test_prompts(tmp_path: Path, kind: str) -> None:
         async with audio_server(tmp_path / str(index), core) as server:
             last = (await events_of(server, voice(1.0), **options))[-1]
         assert asked(core) == [expected]
-        assert isinstance(last, Finished)
+        assert isinstance(last, TranscriptionDone)
         assert last.text == "ab"
         assert last.language == options.get("language")
         assert last.usage.audio_tokens == sum(item.length for item in requests_of(core)[0].items)
@@ -107,7 +107,7 @@ async def test_the_language_in_the_answer(tmp_path: Path, answer: str, text: str
     async with audio_server(tmp_path, core) as server:
         events = await events_of(server, voice(1.0), logprobs=True)
     last = events[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, TranscriptionDone)
     assert (last.text, last.language) == (text, language)
     pieces = [event for event in events if isinstance(event, TextDelta)]
     assert "".join(piece.text for piece in pieces) == text
@@ -121,7 +121,7 @@ async def test_long_audio_is_cut_and_joined(tmp_path: Path) -> None:
     async with audio_server(tmp_path, core) as server:
         events = await events_of(server, audio, live=False)
     last = events[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, TranscriptionDone)
     assert sorted(last.text.split()) == ["one", "three", "two"]
     segments = [event.segment for event in events if isinstance(event, SegmentDone)]
     assert [segment.text for segment in segments] == last.text.split()

@@ -14,9 +14,9 @@ import pytest
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import (
-    Finished,
     SegmentDone,
     TextDelta,
+    TranscriptionDone,
     TranscriptionEvent,
     TranscriptionOptions,
     VoiceOptions,
@@ -54,9 +54,9 @@ async def events_of(server: Server, audio: Samples, **options: Any) -> list[Tran
             return [event async for event in events]
 
 
-async def transcribe(server: Server, audio: Samples, **options: Any) -> Finished:
+async def transcribe(server: Server, audio: Samples, **options: Any) -> TranscriptionDone:
     last = (await events_of(server, audio, **options))[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, TranscriptionDone)
     return last
 
 
@@ -69,7 +69,7 @@ async def test_the_pieces_are_the_text_and_the_language_is_detected(tmp_path: Pa
     async with speech_server(tmp_path, core) as server:
         events = await events_of(server, spoken((A, 1.0), (B, 1.0)))
         last = events[-1]
-        assert isinstance(last, Finished)
+        assert isinstance(last, TranscriptionDone)
         assert (last.text, last.language) == ("alpha bravo", "de")
         assert "".join(deltas(events)) == last.text
         assert last.duration == pytest.approx(3.2)
@@ -93,7 +93,7 @@ async def test_text_is_given_while_more_is_generated(tmp_path: Path) -> None:
                 assert core.active
                 core.hold.clear()
                 rest = [event async for event in events]
-        assert isinstance(rest[-1], Finished)
+        assert isinstance(rest[-1], TranscriptionDone)
         assert first.text + "".join(deltas(rest)) == rest[-1].text == "alpha"
 
 
@@ -142,7 +142,7 @@ async def test_long_audio_keeps_its_times_and_loses_nothing(tmp_path: Path, live
     async with speech_server(tmp_path, core) as server:
         events = await events_of(server, audio, timestamps=True, words=True, live=live, language="en")
         last = events[-1]
-        assert isinstance(last, Finished)
+        assert isinstance(last, TranscriptionDone)
         assert last.text.split() == words
         assert "".join(deltas(events)) == last.text
         assert [segment.text.strip() for segment in last.segments] == words
@@ -253,7 +253,7 @@ async def test_silence_has_no_text_whatever_the_model_makes_up(tmp_path: Path) -
         for live in (True, False):
             events = await events_of(server, np.zeros(32_000, np.float32), live=live, timestamps=True)
             last = events[-1]
-            assert isinstance(last, Finished)
+            assert isinstance(last, TranscriptionDone)
             assert last.text == ""
             assert last.segments == ()
             assert deltas(events) == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
-from quire.api.serving.transcription.segments import Span, spans_of
+from quire.api.serving.transcription.segments import SegmentSpan, spans_of
 from quire.api.serving.transcription.tokens import TranscriptionTokens
 from quire.api.serving.transcription.words import WordTokens, starts_of_tokens, within_segments, words_of
 from quire.multimodal.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def test_pauses_around_a_segment_are_not_part_of_its_words() -> None:
         WordTokens("b", 1, 2, 2, 1.0, 9.0),
         WordTokens("c", 2, 3, 3, 9.0, 10.0),
     ]
-    within_segments(words, [Span(0.5, 2.0, 0, 2, ()), Span(8.0, 9.5, 2, 3, ())])
+    within_segments(words, [SegmentSpan(0.5, 2.0, 0, 2, ()), SegmentSpan(8.0, 9.5, 2, 3, ())])
     assert [(word.start, word.end) for word in words] == [(0.5, 1.0), (1.0, 2.0), (9.0, 9.5)]
 
 
