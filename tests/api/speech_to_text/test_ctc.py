@@ -103,8 +103,8 @@ async def test_streams_give_a_piece_for_each_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
-        ({"language": "en"}, "language", "writes the language that it was trained for"),
-        ({"languages[]": ["en", "de"]}, "languages", "writes the language that it was trained for"),
+        ({"language": "en"}, "language", "transcribes one language only"),
+        ({"languages[]": ["en", "de"]}, "languages", "transcribes one language only"),
         ({"prompt": "Earlier."}, "prompt", "takes no text prompt"),
         ({"hotwords": "Quire"}, "hotwords", "takes no text prompt"),
         ({"keywords[]": ["Quire"]}, "hotwords", "takes no text prompt"),

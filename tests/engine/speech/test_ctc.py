@@ -236,5 +236,5 @@ def test_a_sample_rate_of_its_own(tmp_path: Path) -> None:
         Engine(tmp_path)
     with pytest.raises(ModelError, match="only Quire's own implementation"):
         Engine(tmp_path, model=ModelOptions(model_impl="transformers"))
-    with pytest.raises(ModelError, match="neither generates nor pools"):
+    with pytest.raises(ModelError, match="for transcription only"):
         Engine(tmp_path, model=ModelOptions(task="embed"))
