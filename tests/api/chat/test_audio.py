@@ -216,7 +216,7 @@ async def test_limits(tmp_path: Path) -> None:
         assert "maximum context length is 200 tokens" in full["message"]
         assert full["param"] == "messages[0].content[1]"
     async with audio_server(tmp_path / "c", AudioCore(), max_audio_parts=0) as server:
-        assert "At most 0" in (await refused(server, asked(part)))["message"]
+        assert "at most 0 audio parts" in (await refused(server, asked(part)))["message"]
 
 
 async def test_files_below_the_allowed_directory(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ async def test_chunking_by_voice_activity(tmp_path: Path, strategy: dict[str, st
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
-        ({"response_format": "diarized_json"}, "response_format", "speakers"),
+        ({"response_format": "diarized_json"}, "response_format", "speaker diarization"),
         ({"response_format": "xml"}, "response_format", "srt"),
         ({"language": "English"}, "language", "`: de, en, ja"),
         ({"languages[]": "xx"}, "languages", "`: de, en, ja"),
