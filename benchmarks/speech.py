@@ -3,8 +3,8 @@
 python -m benchmarks.speech --size tiny --out benchmarks/results/FILE.json
 
 Weights and features are random. Files of 30 s become --tokens tokens each. Rounds alternate between all; a result is
-the fastest round. CTranslate2 (package ctranslate2) and whisper.cpp (package pywhispercpp) are left out where they are not
-installed. Features are given, except to whisper.cpp, which computes its own; audio is not decoded.
+the fastest round. CTranslate2 (package ctranslate2) and whisper.cpp (package pywhispercpp) are left out where they are
+not installed. Features are given, except to whisper.cpp, which computes its own; audio is not decoded.
 """
 
 from __future__ import annotations
