@@ -14,15 +14,17 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from transformers import AutoConfig, WhisperFeatureExtractor
+from transformers.audio_utils import mel_filter_bank
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.protocol import MediaItem
 from quire.multimodal.audio.items import audio_items, token_count
 from tests.support.models import draw_weights
 
-KINDS = ("qwen2_audio", "voxtral", "qwen3_asr")
+KINDS = ("qwen2_audio", "voxtral", "qwen3_asr", "granite_speech", "granite_speech_plus")
 VOCAB, PLACEHOLDER, MELS = 300, 290, 16
 RATE, SECOND = 16_000, 16_000
+_STACKED = ("granite_speech", "granite_speech_plus")
 Samples = NDArray[np.float32]
 _TEXT = {
     "hidden_size": 64,
@@ -38,6 +40,17 @@ _TEXT = {
     "eos_token_id": None,
 }
 _ENCODER = {"num_mel_bins": MELS, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
+_CONFORMER = {
+    **{"input_dim": MELS, "num_layers": 3, "hidden_dim": 32, "feedforward_mult": 2, "num_heads": 4, "dim_head": 6},
+    **{"output_dim": 10, "context_size": 20, "max_pos_emb": 24, "conv_kernel_size": 6, "conv_expansion_factor": 2},
+}
+_GRANITE = {
+    **{"embedding_multiplier": 3.0, "logits_scaling": 0.5, "residual_multiplier": 0.7, "attention_multiplier": 0.3},
+}
+_QUERIES = {
+    "model_type": "blip_2_qformer",
+    **{"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40},
+}
 _CONFIGS: dict[str, dict[str, Any]] = {
     # Windows of a second: 50 positions become 25 tokens, 12 here for each item and less for shorter audio.
     "qwen2_audio": {
@@ -72,6 +85,20 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "eos_token_id": 255,
         "pad_token_id": 255,
     },
+    # A second of audio has 50 positions, in blocks of 20, and 12 tokens.
+    "granite_speech": {
+        "encoder_config": _CONFORMER,
+        "projector_config": {**_QUERIES, "cross_attention_frequency": 1, "encoder_hidden_size": 32},
+        "text_config": {"model_type": "granite", **_TEXT, **_GRANITE},
+        "audio_token_index": PLACEHOLDER,
+    },
+    "granite_speech_plus": {
+        "encoder_config": {**_CONFORMER, "cat_hidden_layers": [2, 0, 1]},
+        "projector_config": {**_QUERIES, "cross_attention_frequency": 2, "encoder_hidden_size": 4 * 32},
+        "text_config": {"model_type": "granite", **_TEXT, **_GRANITE},
+        "audio_token_index": PLACEHOLDER,
+        "tie_word_embeddings": False,
+    },
 }
 
 
@@ -93,6 +120,8 @@ def make_audio_model(kind: str, *, seed: int = 0, text: dict[str, Any] | None = 
     config._attn_implementation = "eager"
     model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
     draw_weights(model, kind)
+    if kind in _STACKED:  # transformers reads token 0 where the placeholder is generated, so it must not be
+        model.get_output_embeddings().weight.data[model.config.audio_token_id] = 0.0
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
     model.generation_config.eos_token_id = None
@@ -104,7 +133,10 @@ def save_audio_model(model: Any, folder: Path, **options: Any) -> Path:
     """Save a model with the config of its feature extractor, without a tokenizer."""
     model.save_pretrained(folder, **options)
     kind = model.config.model_type
-    extractor = json.loads(feature_extractor(kind).to_json_string())
+    if kind in _STACKED:
+        extractor = {"sampling_rate": RATE, "projector_window_size": 15, "projector_downsample_rate": 5}
+    else:
+        extractor = json.loads(feature_extractor(kind).to_json_string())
     (folder / "preprocessor_config.json").write_text(json.dumps(extractor))
     return folder
 
@@ -117,6 +149,17 @@ def feature_extractor(kind: str) -> Any:
 
         return Qwen3ASRFeatureExtractor(feature_size=MELS)
     return WhisperFeatureExtractor(feature_size=MELS, chunk_length=1)
+
+
+def stacked_features(samples: Samples) -> torch.Tensor:
+    """What transformers' GraniteSpeechFeatureExtractor makes of audio: (1, columns, rows). It needs torchaudio."""
+    window = torch.hann_window(400)
+    audio = torch.from_numpy(samples)
+    power = torch.stft(audio, 512, 160, 400, window, pad_mode="reflect", return_complex=True).abs() ** 2
+    filters = mel_filter_bank(257, MELS // 2, 0.0, 8000.0, RATE, mel_scale="htk").astype(np.float32)
+    mels = (torch.from_numpy(filters).T @ power).T.clamp(min=1e-10).log10()
+    scaled = torch.maximum(mels, mels.max() - 8.0) / 4 + 1
+    return scaled[: len(scaled) // 2 * 2].reshape(1, -1, MELS)
 
 
 def noise(seed: int, seconds: float) -> Samples:
@@ -145,6 +188,9 @@ def prompt_with(info: AudioInfo, *parts: Sequence[int] | Samples) -> tuple[list[
 
 def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch.Tensor]:
     """What transformers' processors make of audio."""
+    if kind in _STACKED:
+        (audio,) = audios
+        return {"input_features": stacked_features(audio)}
     extract = feature_extractor(kind)
     options: dict[str, Any] = {"sampling_rate": RATE, "return_tensors": "pt"}
     if kind == "qwen2_audio":
@@ -169,8 +215,11 @@ def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch
 
 def expected_tokens(model: Any, prompt: Sequence[int], audios: Sequence[Samples], max_tokens: int) -> list[int]:
     """Greedy tokens of transformers' `generate`."""
-    inputs = transformers_inputs(model.config.model_type, audios) if audios else {}
     ids = torch.tensor([prompt])
+    kind = model.config.model_type
+    if kind in _STACKED and len(audios) > 1:
+        return _of_embeddings(model, _merged_embeddings(model, ids, audios), max_tokens)
+    inputs = transformers_inputs(kind, audios) if audios else {}
     with torch.inference_mode():
         out = model.generate(
             input_ids=ids,
@@ -180,3 +229,22 @@ def expected_tokens(model: Any, prompt: Sequence[int], audios: Sequence[Samples]
             **inputs,
         )
     return [int(token) for token in out[0, len(prompt) :]]
+
+
+def _merged_embeddings(model: Any, ids: torch.Tensor, audios: Sequence[Samples]) -> torch.Tensor:
+    """The embeddings of a prompt, of which each piece of audio is encoded by itself.
+
+    Of several together, transformers would encode the silence behind those that are not the longest.
+    """
+    kind = model.config.model_type
+    with torch.inference_mode():
+        features = [model.get_audio_features(**transformers_inputs(kind, [one])).pooler_output[0] for one in audios]
+        merged: torch.Tensor = model.model.get_merged_audio_embeddings(ids, torch.cat(features))
+    return merged
+
+
+def _of_embeddings(model: Any, embeddings: torch.Tensor, max_tokens: int) -> list[int]:
+    mask = torch.ones(embeddings.shape[:2], dtype=torch.long)
+    with torch.inference_mode():
+        out = model.generate(inputs_embeds=embeddings, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False)
+    return [int(token) for token in out[0]]

@@ -7,11 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvPositions, ConvStem, GridStem, Projector, WaveConv
+from quire.engine.models.audio_spec import (
+    BlockAttention,
+    ChunkedConvStem,
+    ConvPositions,
+    ConvStem,
+    GridStem,
+    LinearStem,
+    Projector,
+    QueryProjector,
+    RelativeAttention,
+    TimeConv,
+    WaveConv,
+)
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
-    ConformerLayer,
+    ClippedBias,
     CrossAttention,
     CTCSpec,
     DecoderSpec,
@@ -26,7 +38,6 @@ from quire.engine.models.spec import (
     LongRope,
     MoE,
     PlainMLP,
-    RelativeAttention,
     Rope,
     TransformerSpec,
 )
@@ -57,7 +68,11 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     ConvPositions: ("kernel", "groups"),
     CTCSpec: ("vocab",),
     RelativeAttention: ("heads", "head_dim"),
-    ConformerLayer: ("kernel",),
+    BlockAttention: ("heads", "head_dim", "block", "reach"),
+    TimeConv: ("size", "kernel"),
+    ClippedBias: ("reach",),
+    LinearStem: ("rows",),
+    QueryProjector: ("window", "queries", "hidden", "layers", "heads", "ffn", "cross_every", "size"),
     CrossAttention: ("heads", "head_dim"),
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
@@ -139,6 +154,10 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"its ropes have different original_max_position_embeddings, {' and '.join(map(str, lengths))}"
         case AudioEncoderSpec(layers=()):
             yield "its encoder has no layers"
+        case AudioEncoderSpec(concatenated=concatenated, layers=layers) if not set(concatenated) <= set(
+            range(len(layers))
+        ):
+            yield f"outputs of layers {concatenated} are concatenated, but its encoder has {len(layers)} layers"
         case DecoderSpec(encoder=AudioEncoderSpec(projector=Projector(sizes=sizes)), hidden=hidden) if (
             sizes[-1] != hidden
         ):

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from quire.config.options import ModelOptions
 from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvPositions, ConvStem, GridStem, WaveStem
+from quire.engine.models.audio_spec import (
+    ChunkedConvStem,
+    ConvPositions,
+    ConvStem,
+    GridStem,
+    LinearStem,
+    WaveStem,
+)
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
@@ -25,6 +32,7 @@ from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.names import names_of
+from quire.engine.models.names.audio import audio_tensors
 from quire.engine.models.names.ctc import ctc_names, split_positions
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
@@ -167,9 +175,10 @@ def _load_transformer(
         embeds_with_head=all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     )
     with bar(checkpoint.total_bytes) as progress:
-        tensors = checkpoint.tensors(dtype, progress)
+        tensors: Iterable[tuple[str, Tensor]] = checkpoint.tensors(dtype, progress)
         if config.static is not None:
             tensors = plain_table(tensors)
+        tensors = audio_tensors(config.model_type, tensors)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     return LoadedModel(
         model.eval(),
@@ -252,7 +261,7 @@ def _check_acts(spec: StackSpec) -> None:
     acts: set[str] = set()
     for layer in spec.layers:
         if isinstance(layer, ConformerLayer):
-            acts |= {layer.ffn.act, layer.conv_act}
+            acts |= {layer.ffn.act, layer.conv.act, layer.conv.gate}
             continue
         ffn = layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn
         if not isinstance(ffn, ClampedSwigluExperts):
@@ -275,7 +284,7 @@ def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
             return acts | {act}
         case WaveStem(convs=convs):
             return acts | {conv.act for conv in convs}
-        case GridStem():
+        case GridStem() | LinearStem():
             return acts
 
 

@@ -26,7 +26,8 @@ from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitec
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
 from quire.engine.models.sentence_transformers import read_modules
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, Fp8Scales
+from quire.engine.models.fp8 import Fp8Scales
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
 from quire.engine.models.speech import SpeechSpec, read_speech
 from quire.engine.models.speech_of_samples import read_ctc, read_moonshine
 from quire.engine.models.static_embedding import static_spec

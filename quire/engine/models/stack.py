@@ -84,7 +84,7 @@ class LayerStack(nn.Module):
         """`source`: elements of a position that cross-attention reads."""
         super().__init__()
         layers = (
-            ConformerBlock(layer, spec)
+            ConformerBlock(index, layer, spec)
             if isinstance(layer, ConformerLayer)
             else TransformerLayer(index, layer, spec, source)
             for index, layer in enumerate(spec.layers)

@@ -133,7 +133,8 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
             where the model only transcribes (see `SpeechInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechInfo.features`.
-        encoded: the first so many columns are encoded; those behind are only seen by convolutions. None: all.
+        encoded: so many columns are encoded; those behind are only seen by convolutions. None: all.
+        before: columns before them, of the audio that the item continues, which convolutions see.
     """
 
     hash: bytes
@@ -142,11 +143,12 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     features: FeatureArray
     encoded: int | None = None
+    before: int = 0
 
     @property
     def columns(self) -> int:
         """Columns that are encoded."""
-        return self.features.shape[1] if self.encoded is None else self.encoded
+        return self.features.shape[1] - self.before if self.encoded is None else self.encoded
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):

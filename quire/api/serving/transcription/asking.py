@@ -10,7 +10,7 @@ from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.abilities import Abilities
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.audio import AudioInfo
-from quire.multimodal.audio.features import HOP, SAMPLE_RATE
+from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.messages import AUDIO_PART
 from quire.multimodal.prompts import Conversation, Prompt
 
@@ -70,8 +70,9 @@ _HEADER_TOKENS = 16  # of which the text before the mark has fewer
 
 def abilities_of(info: AudioInfo, max_model_len: int) -> Abilities:
     """What a language model can do. Its windows fill at most half of the context, beside their text."""
-    per_token = info.item_columns * HOP / SAMPLE_RATE / info.lengths.tokens(info.item_columns)
-    longest = _LONGEST if info.max_items is None else info.max_items * info.item_columns * HOP / SAMPLE_RATE
+    item_seconds = info.item_columns * info.column_samples / SAMPLE_RATE
+    per_token = item_seconds / info.lengths.tokens(info.item_columns)
+    longest = _LONGEST if info.max_items is None else min(_LONGEST, info.max_items * item_seconds)
     return Abilities(
         window_seconds=min(longest, max_model_len // 2 * per_token),
         languages=tuple(sorted(_LANGUAGES[info.kind])),

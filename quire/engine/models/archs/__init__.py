@@ -22,6 +22,7 @@ from quire.engine.models.archs.classic import (
 )
 from quire.engine.models.archs.ctc import hubert, parakeet, wav2vec2
 from quire.engine.models.archs.gemma import gemma2, gemma3
+from quire.engine.models.archs.granite_speech import granite_speech
 from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
@@ -61,6 +62,8 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
 }
 # Given the config of the whole model, and the spec of its language model.
 AUDIO_MODELS: dict[str, Callable[[Any, DecoderSpec], DecoderSpec]] = {
+    "granite_speech": granite_speech,
+    "granite_speech_plus": granite_speech,
     "qwen2_audio": qwen2_audio,
     "qwen3_asr": qwen3_asr,
     "voxtral": voxtral,
