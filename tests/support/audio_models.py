@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from transformers import AutoConfig, WhisperFeatureExtractor
 from transformers.audio_utils import mel_filter_bank
 
@@ -40,16 +43,32 @@ _TEXT = {
     "eos_token_id": None,
 }
 _ENCODER = {"num_mel_bins": MELS, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
+_ADAPTED = {"granite_speech": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")}  # the other has no adapter
 _CONFORMER = {
-    **{"input_dim": MELS, "num_layers": 3, "hidden_dim": 32, "feedforward_mult": 2, "num_heads": 4, "dim_head": 6},
-    **{"output_dim": 10, "context_size": 20, "max_pos_emb": 24, "conv_kernel_size": 6, "conv_expansion_factor": 2},
+    "input_dim": MELS,
+    "num_layers": 3,
+    "hidden_dim": 32,
+    "feedforward_mult": 2,
+    "num_heads": 4,
+    "dim_head": 6,
+    "output_dim": 10,
+    "context_size": 20,
+    "max_pos_emb": 24,
+    "conv_kernel_size": 6,
+    "conv_expansion_factor": 2,
 }
 _GRANITE = {
-    **{"embedding_multiplier": 3.0, "logits_scaling": 0.5, "residual_multiplier": 0.7, "attention_multiplier": 0.3},
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.3,
 }
 _QUERIES = {
     "model_type": "blip_2_qformer",
-    **{"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40},
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
 }
 _CONFIGS: dict[str, dict[str, Any]] = {
     # Windows of a second: 50 positions become 25 tokens, 12 here for each item and less for shorter audio.
@@ -126,7 +145,42 @@ def make_audio_model(kind: str, *, seed: int = 0, text: dict[str, Any] | None = 
         model.tie_weights()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
+    if kind in _ADAPTED:
+        model.adapted = (adapt(model, _ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
     return model
+
+
+def adapt(model: Any, modules: Sequence[str], *, rank: int = 4, seed: int = 9, alpha: float = 6.0) -> Any:
+    """A model with an adapter of random weights for audio, which are in its `lora`, in PEFT's format.
+
+    Returns:
+        A copy of the model whose weights are those under the adapter.
+    """
+    adapted, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    model.lora = LoRA(config={"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(modules)})
+    for name, module in adapted.named_modules():
+        if name.rpartition(".")[2] not in modules or ".layers." not in name or "encoder" in name:
+            continue
+        outputs, inputs = module.weight.shape
+        down, up = (torch.randn(*shape, generator=generator) * 0.2 for shape in ((rank, inputs), (outputs, rank)))
+        module.weight.data += alpha / rank * up @ down
+        model.lora.tensors[f"{name}.lora_A"], model.lora.tensors[f"{name}.lora_B"] = down, up
+    return adapted
+
+
+@dataclass
+class LoRA:
+    """An adapter: its config, and its weights by module and side."""
+
+    config: dict[str, Any]
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write the files that PEFT writes."""
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text(json.dumps(self.config))
+        names = {f"base_model.model.{name}.weight": tensor for name, tensor in self.tensors.items()}
+        save_file(names, folder / "adapter_model.safetensors")
 
 
 def save_audio_model(model: Any, folder: Path, **options: Any) -> Path:
@@ -138,6 +192,8 @@ def save_audio_model(model: Any, folder: Path, **options: Any) -> Path:
     else:
         extractor = json.loads(feature_extractor(kind).to_json_string())
     (folder / "preprocessor_config.json").write_text(json.dumps(extractor))
+    if hasattr(model, "lora"):
+        model.lora.save(folder)
     return folder
 
 
@@ -216,6 +272,7 @@ def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch
 def expected_tokens(model: Any, prompt: Sequence[int], audios: Sequence[Samples], max_tokens: int) -> list[int]:
     """Greedy tokens of transformers' `generate`."""
     ids = torch.tensor([prompt])
+    model = getattr(model, "adapted", (model,))[0] if audios else model
     kind = model.config.model_type
     if kind in _STACKED and len(audios) > 1:
         return _of_embeddings(model, _merged_embeddings(model, ids, audios), max_tokens)

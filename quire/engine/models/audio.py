@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.engine.models.adapter_config import AdapterConfig, read_adapter
 from quire.engine.models.audio_spec import ChunkedConvStem, ConvStem, LinearStem, QueryProjector
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
@@ -22,6 +23,7 @@ _TEXTS = {  # of a piece of audio, where a chat template has none of its own
     "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
     "voxtral": "[BEGIN_AUDIO][AUDIO]",
 }
+ADAPTED = ("granite_speech", "granite_speech_plus")  # model types that are trained with an adapter for audio
 _PLACEHOLDER_TEXT = "<|audio|>"  # of other models, if the tokenizer has none for the placeholder
 _VOXTRAL_PLACEHOLDER = 24  # what transformers assumes
 _CONTEXT = 2  # columns that the two convolutions of a whisper-like stem read behind their last one
@@ -60,6 +62,15 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
         sample_rate=_RATE,
         **{"kind": kind, "text": _TEXTS.get(kind) or _text_of(folder, placeholder), **fields},
     )
+
+
+def read_audio_adapter(folder: Path, config: Any) -> AdapterConfig | None:
+    """Read the config of the adapter with which a model computes requests with audio; None if it has none.
+
+    Raises:
+        ModelError: see `read_adapter`.
+    """
+    return read_adapter(folder) if config.model_type in ADAPTED else None
 
 
 def _placeholder(config: Any, vocab: int) -> int:

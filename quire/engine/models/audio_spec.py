@@ -132,6 +132,11 @@ class LinearStem:
 
     rows: int
 
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """None; see `count_positions`."""
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedPositions:
@@ -169,10 +174,10 @@ class Projector:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryProjector:
-    """A transformer whose learned queries attend to each window of positions, and a linear layer (Q-Former, Li et al. 2023).
+    """Learned queries that attend to each window of positions, and a linear layer (Q-Former, Li et al. 2023).
 
-    A layer is self-attention of a window's queries, cross-attention to its positions in each `cross_every`-th layer, and
-    a feed-forward, each with a norm after its sum. The last window is filled up with zeros, which are attended to.
+    A layer is self-attention of a window's queries, cross-attention to its positions in each `cross_every`-th layer,
+    and a feed-forward, each with a norm after its sum. The last window is filled up with zeros, which are attended to.
 
     Attributes:
         window: positions.

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
+from quire.engine.models.adapter import AdapterLoader
 from quire.engine.models.archs.rope import max_positions
+from quire.engine.models.audio import ADAPTED
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.audio_spec import (
     ChunkedConvStem,
@@ -34,6 +36,7 @@ from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.names import names_of
 from quire.engine.models.names.audio import audio_tensors
 from quire.engine.models.names.ctc import ctc_names, split_positions
+from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
@@ -82,6 +85,7 @@ class LoadedModel:
         pooler: how it pools; None if it generates.
         speech: what a model that only transcribes expects; None for others.
         audio: how a language model reads audio; None if it does not.
+        is_adapted: requests with audio are computed with an adapter.
     """
 
     model: LanguageModel | Encoder | CTCModel
@@ -94,6 +98,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechSpec | None = None
     audio: AudioInfo | None = None
+    is_adapted: bool = False
 
 
 def load_model(
@@ -178,8 +183,13 @@ def _load_transformer(
         tensors: Iterable[tuple[str, Tensor]] = checkpoint.tensors(dtype, progress)
         if config.static is not None:
             tensors = plain_table(tensors)
+        adapter = _adapter(config, names, folder)
+        if adapter is not None:
+            tensors = adapter.without_adapters(tensors)
         tensors = audio_tensors(config.model_type, tensors)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
+    if adapter is not None:
+        adapter.apply(model, dtype, target.torch_device)
     return LoadedModel(
         model.eval(),
         config.model_type,
@@ -191,7 +201,22 @@ def _load_transformer(
         config.pooler,
         config.speech,
         config.audio,
+        adapter is not None,
     )
+
+
+def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLoader | None:
+    """The adapter of a model, its own file read; None if it has none."""
+    if config.adapter is None:
+        if config.model_type in ADAPTED:
+            logger.warning(
+                "%s has no adapter for audio (adapter_config.json): requests with audio are computed without one",
+                folder.name,
+            )
+        return None
+    loader = AdapterLoader(config.adapter, names)
+    loader.read_file(folder)
+    return loader
 
 
 def _load_ctc(

@@ -109,7 +109,8 @@ def stacked_log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[
     frames = np.concatenate([np.log10(np.maximum(power @ filters.T, _FLOOR)) for power in powers])
     frames = np.maximum(frames, frames.max() - _RANGE) / 4.0 + 1.0
     columns = len(frames) // 2
-    return frames[: 2 * columns].reshape(columns, -1).T.astype(np.float32)
+    stacked: NDArray[np.float32] = frames[: 2 * columns].reshape(columns, -1).T.astype(np.float32)
+    return stacked
 
 
 def kaldi_columns(samples: int) -> int:
@@ -184,7 +185,8 @@ def mel_filters(count: int, frame: int = _WINDOW) -> NDArray[np.float64]:
     )
     bins = np.linspace(0.0, _MAX_HZ, frame // 2 + 1)
     low, high = edges[:-2, None], edges[2:, None]
-    return _triangles(edges, bins) * (2.0 / (high - low))
+    filters: NDArray[np.float64] = _triangles(edges, bins) * (2.0 / (high - low))
+    return filters
 
 
 @lru_cache(maxsize=2)

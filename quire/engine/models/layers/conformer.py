@@ -207,7 +207,7 @@ def _by_distance(scores: Tensor) -> Tensor:
     length = scores.shape[-2]
     # The row of a query at i begins with the distance length - 1; that of the key at 0 is i.
     rows = F.pad(scores, (1, 0))
-    shifted = rows.flatten(-2)[..., length:].unflatten(-1, (length, -1))
+    shifted: Tensor = rows.flatten(-2)[..., length:].unflatten(-1, (length, -1))
     return shifted[..., :length]
 
 

@@ -90,4 +90,5 @@ class QueryAttention(nn.Module):
 
     def _split(self, x: Tensor, rows: int) -> Tensor:
         """(windows, heads, rows, head_dim)."""
-        return x.unflatten(0, (-1, rows)).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        split: Tensor = x.unflatten(0, (-1, rows)).unflatten(2, (self.heads, -1))
+        return split.transpose(1, 2)

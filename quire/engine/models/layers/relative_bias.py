@@ -17,9 +17,10 @@ class RelativeBiasTable(nn.Module):
     def __init__(self, spec: RelativeBias | ClippedBias, heads: int) -> None:
         super().__init__()
         self.spec = spec
-        clipped = isinstance(spec, ClippedBias)
-        self._reach = spec.reach if clipped else spec.max_distance
-        rows = 2 * spec.reach if clipped else spec.buckets
+        if isinstance(spec, ClippedBias):
+            self._reach, rows = spec.reach, 2 * spec.reach
+        else:
+            self._reach, rows = spec.max_distance, spec.buckets
         self.weight = nn.Parameter(torch.empty(rows, heads), requires_grad=False)
         self._bias: Tensor | None = None
 

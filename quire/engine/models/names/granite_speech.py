@@ -64,7 +64,7 @@ def granite_speech_names(encoder: AudioEncoderSpec) -> WeightNames:
         # With and without the name of the model around all of it, as transformers has written them at different times.
         prefixes=r"(?:model\.)?language_model\.(?:model\.)?|model\.(?=encoder\.|projector\.)",
         ignored=rf"{LLAMA.ignored}|lm_head\.weight|.*\.num_batches_tracked|encoder\.out(?:_mid)?{KIND}",
-        convert={name: linear_weight for name in weights} | {"encoder.projector.query": _first},
+        convert=dict.fromkeys(weights, linear_weight) | {"encoder.projector.query": _first},
     )
 
 
