@@ -24,7 +24,7 @@ from quire.engine.wire.protocol import MediaItem
 from quire.multimodal.audio.items import audio_items, token_count
 from tests.support.models import draw_weights
 
-KINDS = ("qwen2_audio", "voxtral", "qwen3_asr", "granite_speech", "granite_speech_plus")
+KINDS = ("qwen2_audio", "voxtral", "qwen3_asr", "granite_speech", "granite_speech_plus", "phi4_multimodal")
 VOCAB, PLACEHOLDER, MELS = 300, 290, 16
 RATE, SECOND = 16_000, 16_000
 _STACKED = ("granite_speech", "granite_speech_plus")
@@ -43,7 +43,10 @@ _TEXT = {
     "eos_token_id": None,
 }
 _ENCODER = {"num_mel_bins": MELS, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
-_ADAPTED = {"granite_speech": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")}  # the other has no adapter
+_ADAPTED = {  # Granite Speech Plus has no adapter here
+    "granite_speech": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
+    "phi4_multimodal": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+}
 _CONFORMER = {
     "input_dim": MELS,
     "num_layers": 3,
@@ -118,6 +121,32 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "audio_token_index": PLACEHOLDER,
         "tie_word_embeddings": False,
     },
+    # A second of audio has 13 positions; 40 seconds are a chunk.
+    "phi4_multimodal": {
+        "audio_config": {
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_blocks": 2,
+            "num_attention_heads": 4,
+            "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32,
+            "input_size": MELS,
+            "nemo_conv_channels": 12,
+            "bias_max_distance": 30,
+            "audio_token_id": PLACEHOLDER,
+        },
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "crop_size": 28,
+            "image_token_id": PLACEHOLDER + 1,
+        },
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        **_TEXT,
+    },
 }
 
 
@@ -133,14 +162,17 @@ def make_audio_model(kind: str, *, seed: int = 0, text: dict[str, Any] | None = 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        kind, **{**_CONFIGS[kind], "text_config": {**_CONFIGS[kind]["text_config"], **(text or {})}, **changes}
-    )
+    fields = {**_CONFIGS[kind], **changes}
+    if "text_config" in fields:
+        fields["text_config"] = {**fields["text_config"], **(text or {})}
+    config = AutoConfig.for_model(kind, **(fields if "text_config" in fields else {**fields, **(text or {})}))
     config._attn_implementation = "eager"
     model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
     draw_weights(model, kind)
     if kind in _STACKED:  # transformers reads token 0 where the placeholder is generated, so it must not be
         model.get_output_embeddings().weight.data[model.config.audio_token_id] = 0.0
+    if kind == "phi4_multimodal":
+        _draw_statistics(model)
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
     model.generation_config.eos_token_id = None
@@ -148,6 +180,13 @@ def make_audio_model(kind: str, *, seed: int = 0, text: dict[str, Any] | None = 
     if kind in _ADAPTED:
         model.adapted = (adapt(model, _ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
     return model
+
+
+def _draw_statistics(model: Any) -> None:
+    """Bands of features have statistics, which are no parameters."""
+    embedding = model.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding
+    embedding.global_mean.data = torch.linspace(5.0, 9.0, MELS)
+    embedding.global_invstd.data = torch.linspace(0.2, 0.5, MELS)
 
 
 def adapt(model: Any, modules: Sequence[str], *, rank: int = 4, seed: int = 9, alpha: float = 6.0) -> Any:
@@ -193,7 +232,7 @@ def save_audio_model(model: Any, folder: Path, **options: Any) -> Path:
         extractor = json.loads(feature_extractor(kind).to_json_string())
     (folder / "preprocessor_config.json").write_text(json.dumps(extractor))
     if hasattr(model, "lora"):
-        model.lora.save(folder)
+        model.lora.save(folder / "speech-lora" if kind == "phi4_multimodal" else folder)
     return folder
 
 
@@ -204,6 +243,10 @@ def feature_extractor(kind: str) -> Any:
         from transformers import Qwen3ASRFeatureExtractor
 
         return Qwen3ASRFeatureExtractor(feature_size=MELS)
+    if kind == "phi4_multimodal":
+        from transformers import Phi4MultimodalFeatureExtractor
+
+        return Phi4MultimodalFeatureExtractor(feature_size=MELS)
     return WhisperFeatureExtractor(feature_size=MELS, chunk_length=1)
 
 
@@ -248,6 +291,9 @@ def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch
         (audio,) = audios
         return {"input_features": stacked_features(audio)}
     extract = feature_extractor(kind)
+    if kind == "phi4_multimodal":
+        (audio,) = audios
+        return dict(extract(audio, sampling_rate=RATE))
     options: dict[str, Any] = {"sampling_rate": RATE, "return_tensors": "pt"}
     if kind == "qwen2_audio":
         found = extract(list(audios), padding="max_length", return_attention_mask=True, **options)
@@ -274,7 +320,7 @@ def expected_tokens(model: Any, prompt: Sequence[int], audios: Sequence[Samples]
     ids = torch.tensor([prompt])
     model = getattr(model, "adapted", (model,))[0] if audios else model
     kind = model.config.model_type
-    if kind in _STACKED and len(audios) > 1:
+    if kind in (*_STACKED, "phi4_multimodal") and len(audios) > 1:
         return _of_embeddings(model, _merged_embeddings(model, ids, audios), max_tokens)
     inputs = transformers_inputs(kind, audios) if audios else {}
     with torch.inference_mode():
@@ -293,10 +339,26 @@ def _merged_embeddings(model: Any, ids: torch.Tensor, audios: Sequence[Samples])
 
     Of several together, transformers would encode the silence behind those that are not the longest.
     """
-    kind = model.config.model_type
+    if model.config.model_type == "phi4_multimodal":
+        return _phi4_embeddings(model, ids, audios)
     with torch.inference_mode():
-        features = [model.get_audio_features(**transformers_inputs(kind, [one])).pooler_output[0] for one in audios]
+        inputs = [transformers_inputs(model.config.model_type, [one]) for one in audios]
+        features = [model.get_audio_features(**one).pooler_output[0] for one in inputs]
         merged: torch.Tensor = model.model.get_merged_audio_embeddings(ids, torch.cat(features))
+    return merged
+
+
+def _phi4_embeddings(model: Any, ids: torch.Tensor, audios: Sequence[Samples]) -> torch.Tensor:
+    embed = model.model.embed_tokens_extend.audio_embed
+    with torch.inference_mode():
+        merged: torch.Tensor = model.model.embed_tokens(ids)
+        made = []
+        for one in audios:
+            inputs = transformers_inputs("phi4_multimodal", [one])
+            encoded = embed.encoder(inputs["audio_input_features"], None)
+            projected = embed.down_proj_for_speech(torch.nn.functional.gelu(embed.up_proj_for_speech(encoded)))
+            made.append(projected[0, : int(inputs["audio_embed_sizes"][0])])
+        merged[ids == PLACEHOLDER] = torch.cat(made)
     return merged
 
 

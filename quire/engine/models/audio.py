@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.models.adapter_config import AdapterConfig, read_adapter
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvStem, LinearStem, QueryProjector
+from quire.engine.models.audio_spec import ChunkedConvStem, ConvStem, GridStem, LinearStem, QueryProjector, WaveStem
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import AudioEncoderSpec
@@ -23,7 +23,11 @@ _TEXTS = {  # of a piece of audio, where a chat template has none of its own
     "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
     "voxtral": "[BEGIN_AUDIO][AUDIO]",
 }
-ADAPTED = ("granite_speech", "granite_speech_plus")  # model types that are trained with an adapter for audio
+ADAPTED = (
+    "granite_speech",
+    "granite_speech_plus",
+    "phi4_multimodal",
+)  # model types that are trained with an adapter for audio
 _PLACEHOLDER_TEXT = "<|audio|>"  # of other models, if the tokenizer has none for the placeholder
 _VOXTRAL_PLACEHOLDER = 24  # what transformers assumes
 _CONTEXT = 2  # columns that the two convolutions of a whisper-like stem read behind their last one
@@ -55,8 +59,10 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
             fields = _windowed(extractor, config, encoder, encoder.stem)
         case ConvStem():
             fields = _padded(extractor, kind, encoder, encoder.stem)
-        case _:
-            raise UnsupportedModel(f"how {kind} reads audio is not known")
+        case GridStem():
+            fields = _kaldi(extractor, encoder, encoder.stem)
+        case WaveStem():
+            raise UnsupportedModel(f"{kind} reads samples, which is not supported in language models")
     return AudioInfo(
         placeholder=placeholder,
         sample_rate=_RATE,
@@ -70,11 +76,19 @@ def read_audio_adapter(folder: Path, config: Any) -> AdapterConfig | None:
     Raises:
         ModelError: see `read_adapter`.
     """
-    return read_adapter(folder) if config.model_type in ADAPTED else None
+    if config.model_type != "phi4_multimodal":
+        return read_adapter(folder) if config.model_type in ADAPTED else None
+    inside = getattr(config, "speech_lora", None)  # as its authors have published it
+    if inside is None:
+        return read_adapter(folder, "speech-lora")
+    alpha = inside.get("lora_alpha") if isinstance(inside, dict) else None
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise BrokenFolder(f"config.json: speech_lora must be an object with a number lora_alpha, not {inside!r}")
+    return AdapterConfig(file=None, name="speech", alpha=float(alpha))
 
 
 def _placeholder(config: Any, vocab: int) -> int:
-    found = config.audio_token_id
+    found = config.audio_config.audio_token_id if config.model_type == "phi4_multimodal" else config.audio_token_id
     if found is None and config.model_type == "voxtral":
         found = _VOXTRAL_PLACEHOLDER
     if type(found) is not int or not 0 <= found < vocab:
@@ -116,6 +130,22 @@ def _windowed(extractor: Mapping[str, Any], config: Any, encoder: AudioEncoderSp
         "item_columns": encoder.max_positions,
         "lengths": WindowLengths(window, queries),
         "max_items": 1,
+    }
+
+
+def _kaldi(extractor: Mapping[str, Any], encoder: AudioEncoderSpec, stem: GridStem) -> Fields:
+    """Of Phi-4 Multimodal. Longer audio than a chunk is several items; convolutions look back into the one before."""
+    rate = 1 << stem.layers
+    fixed = {"preemphasis": 0.97, "audio_compression_rate": rate, "audio_downsample_rate": 1, "audio_feat_stride": 1}
+    bands = {"mel_min_frequency": 0, "mel_max_frequency": 7690, "feature_size": stem.bands}
+    _check(extractor, {**_LONG_FRAMES, **fixed, **bands})
+    columns = encoder.chunk * rate
+    return {
+        "features": "kaldi_log_mel",
+        "num_mel_bins": stem.bands,
+        "item_columns": columns,
+        "lengths": AudioLengths(columns, stem.layers, 1),
+        "before": rate,
     }
 
 

@@ -50,6 +50,7 @@ _COUNTS = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
     *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_conv_pos_embedding_groups"),
+    "num_blocks",
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),

@@ -210,7 +210,7 @@ def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLo
     if config.adapter is None:
         if config.model_type in ADAPTED:
             logger.warning(
-                "%s has no adapter for audio (adapter_config.json): requests with audio are computed without one",
+                "%s has no adapter for audio: requests with audio are computed with the same weights as others",
                 folder.name,
             )
         return None

@@ -216,4 +216,5 @@ def _hz_to_mel(hz: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
 
 
 def _mel_to_hz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
-    return _HTK_HZ * np.expm1(mels / _HTK_STEP)
+    hz: NDArray[np.float64] = _HTK_HZ * np.expm1(mels / _HTK_STEP)
+    return hz

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire.engine.models.names.granite_speech import granite_speech_names, split_keys
 from quire.engine.models.names.llama import LLAMA
+from quire.engine.models.names.phi4_multimodal import join_biases, phi4_multimodal_names
 from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
 from quire.engine.models.names.whisper import encoder_rules
 from quire.engine.models.spec import AudioEncoderSpec
@@ -51,9 +52,13 @@ _GRANITE = ("granite_speech", "granite_speech_plus")
 
 def audio_names(model_type: str, encoder: AudioEncoderSpec) -> WeightNames:
     """How the checkpoints of a language model that reads audio name their tensors."""
-    return granite_speech_names(encoder) if model_type in _GRANITE else _AUDIO_NAMES[model_type]
+    if model_type in _GRANITE:
+        return granite_speech_names(encoder)
+    return phi4_multimodal_names(encoder) if model_type == "phi4_multimodal" else _AUDIO_NAMES[model_type]
 
 
 def audio_tensors(model_type: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-    """The tensors of a checkpoint, with those apart that it has in one but the model in several parameters."""
-    return split_keys(tensors) if model_type in _GRANITE else tensors
+    """The tensors of a checkpoint, split or joined as the model's parameters are."""
+    if model_type in _GRANITE:
+        return split_keys(tensors)
+    return join_biases(tensors) if model_type == "phi4_multimodal" else tensors
