@@ -23,11 +23,8 @@ _TEXTS = {  # of a piece of audio, where a chat template has none of its own
     "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
     "voxtral": "[BEGIN_AUDIO][AUDIO]",
 }
-ADAPTED = (
-    "granite_speech",
-    "granite_speech_plus",
-    "phi4_multimodal",
-)  # model types that are trained with an adapter for audio
+# Model types that are trained with an adapter for audio.
+ADAPTED = ("granite_speech", "granite_speech_plus", "phi4_multimodal")
 _PLACEHOLDER_TEXT = "<|audio|>"  # of other models, if the tokenizer has none for the placeholder
 _VOXTRAL_PLACEHOLDER = 24  # what transformers assumes
 _CONTEXT = 2  # columns that the two convolutions of a whisper-like stem read behind their last one
