@@ -150,19 +150,27 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_audio_model(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **changes: Any) -> Any:
+def make_audio_model(
+    kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, placeholder: int = PLACEHOLDER, **changes: Any
+) -> Any:
     """A model in float32, with weights large enough for distinct logits.
 
     Args:
         kind: its type.
         seed: of its weights.
         text: changes of the config of its language model.
+        placeholder: the token that stands for audio.
         changes: of its config.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
     fields = {**_CONFIGS[kind], **changes}
+    if kind == "phi4_multimodal":
+        fields["audio_config"] = {**fields["audio_config"], "audio_token_id": placeholder}
+    else:
+        name = "audio_token_id" if "audio_token_id" in fields else "audio_token_index"
+        fields[name] = placeholder
     if "text_config" in fields:
         fields["text_config"] = {**fields["text_config"], **(text or {})}
     config = AutoConfig.for_model(kind, **(fields if "text_config" in fields else {**fields, **(text or {})}))
@@ -358,7 +366,7 @@ def _phi4_embeddings(model: Any, ids: torch.Tensor, audios: Sequence[Samples]) -
             encoded = embed.encoder(inputs["audio_input_features"], None)
             projected = embed.down_proj_for_speech(torch.nn.functional.gelu(embed.up_proj_for_speech(encoded)))
             made.append(projected[0, : int(inputs["audio_embed_sizes"][0])])
-        merged[ids == PLACEHOLDER] = torch.cat(made)
+        merged[ids == model.config.audio_config.audio_token_id] = torch.cat(made)
     return merged
 
 

@@ -57,11 +57,28 @@ _QWEN2_AUDIO = {
     "yue": "Cantonese",
     "zh": "Chinese",
 }
+_GRANITE_SPEECH = {
+    "de": "German",
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "ja": "Japanese",
+    "pt": "Portuguese",
+}
+_PHI4_MULTIMODAL = _GRANITE_SPEECH | {"it": "Italian", "zh": "Chinese"}
 _VOXTRAL = dict.fromkeys(("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt"), "")
 _LANGUAGES: Mapping[str, Mapping[str, str]] = {
+    "granite_speech": _GRANITE_SPEECH,
+    "phi4_multimodal": _PHI4_MULTIMODAL,
     "qwen2_audio": _QWEN2_AUDIO,
     "qwen3_asr": _QWEN3_ASR,
     "voxtral": _VOXTRAL,
+}
+# What models that are asked in words have been trained with, as far as their authors say.
+_INSTRUCTIONS: Mapping[str, str] = {
+    "granite_speech": "can you transcribe the speech into a written format?",
+    "phi4_multimodal": "Transcribe the audio clip into text.",
+    "qwen2_audio": "Transcribe the speech word for word, without comments.",
 }
 _LONGEST = 180.0  # seconds of a window: longer audio is transcribed in several, which run side by side
 _MARK = "<asr_text>"  # Qwen 3 ASR: "language NAME<asr_text>TEXT"
@@ -96,7 +113,7 @@ async def transcription_prompt(served: ServedModel, options: TranscriptionOption
         text = f"{special.get('bos_token', '<s>')}[INST]{info.text}[/INST]{told}[TRANSCRIBE]"
         _require(served, "[TRANSCRIBE]")
         return await renderer.text(text, add_special_tokens=False, tenant=tenant)
-    conversation = _qwen3_asr(options) if info.kind == "qwen3_asr" else _qwen2_audio(options)
+    conversation = _qwen3_asr(options) if info.kind == "qwen3_asr" else _instruction(info, options)
     if info.kind == "qwen3_asr":
         _require(served, _MARK)
     rendered = await renderer.chat(
@@ -124,14 +141,17 @@ def _qwen3_asr(options: TranscriptionOptions) -> dict[str, Any]:
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 
-def _qwen2_audio(options: TranscriptionOptions) -> dict[str, Any]:
+def _instruction(info: AudioInfo, options: TranscriptionOptions) -> dict[str, Any]:
     """An instruction behind the audio."""
-    asked = "Transcribe the speech word for word, without comments."
+    asked = _INSTRUCTIONS[info.kind]
     if options.language is not None:
-        asked += f" It is in {_QWEN2_AUDIO[options.language]}."
+        asked += f" It is in {_LANGUAGES[info.kind][options.language]}."
     if context := _context(options):
         asked += f" Words that may occur: {context}"
-    return {"messages": [{"role": "user", "content": [dict(AUDIO_PART), {"type": "text", "text": asked}]}]}
+    content: Any = [dict(AUDIO_PART), {"type": "text", "text": asked}]
+    if info.kind != "qwen2_audio":  # nothing stands between the two, as in training; parts of a text would be lines
+        content = info.text + asked
+    return {"messages": [{"role": "user", "content": content}]}
 
 
 def _context(options: TranscriptionOptions) -> str:
