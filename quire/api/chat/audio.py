@@ -107,8 +107,8 @@ def _parts(messages: Sequence[Message], kinds: Sequence[str]) -> list[tuple[list
 def _refuse_pictures(messages: Sequence[Message], model: ServedModel) -> None:
     for content, index, where in _parts(messages, _PICTURES):
         raise InvalidRequest(
-            f"Content parts of type {content[index]['type']!r} are not supported: the model `{model.names[0]}` is served "
-            "with text and audio only.",
+            f"Content parts of type {content[index]['type']!r} are not supported: the model `{model.names[0]}` is "
+            "served with text and audio only.",
             where,
         )
 
