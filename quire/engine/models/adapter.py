@@ -81,15 +81,15 @@ class AdapterLoader:
             down, up = sides["A"], sides["B"]
             linear = layers[target.parameter]
             outputs = sum(linear.parts) if target.part is None else linear.parts[target.part]
-            if down.dim() != 2 or up.dim() != 2 or down.shape[0] != up.shape[1] or up.shape[0] != outputs:
+            if down.dim() != 2 or down.shape[1] != linear.size_in or tuple(up.shape) != (outputs, len(down)):
                 raise WeightMismatch(
                     f"the adapter's weights for {module} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
-                    f"which do not fit to {outputs} outputs"
+                    f"which do not fit to {linear.size_in} inputs and {outputs} outputs"
                 )
             scaled = up.float() * self._config.scale(module, len(down))
             pairs.setdefault(target.parameter, []).append((target, down, scaled))
         for parameter, parts in pairs.items():
-            _adapt(layers[parameter], parameter, parts, dtype, device)
+            _adapt(layers[parameter], parts, dtype, device)
         self._sides.clear()
 
     def _keep(self, match: re.Match[str], tensor: Tensor) -> None:
@@ -102,15 +102,12 @@ class AdapterLoader:
 
 def _adapt(
     linear: Linear,
-    parameter: str,
     parts: list[tuple[WeightTarget, Tensor, Tensor]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     """Add the adapters of the projections in a linear layer, one rank behind the other."""
     down = torch.cat([part.float() for _, part, _ in parts])
-    if down.shape[1] != linear.size_in:
-        raise WeightMismatch(f"the adapter reads {down.shape[1]} inputs of {parameter}, which has {linear.size_in}")
     up = torch.zeros(sum(linear.parts), len(down))
     column = 0
     for target, _, scaled in parts:
