@@ -40,7 +40,7 @@ from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.media.sources import media_policy
 from quire.realtime.sessions import Sessions
-from quire.realtime.transcribers import speech_models
+from quire.realtime.transcribers import transcriber_factory
 
 logger = logging.getLogger("quire")
 
@@ -112,7 +112,7 @@ async def _serve_models(
         observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
     responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
-    sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, speech_models())
+    sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, transcriber_factory())
     app = create_app(state, metrics, responses, sessions, options)
     server = Server(
         app,
@@ -128,7 +128,7 @@ async def _serve_models(
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
-    watching.append(asyncio.create_task(state.heap.trim_regularly(lambda: state.in_flight == 0)))
+    watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
         await server.serve(sockets)
     finally:

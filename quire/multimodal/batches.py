@@ -86,7 +86,7 @@ class PairsJob:
     Attributes:
         names: of the documents, for errors; the first one has the index `first`.
         instruction, variables: for a model with a template.
-        query_tokens, document_tokens: longer texts are cut to so many; 0: they are not.
+        query_tokens, document_tokens: limits in tokens, to which longer texts are truncated; 0: no limit.
     """
 
     texts: Sequence[tuple[str, str]]

@@ -38,7 +38,7 @@ class PairTemplate(Protocol):
 
 
 class ChatPairTemplate:
-    """A chat template that knows the roles `query` and `document`. The instruction is its system message."""
+    """A chat template with the roles `query` and `document`. The instruction is its system message."""
 
     def __init__(self, template: ChatTemplate, special: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
         self._template = template
@@ -70,7 +70,7 @@ class Qwen3Template:
 def pair_template(
     folder: Path, tokenizer: Tokenizer, chat_template: str | None, defaults: Mapping[str, Any]
 ) -> PairTemplate | None:
-    """How this model wants its pairs; None: as the tokenizer joins two texts.
+    """The prompt template of a model for pairs; None: the tokenizer joins two texts.
 
     Args:
         folder: of the model.

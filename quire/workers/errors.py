@@ -37,7 +37,7 @@ class Cause(Enum):
     MEMORY = "it needs too much memory"
     STACK = "it is nested too deeply"
     CRASH = "its process has crashed"
-    KILLED = "its process was killed, twice"  # by the system or by somebody else
+    KILLED = "its process was killed twice"  # by the system or by somebody else
 
 
 class JobKilled(WorkerError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one job may use.
+    """Limits of one job.
 
     Attributes:
         memory: bytes of private writable memory (RLIMIT_DATA) that a worker may allocate beyond what it has after its

@@ -13,7 +13,7 @@ from quire.workers.child import Setup
 from quire.workers.errors import Cause, JobKilled, QueueFull, WorkerError
 from quire.workers.limits import WorkerLimits
 from quire.workers.process import WorkerProcess
-from quire.workers.queue import FairQueue, Job
+from quire.workers.queue import Job, TenantQueue
 
 logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0
@@ -22,7 +22,7 @@ _CLOSE_SECONDS = 10.0
 class WorkerPool:
     """Runs jobs in processes that are replaced when a job ends them. For one event loop.
 
-    A job that takes longer than `patience` goes on with low priority, and another process takes the place of its own,
+    A job that takes longer than `patience` continues with low priority, and another process takes the place of its own,
     so that long jobs do not block short ones. There are at most `size` of these; further long jobs start again when
     one of them has ended.
     """
@@ -55,7 +55,7 @@ class WorkerPool:
         self._size = size
         self._max_queued = max_queued
         self._patience = patience
-        self._queue = FairQueue(max_queued)
+        self._queue = TenantQueue(max_queued)
         self._long = asyncio.Semaphore(size)
         self._long_waiting = 0
         self._threads = ThreadPoolExecutor(1, f"quire-{name}-spawn")  # starts processes and waits for their ends

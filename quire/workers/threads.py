@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from quire.workers.errors import WorkerError
-from quire.workers.queue import FairQueue, Job
+from quire.workers.queue import Job, TenantQueue
 
 Result = TypeVar("Result")
 
@@ -27,7 +27,7 @@ class FairThreads:
         self._name = name
         self._executor = ThreadPoolExecutor(size, f"quire-{name}")
         self._free = size
-        self._queue = FairQueue(max_queued)
+        self._queue = TenantQueue(max_queued)
         self._closed = False
 
     async def run(self, work: Callable[[], Result], *, tenant: str = "") -> Result:

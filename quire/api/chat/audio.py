@@ -76,7 +76,7 @@ async def take_audio(
         )
     if len(found) > max_parts:
         raise InvalidRequest(
-            f"At most {max_parts} pieces of audio may be in one chat (--max-audio-parts), not {len(found)}.", "messages"
+            f"A chat may have at most {max_parts} audio parts (--max-audio-parts), not {len(found)}.", "messages"
         )
     parts = [_checked(content[index], where, policy, reader.limits.size) for content, index, where in found]
     for content, index, _ in found:

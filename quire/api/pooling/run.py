@@ -23,7 +23,7 @@ from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.result_memory import Reservation
 from quire.engine.wire.batch import OnResult
-from quire.engine.wire.errors import InvalidTask
+from quire.engine.wire.errors import RequestRefused
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.batches import InputNames, PairsJob, PoolingPrompt, TextsJob
@@ -60,7 +60,7 @@ class InputGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class PoolingResults:
     """The arrays of all inputs, in order, and token counts."""
 
     arrays: list[PooledArray]
@@ -111,7 +111,7 @@ def check_count(count: int, state: ServerState, param: str) -> None:
         raise InvalidRequest(f"A request may have at most {state.limits.max_inputs} inputs, not {count}.", param)
 
 
-async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> Results:
+async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> PoolingResults:
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:
@@ -139,9 +139,9 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
                         batch.add([_request(context, group.params, prompt) for prompt in prompts])
                         tokens += sum(len(prompt.token_ids) for prompt in prompts)
             arrays = await batch.results()
-        except InvalidTask as error:
+        except RequestRefused as error:
             raise InvalidRequest(str(error), _name(owners, batch.failed)) from error
-        return Results(arrays, tokens, batch.cached_tokens)
+        return PoolingResults(arrays, tokens, batch.cached_tokens)
 
 
 def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPrompt]) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.mcp.outcome import CallOutcome, arguments_of, protocol_error, result_text
 from quire.api.mcp.servers import OfferedTools
+from quire.api.mcp.types import CallOutcome, arguments_of, protocol_error, result_text
 from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.api.protocol.responses import (
     AllowedResponseTools,

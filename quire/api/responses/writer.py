@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from quire.api.answers.event_writer import EventWriter, TextKind
 from quire.api.answers.tools.calls import CallDelta, Parsed
-from quire.api.mcp.outcome import CallOutcome
+from quire.api.mcp.types import CallOutcome
 from quire.api.responses.translation import encoded
 
 Event = dict[str, Any]

@@ -168,7 +168,7 @@ class UsageCounter:
         )
 
     def final_fields(self, *, usage: bool, metrics: bool) -> dict[str, Any]:
-        """Fields of the last chunk of a stream: `usage` and `metrics`, as far as the request asks for them."""
+        """Fields of the last chunk of a stream: `usage` and `metrics`, if the request asks for them."""
         fields: dict[str, Any] = {"usage": self.usage().model_dump() if usage else None}
         return {**fields, "metrics": self.metrics().model_dump()} if metrics else fields
 

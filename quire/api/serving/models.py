@@ -11,7 +11,7 @@ from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.answers.tools.registry import ToolFormat
 from quire.api.http.errors import InvalidRequest, NotFound, shortened
-from quire.api.http.malloc_trim import Heap
+from quire.api.http.malloc_trim import MallocTrimmer
 from quire.api.serving.defaults import GenerationDefaults
 from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
@@ -86,7 +86,7 @@ class ServerState:
         include_usage: streams of completions and chats always end with their token counts.
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keep_alive_interval: seconds of silence after which a stream sends a comment; 0: never.
-        transcription_events: of streamed transcriptions, unless a request says otherwise.
+        transcription_events: default format of streamed transcriptions.
         media: what URLs in messages may refer to.
         max_audio_parts: most pieces of audio in a chat.
         in_flight: number of HTTP requests that are being answered.
@@ -110,7 +110,7 @@ class ServerState:
     in_flight: int = 0
     draining: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
-    heap: Heap = field(default_factory=Heap)
+    malloc_trimmer: MallocTrimmer = field(default_factory=MallocTrimmer)
     results: ResultMemory = field(default_factory=ResultMemory)
 
     def model(self, name: str | None) -> ServedModel:

@@ -35,7 +35,7 @@ class ResultMemory:
         """
         if self._held[tenant] + count > self.limit - self.held:
             raise Overloaded(
-                "Too many results of pooling requests are being computed or wait for their clients to read them.",
+                "The memory for results of pooling requests is full. Please retry later.",
                 headers={"Retry-After": "1"},
             )
         self._held[tenant] += count

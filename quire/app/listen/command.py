@@ -1,4 +1,4 @@
-"""`quire listen`: a terminal client of /v1/realtime, which prints what is said while it is said."""
+"""`quire listen`: a terminal client of /v1/realtime, which prints live transcripts."""
 
 from __future__ import annotations
 

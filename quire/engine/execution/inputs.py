@@ -82,7 +82,7 @@ class StepInputs:
 
     @property
     def num_logits(self) -> int:
-        """Rows that logits are computed for when every sequence wants the logits of its last token only."""
+        """Number of logits rows if every sequence needs the logits of its last token only."""
         indices = self.model.logits_indices
         return self.num_tokens if indices is None else len(indices)
 

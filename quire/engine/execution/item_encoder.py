@@ -1,4 +1,4 @@
-"""Encodes the items of a step: for cross-attention, or as the embeddings of tokens."""
+"""Encodes multimodal items: for cross-attention, or to replace the embeddings of placeholder tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CrossWriter:
 
 
 class TokenEmbedder:
-    """Keeps the embeddings of items that have tokens of their own; the scheduler decides for how long."""
+    """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
 
     def __init__(self, encoder: AudioEncoder) -> None:
         self._encoder = encoder

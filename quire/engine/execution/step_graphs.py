@@ -22,7 +22,7 @@ _Kind = tuple[bool, bool]  # of a graph: logits are computed for every token; th
 
 
 class StepRunner(Protocol):
-    """Runs the steps in which every sequence wants the logits of its last token only."""
+    """Runs the steps in which every sequence needs the logits of its last token only."""
 
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         """Logits (num_logits, vocab) float32, valid until the next call."""

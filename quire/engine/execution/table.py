@@ -9,8 +9,8 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.scheduling.plan import Extension, NewSequence, StepPlan
-from quire.engine.wire.protocol import SamplingParams, Task
+from quire.engine.scheduling.plan import NewSequence, PromptExtension, StepPlan
+from quire.engine.wire.protocol import PoolingParams, SamplingParams
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class Row:
     """The runner's state of a sequence, besides the table's arrays."""
 
     request_id: str
-    task: Task
+    params: SamplingParams | PoolingParams
     prompt_len: int
     prompt_logprobs: int | None
 
@@ -70,8 +70,8 @@ class RequestTable:
         return self._rows[row]
 
     def params_of(self, rows: Iterable[int]) -> list[SamplingParams]:
-        """The tasks of rows whose sequences generate."""
-        return cast("list[SamplingParams]", [self._rows[row].task for row in rows])
+        """The sampling parameters of rows whose sequences generate."""
+        return cast("list[SamplingParams]", [self._rows[row].params for row in rows])
 
     def row_of(self, request_id: str) -> int:
         """Row of a sequence in the batch."""
@@ -81,7 +81,7 @@ class RequestTable:
         """Apply a plan's changes to the batch."""
         freed = [self._remove(request_id) for request_id in plan.removed]
         filled = [self._add(new) for new in plan.new]
-        extended = [self._extend(extension) for extension in plan.extended]
+        extended = [self._extend(extension) for extension in plan.prompt_extensions]
         for item in plan.scheduled:
             if item.new_blocks:
                 row = self._index[item.request_id]
@@ -110,7 +110,7 @@ class RequestTable:
 
     def _add(self, new: NewSequence) -> int:
         row = self._free.pop()
-        self._rows[row] = Row(new.request_id, new.task, new.prompt_len, new.prompt_logprobs)
+        self._rows[row] = Row(new.request_id, new.params, new.prompt_len, new.prompt_logprobs)
         self._index[new.request_id] = row
         if new.prompt_logprobs is not None:
             self.rows_with_prompt_logprobs.add(row)
@@ -125,11 +125,11 @@ class RequestTable:
         if new.cross is not None:
             self.cross_blocks[row, : len(new.cross.blocks)] = new.cross.blocks
             self.cross_lengths[row] = new.cross.length
-        if isinstance(new.task, SamplingParams) and new.task.token_probs is not None:
+        if isinstance(new.params, SamplingParams) and new.params.token_probs is not None:
             self.rows_with_token_probs.add(row)
         return row
 
-    def _extend(self, extension: Extension) -> int:
+    def _extend(self, extension: PromptExtension) -> int:
         row = self._index[extension.request_id]
         begin = int(self.lengths[row])
         self.tokens[row, begin : begin + len(extension.tokens)] = extension.tokens

@@ -1,4 +1,4 @@
-"""Reads how a language model takes audio: an AudioInfo."""
+"""Reads the audio config of an audio language model: an AudioInfo."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.models.adapter_config import AdapterConfig, read_adapter
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvStem, GridStem, LinearStem, QueryProjector, WaveStem
+from quire.engine.models.audio_spec import ChunkedConvStem, Conv2dStem, ConvStem, LinearStem, QueryProjector, WaveStem
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import AudioEncoderSpec
@@ -44,7 +44,7 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
 
     Raises:
         BrokenFolder: a file cannot be read, or a number in it cannot be used.
-        UnsupportedModel: features are made in another way than the one that is known here, or there is no placeholder.
+        UnsupportedModel: the feature extractor is not supported, or there is no placeholder token.
     """
     extractor = _extractor(folder)
     kind = config.model_type
@@ -56,7 +56,7 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
             fields = _windowed(extractor, config, encoder, encoder.stem)
         case ConvStem():
             fields = _padded(extractor, kind, encoder, encoder.stem)
-        case GridStem():
+        case Conv2dStem():
             fields = _kaldi(extractor, encoder, encoder.stem)
         case WaveStem():
             raise UnsupportedModel(f"{kind} reads samples, which is not supported in language models")
@@ -130,7 +130,7 @@ def _windowed(extractor: Mapping[str, Any], config: Any, encoder: AudioEncoderSp
     }
 
 
-def _kaldi(extractor: Mapping[str, Any], encoder: AudioEncoderSpec, stem: GridStem) -> Fields:
+def _kaldi(extractor: Mapping[str, Any], encoder: AudioEncoderSpec, stem: Conv2dStem) -> Fields:
     """Of Phi-4 Multimodal. Longer audio than a chunk is several items; convolutions look back into the one before."""
     rate = 1 << stem.layers
     fixed = {"preemphasis": 0.97, "audio_compression_rate": rate, "audio_downsample_rate": 1, "audio_feat_stride": 1}

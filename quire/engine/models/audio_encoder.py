@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.audio_spec import (
+    Conv2dStem,
     ConvPositions,
     ConvStem,
-    GridStem,
     Projector,
     QueryProjector,
     RelativeAttention,
@@ -72,7 +72,7 @@ class AudioEncoder(LayerStack):
         else:
             x = self.stem(features[:, : before + columns])
         if before:
-            assert isinstance(stem, GridStem)
+            assert isinstance(stem, Conv2dStem)
             x = x[count_positions(stem.convolutions, before) :]
             x = F.pad(x, (0, 0, 0, self.spec.chunk - len(x)))
         embedded: Tensor = self.positions_norm(self.positions(x))

@@ -1,4 +1,4 @@
-"""Parts of an AudioEncoderSpec: what makes positions of features, tells them apart, and projects the result.
+"""Parts of an AudioEncoderSpec: stems, position embeddings and projectors.
 
 As in `spec`, fields describe operations.
 """
@@ -99,7 +99,7 @@ class WaveStem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridStem:
+class Conv2dStem:
     """Convolutions over time and bands of a spectrogram, each with a stride of 2 in both, then a linear layer.
 
     All but the first are separable: a convolution of each channel, and one of width 1. A relu follows each of them.
@@ -259,5 +259,5 @@ class TimeConv:
     mixes: bool = False
 
 
-Stem = ConvStem | ChunkedConvStem | WaveStem | GridStem | LinearStem
+Stem = ConvStem | ChunkedConvStem | WaveStem | Conv2dStem | LinearStem
 Positions = LearnedPositions | ConvPositions

@@ -1,4 +1,4 @@
-"""Configs of models that were published with code of their own, and that transformers knows under another name now."""
+"""Configs of models that were published with custom code, and that transformers supports under another name now."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from quire.engine.models.audio import ADAPTED
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.audio_spec import (
     ChunkedConvStem,
+    Conv2dStem,
     ConvPositions,
     ConvStem,
-    GridStem,
     LinearStem,
     WaveStem,
 )
@@ -51,7 +51,7 @@ from quire.engine.models.spec import (
     StackSpec,
     TransformerSpec,
 )
-from quire.engine.models.speech import SpeechSpec
+from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
@@ -96,7 +96,7 @@ class LoadedModel:
     context_len: int
     weight_bytes: int
     pooler: PoolerSpec | None = None
-    speech: SpeechSpec | None = None
+    speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
     is_adapted: bool = False
 
@@ -107,7 +107,7 @@ def load_model(
     """Load the model in a folder, whose config was read.
 
     Raises:
-        ModelError: the folder, the architecture or the weights are not supported; the message says why.
+        ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
     quantize = options.quantization != "none"
     if quantize and not target.quantizable_dtypes:
@@ -309,7 +309,7 @@ def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
             return acts | {act}
         case WaveStem(convs=convs):
             return acts | {conv.act for conv in convs}
-        case GridStem() | LinearStem():
+        case Conv2dStem() | LinearStem():
             return acts
 
 

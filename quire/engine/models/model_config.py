@@ -29,8 +29,8 @@ from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
 from quire.engine.models.sentence_transformers import read_modules
 from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
-from quire.engine.models.speech import SpeechSpec, read_speech
-from quire.engine.models.speech_of_samples import read_ctc, read_moonshine
+from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
+from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.static_embedding import static_spec
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
@@ -62,7 +62,7 @@ class ModelConfig:
     extra_layers: int
     fp8: Fp8Scales | None = None
     pooler: PoolerSpec | None = None
-    speech: SpeechSpec | None = None
+    speech: SpeechToTextSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
     adapter: AdapterConfig | None = None
@@ -127,7 +127,7 @@ def read_model_config(
     return ModelConfig(config.model_type, None, extra, scales)
 
 
-def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechSpec:
+def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
     return read_moonshine(folder, config, spec) if config.model_type == "moonshine" else read_speech(folder, config)
 
 
@@ -135,12 +135,14 @@ def _ctc_config(folder: Path, config: Any, implementation: ModelImplementation, 
     """The config of an encoder of audio, which transcribes if it has a head for that."""
     names = getattr(config, "architectures", None) or []
     if not any("ForCTC" in name for name in names):
-        found = ", ".join(names) or "config.json names no architecture"
-        raise UnknownArchitecture(f"models of type {config.model_type!r} are supported with a head for CTC: {found}")
+        found = f"the architecture is {', '.join(names)}" if names else "config.json has no `architectures`"
+        raise UnknownArchitecture(f"models of type {config.model_type!r} need a CTC head; {found}")
     if implementation == "transformers":
         raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
     if pooling.task != "auto" or pooling.convert != "none":
-        raise UnsupportedModel(f"{config.model_type} transcribes here; it neither generates nor pools")
+        raise UnsupportedModel(
+            f"{config.model_type} is supported for transcription only, not for generation or pooling"
+        )
     spec = _built(lambda: CTC_MODELS[config.model_type](config))
     return ModelConfig(config.model_type, spec, 0, _fp8_scales(config), speech=read_ctc(folder, config, spec))
 

@@ -1,4 +1,4 @@
-"""PoolerSpec: what a model does with the hidden states of a text."""
+"""PoolerSpec: how a model turns hidden states into embeddings, labels or scores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VocabularyHead:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerSpec:
-    """What a model does with the hidden states of a text.
+    """How a model turns hidden states into embeddings, labels or scores.
 
     Attributes:
         tasks: pooling tasks, the first one is the default.

@@ -339,7 +339,7 @@ class AudioEncoderSpec(StackSpec):
 
     Attributes:
         max_positions: of an item, behind the stem.
-        positions: None: the stem has added them, or attention alone tells positions apart.
+        positions: position embeddings; None if the stem adds them, or attention encodes positions.
         averaged: neighbouring positions whose mean becomes one, before the norm.
         joined: neighbouring positions that are joined to one, after the norm.
         concatenated: layers whose inputs are put before the last layer's output, along the elements.

@@ -1,4 +1,4 @@
-"""Items that have tokens of their own: which of them a step encodes, and which the runner keeps."""
+"""Scheduling of multimodal items with placeholder tokens: encoder budget and encoder cache."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ItemSpans:
         return self._items[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
 
     def content(self, start: int, end: int) -> bytes:
-        """What tells the tokens [start, end) from others with equal ids: the items in them, and where these begin."""
+        """The items in the tokens [start, end), as content for block hashes: their hashes and starts."""
         return b"".join(item.hash + (item.start - start).to_bytes(8, signed=True) for item in self.within(start, end))
 
     def parts(self, start: int, end: int) -> tuple[ItemPart, ...]:
@@ -58,7 +58,7 @@ class ItemSpans:
 
 
 class EncoderCache:
-    """Decides which encoded items the runner keeps: those used last, up to a number of embeddings.
+    """Decides which encoded items the runner keeps: the most recently used, up to a number of embeddings.
 
     An item stays until others need its place, so that the chunks of a prompt and further prompts find it. Those that a
     step reads are not evicted in that step. Nothing else is held, so a request never waits for another one's items.

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.engine.wire.protocol import AddRequest, MediaItem, PooledArray, StepStats, Task, TokenLogprobs
+from quire.engine.wire.protocol import (
+    AddRequest,
+    MediaItem,
+    PooledArray,
+    PoolingParams,
+    SamplingParams,
+    StepStats,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class NewSequence:
     request_id: str
     tokens: tuple[int, ...]
     prompt_len: int
-    task: Task
+    params: SamplingParams | PoolingParams
     prompt_logprobs: int | None
     uses_long_rope: bool = False
     cross: CrossItem | None = None
@@ -71,7 +79,7 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class PromptExtension:
     """Tokens that follow those of the prompt of a sequence in the batch."""
 
     request_id: str
@@ -102,8 +110,8 @@ class StepPlan:
     """One step: sequences that leave the batch, sequences that enter it, and the tokens to compute.
 
     Attributes:
-        extended: sequences in the batch whose prompts have become longer.
-        whole: the requests of an encoder's step, which are computed whole.
+        prompt_extensions: sequences in the batch whose prompts have become longer.
+        encoder_requests: the requests of an encoder's step, each computed in full.
         encoded: items that are encoded before the tokens are computed.
         evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.
@@ -111,9 +119,9 @@ class StepPlan:
 
     removed: list[str] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
-    extended: list[Extension] = field(default_factory=list)
+    prompt_extensions: list[PromptExtension] = field(default_factory=list)
     scheduled: list[ScheduledSequence] = field(default_factory=list)
-    whole: list[AddRequest] = field(default_factory=list)
+    encoder_requests: list[AddRequest] = field(default_factory=list)
     encoded: list[EncodedItem] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
     stats: StepStats = field(default_factory=StepStats)
@@ -126,10 +134,10 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do, not even a row to free."""
-        return not (self.removed or self.extended or self.scheduled or self.whole)
+        return not (self.removed or self.prompt_extensions or self.scheduled or self.encoder_requests)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class SampledTokens(msgspec.Struct, frozen=True):
     """The next tokens of one sequence: one, and one more for each confirmed token of its draft."""
 
     request_id: str
@@ -161,7 +169,7 @@ class StepResult:
         not_encoded: keys of items whose encoding failed.
     """
 
-    sampled: list[Sampled] = field(default_factory=list)
+    sampled: list[SampledTokens] = field(default_factory=list)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     token_probs: dict[str, list[float]] = field(default_factory=dict)
     pooled: dict[str, PooledArray] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import ItemSpans
 from quire.engine.scheduling.plan import CrossItem, NewSequence
-from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, Task, TokenLogprobs
+from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, TokenLogprobs
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
@@ -51,13 +51,13 @@ class Request:
         root: parent hash of the first block; sequences with equal roots may share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
         adapted: computed with the model's adapter.
-        hashes: content hashes of the full blocks of `tokens`, as far as they were asked for.
+        hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         published: number of blocks that are registered in the prefix cache.
         drafter: proposes speculative tokens; None without speculation.
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
-        token_probs: what `SamplingParams.token_probs` asks for, until it is sent.
+        token_probs: the result for `SamplingParams.token_probs`, until it is sent.
         cross: what all of its tokens attend to beside each other; None for most models.
         spans: its items that have tokens of their own; None if there are none.
         entered_with: computed tokens when it last entered the batch.
@@ -66,7 +66,7 @@ class Request:
 
     id: str
     tokens: list[int]
-    task: Task
+    params: SamplingParams | PoolingParams
     order: tuple[int, ...]
     root: BlockHash = b""
     uses_long_rope: bool = False
@@ -94,14 +94,14 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
-        self.generates = isinstance(self.task, SamplingParams)
-        self.wants_prompt_logprobs = isinstance(self.task, SamplingParams) and self.task.prompt_logprobs is not None
+        self.generates = isinstance(self.params, SamplingParams)
+        self.wants_prompt_logprobs = isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
     @property
-    def params(self) -> SamplingParams:
-        """The task of a request that generates."""
-        assert isinstance(self.task, SamplingParams)
-        return self.task
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a request that generates."""
+        assert isinstance(self.params, SamplingParams)
+        return self.params
 
     def pending(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Tokens that can be scheduled now."""
@@ -112,11 +112,11 @@ class Request:
 
     def _ends_with_expected(self, max_model_len: int) -> bool:
         """Whether the tokens in flight are the last ones that the request may have."""
-        return len(self.tokens) + self.expected >= min(self.prompt_len + self.params.max_tokens, max_model_len)
+        return len(self.tokens) + self.expected >= min(self.prompt_len + self.sampling_params.max_tokens, max_model_len)
 
     def max_draft(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Longest draft: the token sampled after it must still be allowed, and its own tokens not need another rope."""
-        allowed = min(self.prompt_len + self.params.max_tokens, max_model_len) - 1
+        allowed = min(self.prompt_len + self.sampling_params.max_tokens, max_model_len) - 1
         if rope_switch is not None and not self.uses_long_rope:
             allowed = min(allowed, rope_switch)
         return max(0, allowed - len(self.tokens))
@@ -148,7 +148,7 @@ class Request:
 
     @property
     def is_idle(self) -> bool:
-        """Whether more of the prompt has to arrive before it goes on."""
+        """Whether it waits for more of its prompt."""
         return self.held_back > 0 and self.computed >= len(self.tokens) - 1
 
     @property
@@ -156,14 +156,14 @@ class Request:
         """Tokens at the beginning that need not be computed if their keys and values are cached."""
         if not self.reads_prefix_cache:
             return 0
-        probs = self.task.token_probs if isinstance(self.task, SamplingParams) else None
+        probs = self.params.token_probs if isinstance(self.params, SamplingParams) else None
         return len(self.tokens) - 1 if probs is None else min(len(self.tokens) - 1, probs.position)
 
     @property
     def reads_prefix_cache(self) -> bool:
         """Whether tokens found in the prefix cache need not be computed."""
-        if isinstance(self.task, PoolingParams):
-            return not self.task.needs_all_tokens
+        if isinstance(self.params, PoolingParams):
+            return not self.params.needs_all_tokens
         return not self.wants_prompt_logprobs
 
     def block_hashes(self, block_size: int, hasher: Hasher) -> list[BlockHash]:
@@ -179,9 +179,9 @@ class Request:
 
     def enter(self, cross: CrossItem | None) -> NewSequence:
         """The request as it enters the batch."""
-        wanted = self.params.prompt_logprobs if self.wants_prompt_logprobs else None
+        wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
-            self.id, tuple(self.tokens), self.prompt_len, self.task, wanted, self.uses_long_rope, cross, self.adapted
+            self.id, tuple(self.tokens), self.prompt_len, self.params, wanted, self.uses_long_rope, cross, self.adapted
         )
 
     def mark_scheduled(self) -> None:
@@ -191,7 +191,7 @@ class Request:
     def append(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Append a sampled token; returns the finish reason, if any, and the stop token that caused it."""
         self.tokens.append(token)
-        params, generated = self.params, len(self.tokens) - self.prompt_len
+        params, generated = self.sampling_params, len(self.tokens) - self.prompt_len
         # A grammar may allow nothing but an end token before min_tokens.
         if generated >= params.min_tokens or params.grammar:
             if token in params.eos_token_ids:

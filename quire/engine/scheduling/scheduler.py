@@ -18,7 +18,7 @@ from quire.engine.scheduling.items import EncoderCache, ItemSpans
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
-    Sampled,
+    SampledTokens,
     ScheduledSequence,
     StepPlan,
     StepResult,
@@ -94,7 +94,7 @@ class Scheduler:
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
-            task=message.task,
+            params=message.params,
             order=order,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
@@ -165,7 +165,7 @@ class Scheduler:
         if not plan.stats.preemptions:
             self._admit_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
-        plan.extended = self._open.take_extensions(plan.new)
+        plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
             self._in_flight.append(scheduled)
         return plan
@@ -415,7 +415,7 @@ class Scheduler:
         self._cross.leave(request.cross)
         self._removed.append(request.id)
 
-    def _count_draft(self, request: Request, sampled: Sampled, drafted: int, stats: StepStats) -> None:
+    def _count_draft(self, request: Request, sampled: SampledTokens, drafted: int, stats: StepStats) -> None:
         if drafted and request.drafter is not None:
             accepted = len(sampled.tokens) - 1
             request.drafter.update(drafted, accepted)
@@ -423,7 +423,7 @@ class Scheduler:
             stats.drafted_tokens += drafted
             stats.accepted_tokens += accepted
 
-    def _append_output(self, request: Request, sampled: Sampled) -> TokensOutput:
+    def _append_output(self, request: Request, sampled: SampledTokens) -> TokensOutput:
         request.expected -= 1
         request.verifies_draft = False
         taken = 0

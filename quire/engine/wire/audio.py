@@ -1,4 +1,4 @@
-"""What the front end needs to know of a model that reads audio among its tokens."""
+"""Facts about an audio language model, for the front end."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class WindowLengths(msgspec.Struct, frozen=True, tag="windows"):
 
 
 class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How audio becomes items of a model whose prompts have placeholder tokens for it.
+    """How audio becomes items of an audio language model, with placeholder tokens in its prompts.
 
     Attributes:
-        kind: how the model is asked to transcribe.
+        kind: selects the transcription prompt.
         placeholder: the token that stands for each of an item's embeddings.
         text: what stands for a whole piece of audio in a rendered chat, with one placeholder in it.
         sample_rate: of the audio that features are made from, in Hz.

@@ -54,7 +54,7 @@ class TokenProbs(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """The task of generating tokens. The API and `quire.engine.validation` check the values, not this class.
+    """Parameters of a request that generates tokens. The API and `quire.engine.validation` check the values.
 
     Its size is bounded whatever a request has: each of the sequences of a request is sent with a copy.
     """
@@ -93,19 +93,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pool"):
-    """A task that turns the last layer's hidden states of a prompt into one array of float32.
+    """Parameters of a request that turns the last layer's hidden states of a prompt into one array of float32.
 
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
             (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, frames): how strongly each token of a
-            transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the likeliest token at each
+            transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the most likely token at each
             encoded position, and its log-probability; the prompt is empty then.
         kind: how the hidden states of all tokens become the one that tasks on whole texts begin with; None for the
             model's own kind, which the core fills in.
-        dimensions: keep the first so many values of an embedding.
+        dimensions: number of values of an embedding to keep, the first ones.
         use_activation: normalize embeddings to length 1; apply softmax or sigmoid to labels and scores. None: as the
             model's files say.
-        skip_tokens: the first so many tokens take part in attention, but not in the mean or the alignment.
+        skip_tokens: number of tokens at the start that are not part of the mean or the alignment.
         frames: of "align", the encoder's positions that hold audio, the first ones; None: all.
     """
 
@@ -122,19 +122,16 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self.task.startswith("token_") or self.task == "align" or self.kind != "last"
 
 
-Task = SamplingParams | PoolingParams
-
-
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """An input beside the tokens.
 
     Attributes:
         hash: of everything that its encoding depends on; equal hashes mean equal items.
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
-            where the model only transcribes (see `SpeechInfo`): the item then has no tokens.
-        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechInfo.features`.
-        encoded: so many columns are encoded; those behind are only seen by convolutions. None: all.
-        before: columns before them, of the audio that the item continues, which convolutions see.
+            where the model only transcribes (see `SpeechToTextInfo`): the item then has no tokens.
+        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
+        encoded: number of columns to encode; later ones are only read by convolutions. None: all.
+        before: columns before them, of the audio that the item continues, which convolutions read.
     """
 
     hash: bytes
@@ -152,7 +149,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Run `task` on `prompt`, 1-D int32 token ids.
+    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
 
     Attributes:
         items: what the model reads beside the tokens, in the order of their spans, which do not overlap.
@@ -161,7 +158,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
 
     request_id: str
     prompt: TokenArray
-    task: Task
+    params: SamplingParams | PoolingParams
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str | None = None  # only requests with equal salts share prefix blocks
     flow: str = ""  # pooling requests of one flow share one fair share of the engine
@@ -170,13 +167,13 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     open: bool = False
 
     @property
-    def params(self) -> SamplingParams:
-        """The task of a request that generates."""
-        assert isinstance(self.task, SamplingParams)
-        return self.task
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a request that generates."""
+        assert isinstance(self.params, SamplingParams)
+        return self.params
 
 
-class AddMany(msgspec.Struct, frozen=True, tag="add_many"):
+class AddRequests(msgspec.Struct, frozen=True, tag="add_many"):
     """Several requests in one message. The core's channel gives them out one by one."""
 
     requests: list[AddRequest]
@@ -280,7 +277,7 @@ class StepStats(msgspec.Struct, array_like=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     step_seconds: float = 0.0
-    item_queries: int = 0  # items that sequences began to read
+    item_queries: int = 0  # items looked up in the encoder cache
     item_hits: int = 0  # those of them that were encoded before
 
 
@@ -314,10 +311,8 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     sparse: bool = False
 
 
-class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the front end needs to know of a model that transcribes.
-
-    The engine reads one item per request.
+class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a model that only transcribes, for the front end. A request has one item.
 
     Attributes:
         kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone,
@@ -371,7 +366,7 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     time_precision: float = 0.02
 
     def positions(self, columns: int) -> int:
-        """The encoder's positions of an item with so many columns of features."""
+        """The number of encoder positions of an item with `columns` columns of features."""
         return min(self.num_positions, count_positions(self.convolutions, columns))
 
     @property
@@ -402,7 +397,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     cache_bytes: int
     tasks: tuple[str, ...] = ("generate",)
     pooling: PoolingInfo | None = None
-    speech: SpeechInfo | None = None
+    speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
 
 

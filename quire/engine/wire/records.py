@@ -48,7 +48,7 @@ class RequestRecord:
         longest_answer: tokens of the longest of them; 0 where `answers` is.
     """
 
-    task: Literal["generate", "pool"]
+    kind: Literal["generate", "pool"]
     times: RequestTimes
     finished: float
     finish_reason: FinishReason

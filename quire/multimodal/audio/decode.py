@@ -1,4 +1,4 @@
-"""Decodes audio files to mono float32 at 16 kHz: libsndfile for what it knows, FFmpeg's libraries for the rest.
+"""Decodes audio files to mono float32 at 16 kHz, by libsndfile or, for other formats, by FFmpeg's libraries.
 
 Runs in worker processes: parsers of media formats are native code that reads what a stranger has sent.
 """
@@ -254,7 +254,7 @@ def _samples_of(frame: Any) -> Block:
 def _check_length(given: float, announced: float, kind: AudioFormat) -> None:
     """Refuse a file that has less than its header says: the rest of a speech would silently be missing."""
     if given < announced - _MISSING:
-        raise AudioError(f"The {kind.name} file is cut off: it has {given:.2f} s of {announced:.2f} s of audio.")
+        raise AudioError(f"The {kind.name} file is truncated: it has {given:.2f} s of {announced:.2f} s of audio.")
 
 
 def _reason(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What models read of audio: log-mel spectrograms, or samples."""
+"""Input features of audio models: log-mel spectrograms, or samples."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Samples = NDArray[np.float32]
 
 
 def encoded_columns(samples: int, info: AudioInfo) -> int:
-    """Columns of features that are encoded of so many samples."""
+    """Number of columns of features that are encoded for `samples` samples."""
     match info.features:
         case "stacked_log_mel":
             return stacked_columns(samples)
@@ -30,12 +30,12 @@ def encoded_columns(samples: int, info: AudioInfo) -> int:
 
 
 def token_count(samples: int, info: AudioInfo) -> int:
-    """Placeholder tokens that stand for so many samples. 0: they are too few for the model."""
+    """Number of placeholder tokens for `samples` samples; 0 if they are too few for the model."""
     return sum(info.lengths.tokens(columns) for _, columns in _pieces(encoded_columns(samples, info), info))
 
 
 def longest_audio(info: AudioInfo) -> int | None:
-    """Samples of the longest audio that the model takes in one piece; None: any length."""
+    """Samples of the longest audio part that the model accepts; None: any length."""
     return None if info.max_items is None else info.max_items * info.item_columns * info.column_samples
 
 

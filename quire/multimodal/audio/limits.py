@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AudioLimits:
-    """What a file may have.
+    """Limits of an audio file.
 
     Attributes:
         size: bytes of the file.

@@ -7,11 +7,11 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.wire.protocol import FeatureArray, MediaItem, SpeechInfo
+from quire.engine.wire.protocol import FeatureArray, MediaItem, SpeechToTextInfo
 from quire.multimodal.audio.features import log_mel, normalized_log_mel, normalized_samples
 
 
-def make_item(samples: NDArray[np.float32], info: SpeechInfo) -> MediaItem:
+def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem:
     """The item of audio. Takes up to some tens of milliseconds.
 
     Args:
@@ -22,7 +22,7 @@ def make_item(samples: NDArray[np.float32], info: SpeechInfo) -> MediaItem:
     return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
 
 
-def _features(samples: NDArray[np.float32], info: SpeechInfo) -> FeatureArray:
+def _features(samples: NDArray[np.float32], info: SpeechToTextInfo) -> FeatureArray:
     match info.features:
         case "log_mel":
             return log_mel(samples, info.num_mel_bins, info.chunk_seconds)

@@ -1,4 +1,4 @@
-"""Reads what URLs in messages refer to, as far as the operator allows it."""
+"""Fetches media by the URLs in messages, within the operator's policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK = 1 << 16  # bytes that are read at once
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """What URLs may refer to. Data URLs are always allowed, by default nothing else is.
+    """The URLs that are allowed. Data URLs always are, others only if configured.
 
     Attributes:
         domains: host names from which media may be fetched.
@@ -43,13 +43,13 @@ Reader = Callable[[], Awaitable[bytes]]
 
 
 def media_policy(options: MediaOptions) -> MediaPolicy:
-    """The policy that options say."""
+    """The policy from the server's options."""
     domains = frozenset(name.lower() for name in options.allowed_media_domains)
     return MediaPolicy(domains, options.allowed_local_media_path, options.media_fetch_timeout)
 
 
 def check_url(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reader:
-    """Check a URL, without reading what it refers to.
+    """Check a URL without fetching it.
 
     Args:
         url: of a content part.
@@ -58,7 +58,7 @@ def check_url(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reade
         where: the content part, for errors.
 
     Returns:
-        What reads the content.
+        A function that fetches the content.
 
     Raises:
         PromptError: it is not allowed.

@@ -159,7 +159,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "padding": (input_audio("AAA"), "not valid base64"),
     "empty": (input_audio(""), "The content is empty"),
     "no file": (input_audio(NOT_AUDIO), "Invalid or unsupported audio file"),
-    "cut off": (input_audio(base64.b64encode(wav(tone(1.0))[:9000]).decode()), "The wav file is cut off"),
+    "cut off": (input_audio(base64.b64encode(wav(tone(1.0))[:9000]).decode()), "The wav file is truncated"),
     "unknown format": (input_audio(encoded(ONE), "midi"), "format 'midi' is not supported"),
     "odd format": ({"type": "input_audio", "input_audio": {"data": "AA", "format": 7}}, "format '7' is not supported"),
     "wrong format": (input_audio(encoded(ONE), "mp3"), "is wav, but its `format` is mp3"),
@@ -180,7 +180,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "too short": (input_audio(encoded(sound(0.005))), "too short"),
     "picture": ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, "'image_url' are not"),
     "no marker of ours": ({"type": "audio"}, "'audio' are not supported"),
-    "a marker's text": ({"type": "text", "text": "<|AUDIO|>"}, "2 placeholders for 1 pieces of audio"),
+    "a marker's text": ({"type": "text", "text": "<|AUDIO|>"}, "2 audio placeholders for 1 audio parts"),
 }
 
 
@@ -204,7 +204,7 @@ async def test_limits(tmp_path: Path) -> None:
         part = input_audio(encoded(sound(5.0)))
         assert "more than" not in (await said(server, asked(part, part)))["choices"][0]["message"]["content"]
         many = await refused(server, asked(*[part] * 3))
-        assert many["message"].startswith("At most 2 pieces of audio may be in one chat (--max-audio-parts), not 3")
+        assert many["message"].startswith("A chat may have at most 2 audio parts (--max-audio-parts), not 3")
         large = await refused(server, asked(input_audio(encoded(sound(6.5)))))
         assert "200000 bytes" in large["message"]
         flac = base64.b64encode(encode(tone(6.5), "flac")).decode()
@@ -218,7 +218,7 @@ async def test_limits(tmp_path: Path) -> None:
         assert "maximum context length is 200 tokens" in full["message"]
         assert full["param"] == "messages[0].content[1]"
     async with audio_server(tmp_path / "c", AudioCore(), max_audio_parts=0) as server:
-        assert "At most 0" in (await refused(server, asked(part)))["message"]
+        assert "at most 0 audio parts" in (await refused(server, asked(part)))["message"]
 
 
 async def test_files_below_the_allowed_directory(tmp_path: Path) -> None:

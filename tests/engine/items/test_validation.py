@@ -36,10 +36,13 @@ NAN = np.full((16, 52), np.nan, np.float32)
 CASES: dict[str, tuple[Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]], str]] = {
     "no tokens": (first(length=0), "0 tokens; it needs at least one"),
     "negative": (first(length=-3), "-3 tokens"),
-    "before the prompt": (first(start=-1), "begins before token 0"),
-    "out of order": (lambda items: items[::-1], "begins before token"),
-    "twice": (lambda items: (items[0], *items), "begins before token"),
-    "behind the prompt": (lambda items: (items[0], msgspec.structs.replace(items[1], start=900)), "there are 28"),
+    "before the prompt": (first(start=-1), "must begin at token 0 or later"),
+    "out of order": (lambda items: items[::-1], "must begin at token"),
+    "twice": (lambda items: (items[0], *items), "must begin at token"),
+    "behind the prompt": (
+        lambda items: (items[0], msgspec.structs.replace(items[1], start=900)),
+        "the prompt has 28 tokens",
+    ),
     "another length": (first(length=11), "50 columns of features become 12 tokens, not 11"),
     "other columns": (first(encoded=40), "40 columns of features become 10 tokens, not 12"),
     "no columns": (first(encoded=0), "0 of 52 columns"),
@@ -110,8 +113,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "joined": ("voxtral", {}, {"intermediate_size": 70}, "not a multiple of 32"),
     "windows": ("qwen3_asr", {}, {"n_window_infer": 150}, "n_window_infer is 150"),
     "no window": ("qwen3_asr", {}, {"n_window": 0}, "cannot be used"),
-    "projector": ("qwen3_asr", {}, {"output_dim": 48}, "gives 48 elements for each token, but embeddings have 64"),
-    "groups": ("qwen2_audio", {}, {"max_source_positions": 51}, "51 positions cannot be grouped by 2"),
+    "projector": ("qwen3_asr", {}, {"output_dim": 48}, "outputs have size 48, but the hidden size is 64"),
+    "groups": ("qwen2_audio", {}, {"max_source_positions": 51}, "positions, 51, is not a multiple of 2"),
 }
 
 

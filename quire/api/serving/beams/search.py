@@ -18,7 +18,7 @@ class Beam:
     Attributes:
         logprob: of all its tokens.
         entries: log-probabilities of each token; empty if they are not reported.
-        finished: why it has ended; None if it goes on.
+        finished: the finish reason; None while it is extended.
     """
 
     tokens: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What a transcription is asked for, and what comes of it."""
+"""Options and results of a transcription."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class VoiceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionOptions:
-    """What is to be done with the audio.
+    """Options of a transcription.
 
     Attributes:
-        language: ISO code; None: it is detected, if the model knows several.
+        language: ISO code; None: detected, if the model is multilingual.
         languages: ISO codes of those that are considered then; empty: all of them.
-        prompt: earlier text, in whose style and vocabulary the transcription goes on. Its last tokens are used.
+        prompt: earlier text, as context for style and vocabulary. Its last tokens are used.
         hotwords: words that are likely to occur; put before the prompt.
-        temperature: 0: the likeliest text, and higher temperatures where that fails.
+        temperature: 0: greedy, with higher temperatures as fallback.
         timestamps: segments with times, as the model writes them; otherwise a window is one segment.
         words: times of words.
         logprobs: log-probabilities of tokens.
@@ -100,8 +100,8 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechUsage:
-    """What a transcription cost.
+class TranscriptionUsage:
+    """Token counts and duration of a transcription.
 
     Attributes:
         seconds: of audio.
@@ -131,28 +131,28 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDone:
-    """A segment whose text has been given, with its words if they were asked for."""
+    """A segment whose text was yielded, with word timestamps if requested."""
 
     segment: Segment
     words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class TranscriptionDone:
     """The end of a transcription.
 
     Attributes:
         text: without white space at its ends.
-        language: ISO code; None if the model knows only one and does not say which.
+        language: ISO code; None if it is not known.
         duration: of the audio in seconds.
     """
 
     text: str
     language: str | None
     duration: float
-    usage: SpeechUsage
+    usage: TranscriptionUsage
     segments: tuple[Segment, ...] = field(default=())
     words: tuple[Word, ...] = field(default=())
 
 
-TranscriptionEvent = TextDelta | SegmentDone | Finished
+TranscriptionEvent = TextDelta | SegmentDone | TranscriptionDone

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from quire.engine.models.audio_spec import (
+    Conv2dStem,
     ConvPositions,
-    GridStem,
     RelativeAttention,
     StemNorm,
     TimeConv,
@@ -65,7 +65,7 @@ def parakeet(config: Any) -> CTCSpec:
         raise UnsupportedModel("subsampling_conv_stride must be 2, and subsampling_factor a power of 2")
     if encoder.subsampling_conv_kernel_size % 2 != 1 or encoder.conv_kernel_size % 2 != 1:
         raise UnsupportedModel("subsampling_conv_kernel_size and conv_kernel_size must be odd")
-    stem = GridStem(
+    stem = Conv2dStem(
         bands=encoder.num_mel_bins,
         channels=encoder.subsampling_conv_channels,
         layers=factor.bit_length() - 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.engine.models.audio_spec import GridStem, Projector, TimeConv
+from quire.engine.models.audio_spec import Conv2dStem, Projector, TimeConv
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
@@ -69,7 +69,7 @@ def phi4_multimodal(config: Any, text: DecoderSpec) -> DecoderSpec:
         ),
     )
     encoder = AudioEncoderSpec(
-        stem=GridStem(
+        stem=Conv2dStem(
             bands=audio.input_size,
             channels=audio.nemo_conv_channels,
             layers=reduction.bit_length() - 1,

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from quire.engine.models.audio_spec import (
     ChunkedConvStem,
+    Conv2dStem,
     ConvStem,
-    GridStem,
     LinearStem,
     Stem,
     StemNorm,
@@ -35,8 +35,8 @@ def make_stem(spec: Stem, hidden: int) -> nn.Module:
             return ChunkedConvStemLayer(spec, hidden)
         case WaveStem():
             return WaveStemLayer(spec, hidden)
-        case GridStem():
-            return GridStemLayer(spec, hidden)
+        case Conv2dStem():
+            return Conv2dStemLayer(spec, hidden)
         case LinearStem():
             return LinearStemLayer(spec, hidden)
 
@@ -146,10 +146,10 @@ class WaveConvLayer(nn.Module):
         return ((wide - mean) * factor + self.norm.bias.float()).to(x.dtype)
 
 
-class GridStemLayer(nn.Module):
-    """The layers of a `GridStem`."""
+class Conv2dStemLayer(nn.Module):
+    """The layers of a `Conv2dStem`."""
 
-    def __init__(self, spec: GridStem, hidden: int) -> None:
+    def __init__(self, spec: Conv2dStem, hidden: int) -> None:
         super().__init__()
         self.spec = spec
         shape, pairs = (spec.kernel, spec.kernel), spec.layers - 1

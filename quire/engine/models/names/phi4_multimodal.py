@@ -54,7 +54,7 @@ def phi4_multimodal_names(encoder: AudioEncoderSpec) -> WeightNames:
             convert[f"{to}conv.up.bias"] = swap_halves
     return WeightNames(
         (*LLAMA.rules, *_RULES, *_feed_forwards(), *_subsampling(encoder)),
-        prefixes=r"model\.(?:embed_tokens_extend\.audio_embed\.)?",
+        prefixes=r"(?:model\.)?embed_tokens_extend\.audio_embed\.|model\.",
         ignored=_IGNORED,
         convert=convert,
     )

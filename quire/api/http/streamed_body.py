@@ -16,7 +16,7 @@ _AT_ONCE = 1 << 17  # bytes that are encoded before the event loop turns to othe
 def response_of(
     pieces: Iterable[bytes], media_type: str = "application/json", headers: Mapping[str, str] | None = None
 ) -> Response:
-    """A response whose body is all pieces. Of a large one only what the client is about to read has been encoded.
+    """A response whose body is the concatenated pieces. A large body is encoded while the client reads it.
 
     Args:
         pieces: of the body, of at most some hundred kilobytes each; an iterator is used up while the body is sent.

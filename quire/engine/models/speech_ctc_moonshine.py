@@ -1,4 +1,4 @@
-"""Reads what models that are not whisper expect of audio: CTC models and Moonshine."""
+"""Reads the transcription configs of CTC models and Moonshine."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.models.archs.ctc import HOP, SAMPLE_RATE, WINDOW_SECONDS
-from quire.engine.models.audio_spec import GridStem
+from quire.engine.models.audio_spec import Conv2dStem
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import CTCSpec, DecoderSpec
-from quire.engine.models.speech import SpeechSpec
-from quire.engine.wire.protocol import SpeechInfo
+from quire.engine.models.speech_to_text import SpeechToTextSpec
+from quire.engine.wire.protocol import SpeechToTextInfo
 
 # What a spectrogram is made with; other values are refused.
 _SPECTROGRAM = {"hop_length": HOP, "n_fft": 512, "win_length": 400, "preemphasis": 0.97}
 
 
-def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechSpec:
-    """What a CTC model expects: samples, or a spectrogram.
+def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechToTextSpec:
+    """The transcription config of a CTC model.
 
     Raises:
-        UnsupportedModel: it expects something else, or has no blank.
+        UnsupportedModel: its input features are not supported, or it has no blank token.
     """
     given = _preprocessor(folder)
     stem, encoder = spec.encoder.stem, spec.encoder
@@ -31,15 +31,15 @@ def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechSpec:
     blank = config.pad_token_id
     if type(blank) is not int or not 0 <= blank < spec.vocab:
         raise UnsupportedModel(f"pad_token_id, the blank of CTC, is {blank!r}, which is not a token of the vocabulary")
-    banded = isinstance(stem, GridStem)
+    banded = isinstance(stem, Conv2dStem)
     if banded:
         _check_spectrogram(given)
     normalized = given.get("do_normalize", True) is not False
-    info = SpeechInfo(
+    info = SpeechToTextInfo(
         kind="ctc",
         features="normalized_log_mel" if banded else "normalized_samples" if normalized else "samples",
         sample_rate=SAMPLE_RATE,
-        num_mel_bins=stem.bands if isinstance(stem, GridStem) else 1,
+        num_mel_bins=stem.bands if isinstance(stem, Conv2dStem) else 1,
         num_frames=round(WINDOW_SECONDS * SAMPLE_RATE) // (HOP if banded else 1),
         convolutions=stem.convolutions,
         chunk_seconds=WINDOW_SECONDS,
@@ -49,14 +49,14 @@ def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechSpec:
         aligns_words=True,
         time_precision=stride * (HOP if banded else 1) / SAMPLE_RATE,
     )
-    return SpeechSpec(info=info)
+    return SpeechToTextSpec(info=info)
 
 
-def read_moonshine(folder: Path, config: Any, spec: DecoderSpec) -> SpeechSpec:
-    """What Moonshine expects: samples, and a start token.
+def read_moonshine(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
+    """The transcription config of Moonshine.
 
     Raises:
-        UnsupportedModel: it expects something else, or lacks a token.
+        UnsupportedModel: its input features are not supported, or it lacks a token.
     """
     encoder = spec.encoder
     assert encoder is not None
@@ -69,7 +69,7 @@ def read_moonshine(folder: Path, config: Any, spec: DecoderSpec) -> SpeechSpec:
         return found
 
     normalized = _preprocessor(folder).get("do_normalize", False) is True
-    info = SpeechInfo(
+    info = SpeechToTextInfo(
         kind="moonshine",
         features="normalized_samples" if normalized else "samples",
         sample_rate=SAMPLE_RATE,
@@ -83,7 +83,7 @@ def read_moonshine(folder: Path, config: Any, spec: DecoderSpec) -> SpeechSpec:
         end_token=token("eos_token_id"),
         aligns_words=False,
     )
-    return SpeechSpec(info=info)
+    return SpeechToTextSpec(info=info)
 
 
 def _preprocessor(folder: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls between marks: a header with the function's name, then the arguments as JSON (DeepSeek, Kimi)."""
+"""Calls between delimiters: a header with the function's name, then the arguments as JSON (DeepSeek, Kimi)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def name_after(separator: str) -> Callable[[str], tuple[str, str | None]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedSyntax:
-    """The marks around calls.
+class DelimitedSyntax:
+    """The delimiters around calls.
 
     Attributes:
         section: marks around all calls; empty if there are none.

@@ -1,4 +1,4 @@
-"""MCP servers, their tools, and the outcomes of calls."""
+"""Types of MCP: servers, tools, and results of calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quire.api.http.body import parse_json
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An MCP server.
+class McpServer:
+    """Address of an MCP server.
 
     Attributes:
         headers: HTTP headers from the client's request.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.api.mcp.outcome import arguments_of
+from quire.api.mcp.types import arguments_of
 
 
 @pytest.mark.parametrize(

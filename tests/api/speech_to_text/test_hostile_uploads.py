@@ -46,7 +46,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "text": (b"hello " * 100, "Invalid or unsupported"),
     "zip": (b"PK\x03\x04" + bytes(200), "Invalid or unsupported"),
     "playlist": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "Invalid or unsupported"),
-    "truncated wav": (GOOD[: len(GOOD) // 2], "cut off"),
+    "truncated wav": (GOOD[: len(GOOD) // 2], "truncated"),
     "truncated flac": (FLAC[: len(FLAC) // 2], "flac"),
     "only a header": (FLAC[:60], "flac"),
     "absurd header": (absurd_wav(), "wav"),

@@ -1,4 +1,4 @@
-"""The text of one window on its way to the reader, who reads the windows in order."""
+"""The text of one window of audio, streamed to its reader. Windows are read in order."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Sequence
 from quire.api.serving.transcription.types import TextDelta
 
 
-class Feed:
-    """Text of a window. Nothing is given before it is the window's turn, so that it may be decoded again until then.
+class TextStream:
+    """Streams the text of a window. Nothing is sent before the window's turn; until then it may be decoded again.
 
     Attributes:
-        live: its text is read while it is generated.
-        given: pieces that were given; they cannot be taken back.
+        live: the text is sent while it is generated.
+        sent: number of pieces that were sent; they cannot be taken back.
     """
 
     def __init__(self) -> None:
         self.live = False
-        self.given = 0
+        self.sent = 0
         self._pieces: deque[TextDelta] = deque()
         self._arrived = asyncio.Event()
         self._ended = False
 
-    def give(self, pieces: Sequence[TextDelta]) -> None:
-        """Give what has not been given of all pieces so far."""
-        if len(pieces) > self.given:
-            self._pieces.extend(pieces[self.given :])
-            self.given = len(pieces)
+    def send(self, pieces: Sequence[TextDelta]) -> None:
+        """Send those of all pieces so far that have not been sent."""
+        if len(pieces) > self.sent:
+            self._pieces.extend(pieces[self.sent :])
+            self.sent = len(pieces)
             self._arrived.set()
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Mark the end of the text."""
         self._ended = True
         self._arrived.set()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.api.serving.transcription.quality import Quality, compression_ratio
-from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
 from quire.engine.wire.protocol import SamplingParams
 from quire.multimodal.audio.cuts import Window
@@ -35,7 +35,7 @@ def sampling_params(
 def make_piece(
     tokenizer: Tokenizer, text: str, tokens: Sequence[int], logprobs: Sequence[float] | None
 ) -> TextDelta | None:
-    """A piece of text; None if there is nothing of it.
+    """A piece of text; None if it is empty.
 
     Args:
         tokenizer: of the model.
@@ -53,7 +53,7 @@ def make_piece(
 
 
 @dataclass(slots=True)
-class Attempt:
+class DecodingAttempt:
     """The output of one request to the engine.
 
     Attributes:
@@ -83,12 +83,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class WindowResult:
-    """What a window says. `words` have the index of the token they begin with."""
+    """The transcription of a window. `words` have the index of the token they begin with."""
 
     window: Window
-    attempt: Attempt
+    attempt: DecodingAttempt
     quality: Quality
-    spans: Sequence[Span]
+    spans: Sequence[SegmentSpan]
     words: Sequence[tuple[int, Word]]
     text_tokens: Sequence[int]
     prompt_tokens: int

@@ -9,26 +9,32 @@ from typing import Literal
 import orjson
 from starlette.responses import Response
 
-from quire.api.protocol.speech import (
+from quire.api.protocol.speech_to_text import (
     InputTokenDetails,
-    SpeechTokenUsage,
     Transcription,
     TranscriptionRequest,
+    TranscriptionUsageBody,
     TranscriptLogprob,
     TranscriptSegment,
     TranscriptWord,
     TranslationRequest,
     VerboseTranscription,
 )
-from quire.api.serving.transcription.types import Finished, Segment, SpeechTask, SpeechUsage, TokenLogprob
-from quire.api.speech.subtitles import srt, vtt
+from quire.api.serving.transcription.types import (
+    Segment,
+    SpeechTask,
+    TokenLogprob,
+    TranscriptionDone,
+    TranscriptionUsage,
+)
+from quire.api.speech_to_text.subtitles import srt, vtt
 
-SpeechBody = TranscriptionRequest | TranslationRequest
+SpeechToTextRequestBody = TranscriptionRequest | TranslationRequest
 
 
-def usage_of(usage: SpeechUsage, kind: Literal["duration", "tokens"]) -> SpeechTokenUsage:
+def usage_of(usage: TranscriptionUsage, kind: Literal["duration", "tokens"]) -> TranscriptionUsageBody:
     """Seconds, rounded up, and tokens."""
-    return SpeechTokenUsage(
+    return TranscriptionUsageBody(
         type=kind,
         seconds=math.ceil(usage.seconds),
         input_tokens=usage.input_tokens,
@@ -43,12 +49,14 @@ def logprob_list(entries: Sequence[TokenLogprob]) -> list[TranscriptLogprob]:
     return [TranscriptLogprob(token=one.token, logprob=one.logprob, bytes=list(one.bytes)) for one in entries]
 
 
-def languages_of(result: Finished, task: SpeechTask) -> list[dict[str, str]] | None:
+def languages_of(result: TranscriptionDone, task: SpeechTask) -> list[dict[str, str]] | None:
     """The languages of the speech as OpenAI lists them."""
     return [{"code": result.language}] if task == "transcribe" and result.language else None
 
 
-def answer(body: SpeechBody, task: SpeechTask, result: Finished, logprobs: Sequence[TokenLogprob]) -> Response:
+def answer(
+    body: SpeechToTextRequestBody, task: SpeechTask, result: TranscriptionDone, logprobs: Sequence[TokenLogprob]
+) -> Response:
     """The response in the format that the request asks for."""
     match body.response_format:
         case "text":
@@ -70,7 +78,7 @@ def answer(body: SpeechBody, task: SpeechTask, result: Finished, logprobs: Seque
     )
 
 
-def _verbose(body: SpeechBody, task: SpeechTask, result: Finished) -> VerboseTranscription:
+def _verbose(body: SpeechToTextRequestBody, task: SpeechTask, result: TranscriptionDone) -> VerboseTranscription:
     granularities = body.timestamp_granularities if isinstance(body, TranscriptionRequest) else []
     segments = [_segment(one) for one in result.segments]
     words = [TranscriptWord(word=one.word, start=_rounded(one.start), end=_rounded(one.end)) for one in result.words]

@@ -132,7 +132,7 @@ async def test_translations_are_english(tmp_path: Path) -> None:
         assert prompts(core)[0][1:3] == [TOKEN["<|de|>"], TOKEN["<|translate|>"]]
         assert "`to_language`" in message(await send(server, TRANSLATIONS, to_language="fr"))
     async with speech_server(tmp_path / "en", english_only(SpeechCore())) as server:
-        assert "does not translate" in message(await send(server, TRANSLATIONS))
+        assert "does not support translation" in message(await send(server, TRANSLATIONS))
 
 
 async def test_fields_reach_the_engine(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ async def test_fields_reach_the_engine(tmp_path: Path) -> None:
     async with speech_server(tmp_path, core) as server:
         assert (await send(server, **fields)).status_code == 200
         (request,) = added(core)
-        params = request.params
+        params = request.sampling_params
         assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (0.5, 0.9, 5, 0.1, 7)
         assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.1, 0.2, 1.1)
         assert params.max_tokens == 9
@@ -199,10 +199,10 @@ async def test_chunking_by_voice_activity(tmp_path: Path, strategy: dict[str, st
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
-        ({"response_format": "diarized_json"}, "response_format", "speakers"),
+        ({"response_format": "diarized_json"}, "response_format", "speaker diarization"),
         ({"response_format": "xml"}, "response_format", "srt"),
-        ({"language": "English"}, "language", "knows: de, en, ja"),
-        ({"languages[]": "xx"}, "languages", "knows: de, en, ja"),
+        ({"language": "English"}, "language", "`: de, en, ja"),
+        ({"languages[]": "xx"}, "languages", "`: de, en, ja"),
         ({"temperature": "-1"}, "temperature", "greater"),
         ({"temperature": "hot"}, "temperature", "number"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "verbose_json"),

@@ -1,4 +1,4 @@
-"""Reads what a model that transcribes expects and answers: a SpeechSpec."""
+"""Reads the transcription config of a Whisper model: a SpeechToTextSpec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
-from quire.engine.wire.protocol import SpeechInfo
+from quire.engine.wire.protocol import SpeechToTextInfo
 
 _SAMPLE_RATE, _HOP = 16_000, 160  # samples per second, and per column of features
 _STRIDE = 2  # columns of features per position of the encoder
@@ -18,21 +18,21 @@ _MAX_MEDIAN_WIDTH = 101
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechSpec:
-    """What the engine needs to know beside the architecture.
+class SpeechToTextSpec:
+    """Transcription config of a model, in addition to its architecture.
 
     Attributes:
-        info: what the front end needs to know.
+        info: facts for the front end.
         alignment_heads: layer and head of each head whose cross-attention follows the audio.
         median_width: positions of the median filter over these heads' weights.
     """
 
-    info: SpeechInfo
+    info: SpeechToTextInfo
     alignment_heads: tuple[tuple[int, int], ...] = ()
     median_width: int = 1
 
 
-def read_speech(folder: Path, config: Any) -> SpeechSpec:
+def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
     """Read generation_config.json and the tokenizer's special tokens of a whisper model.
 
     Args:
@@ -62,7 +62,7 @@ def read_speech(folder: Path, config: Any) -> SpeechSpec:
     tasks |= {name: token for name, token in _ids(generation, "task_to_id", vocab).items() if name in tasks}
     languages = _languages(generation, tokens, vocab)
     frames = _STRIDE * config.max_source_positions
-    info = SpeechInfo(
+    info = SpeechToTextInfo(
         kind="whisper",
         sample_rate=_SAMPLE_RATE,
         num_mel_bins=config.num_mel_bins,
@@ -87,7 +87,7 @@ def read_speech(folder: Path, config: Any) -> SpeechSpec:
     )
     if without + 1 >= vocab:
         raise UnsupportedModel(f"the vocabulary of {vocab} ends before the first timestamp, {without + 1}")
-    return SpeechSpec(
+    return SpeechToTextSpec(
         info=info, alignment_heads=_alignment_heads(generation, config), median_width=_median_width(config)
     )
 

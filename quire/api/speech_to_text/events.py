@@ -9,8 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.http.sse import event
-from quire.api.serving.transcription.types import Finished, SpeechTask, TextDelta, TokenLogprob, TranscriptionEvent
-from quire.api.speech.answers import SpeechBody, languages_of, logprob_list, usage_of
+from quire.api.serving.transcription.types import (
+    SpeechTask,
+    TextDelta,
+    TokenLogprob,
+    TranscriptionDone,
+    TranscriptionEvent,
+)
+from quire.api.speech_to_text.answers import SpeechToTextRequestBody, languages_of, logprob_list, usage_of
 
 Events = AsyncGenerator[TranscriptionEvent, None]
 
@@ -35,7 +41,7 @@ async def openai_events(
                     entries += one.logprobs
                     body["logprobs"] = [entry.model_dump() for entry in logprob_list(one.logprobs)]
                 yield event(body)
-            elif isinstance(one, Finished):
+            elif isinstance(one, TranscriptionDone):
                 ended()
                 body = {"type": "transcript.text.done", "text": one.text}
                 if logprobs:
@@ -46,7 +52,7 @@ async def openai_events(
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkEnvelope:
+class TranscriptionChunkFields:
     """What all chunks of a stream share."""
 
     id: str
@@ -62,9 +68,9 @@ class ChunkEnvelope:
 
 
 async def vllm_chunks(
-    events: Events, head: ChunkEnvelope, body: SpeechBody, ended: Callable[[], None]
+    events: Events, head: TranscriptionChunkFields, body: SpeechToTextRequestBody, ended: Callable[[], None]
 ) -> AsyncGenerator[bytes, None]:
-    """A chunk for each piece, one with the finish reason, and one with the usage if the request asks for it."""
+    """A chunk for each piece, one with the finish reason, and one with the usage if requested."""
     continuous = bool(body.stream_include_usage and body.stream_continuous_usage_stats)
     pieces = 0
     async with aclosing(events) as transcription:
@@ -73,7 +79,7 @@ async def vllm_chunks(
                 pieces += 1
                 usage = {"usage": _counts(0, pieces)} if continuous else {}
                 yield head.chunk([_choice({"content": one.text}, None)], **usage)
-            elif isinstance(one, Finished):
+            elif isinstance(one, TranscriptionDone):
                 ended()
                 counts = _counts(one.usage.input_tokens, one.usage.output_tokens)
                 yield head.chunk([_choice({"content": ""}, "stop")], **({"usage": counts} if continuous else {}))

@@ -40,7 +40,7 @@ async def read_form(request: Request, kind: type[Body]) -> tuple[UploadFile, Bod
     fields = _fields(form)
     file = fields.pop("file", None)
     if not isinstance(file, UploadFile):
-        reason = "is required" if file is None else "must be a file, not a text"
+        reason = "is required" if file is None else "must be a file, not text"
         raise InvalidRequest(f"`file` {reason}: send the audio as a part with a file name.", "file")
     for name, value in fields.items():
         if isinstance(value, UploadFile):

@@ -48,7 +48,7 @@ async def test_every_response_format(tmp_path: Path) -> None:
         assert [one.text for one in verbose.segments] == [" alpha", " bravo"]
         assert [one.word for one in verbose.words] == ["alpha", "bravo"]
         assert verbose.language == "en"
-        with pytest.raises(openai.BadRequestError, match="speakers"):
+        with pytest.raises(openai.BadRequestError, match="speaker diarization"):
             await create(model="fake", file=FILE, response_format="diarized_json")
 
 

@@ -1,4 +1,4 @@
-"""How language models are asked to transcribe, and how they answer."""
+"""Prompts with which language models transcribe, and the parser of their answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.abilities import Abilities
+from quire.api.serving.transcription.capabilities import Capabilities
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.audio import AudioInfo
 from quire.multimodal.audio.features import SAMPLE_RATE
@@ -85,12 +85,12 @@ _MARK = "<asr_text>"  # Qwen 3 ASR: "language NAME<asr_text>TEXT"
 _HEADER_TOKENS = 16  # of which the text before the mark has fewer
 
 
-def abilities_of(info: AudioInfo, max_model_len: int) -> Abilities:
-    """What a language model can do. Its windows fill at most half of the context, beside their text."""
+def capabilities_of(info: AudioInfo, max_model_len: int) -> Capabilities:
+    """Capabilities of a language model. A window fills at most half of the context."""
     item_seconds = info.item_columns * info.column_samples / SAMPLE_RATE
     per_token = item_seconds / info.lengths.tokens(info.item_columns)
     longest = _LONGEST if info.max_items is None else min(_LONGEST, info.max_items * item_seconds)
-    return Abilities(
+    return Capabilities(
         window_seconds=min(longest, max_model_len // 2 * per_token),
         languages=tuple(sorted(_LANGUAGES[info.kind])),
         takes_prompt=info.kind != "voxtral",
@@ -101,7 +101,7 @@ async def transcription_prompt(served: ServedModel, options: TranscriptionOption
     """The prompt of every window, with one placeholder for its audio.
 
     Raises:
-        InvalidRequest: the model's tokenizer does not fit to its kind.
+        InvalidRequest: the model's tokenizer lacks a token of the prompt.
         PromptError: the chat template refuses it, or it is too long.
         QueueFull: too many jobs wait.
     """
@@ -125,12 +125,12 @@ async def transcription_prompt(served: ServedModel, options: TranscriptionOption
 def _require(served: ServedModel, token: str) -> None:
     if served.renderer.tokenizer.token_id(token) is None:
         raise InvalidRequest(
-            f"The model `{served.names[0]}` cannot be asked to transcribe: its tokenizer has no token {token}.", "model"
+            f"The model `{served.names[0]}` cannot transcribe: its tokenizer has no token {token}.", "model"
         )
 
 
 def _qwen3_asr(options: TranscriptionOptions) -> dict[str, Any]:
-    """Words to expect are the system's message; a language is told by beginning the answer."""
+    """Hotwords and prompt are the system message; a language is set by prefilling the answer."""
     context = _context(options)
     messages: list[dict[str, Any]] = [{"role": "system", "content": context}] if context else []
     messages.append({"role": "user", "content": [dict(AUDIO_PART)]})
@@ -142,7 +142,7 @@ def _qwen3_asr(options: TranscriptionOptions) -> dict[str, Any]:
 
 
 def _instruction(info: AudioInfo, options: TranscriptionOptions) -> dict[str, Any]:
-    """An instruction behind the audio."""
+    """The instruction follows the audio."""
     asked = _INSTRUCTIONS[info.kind]
     if options.language is not None:
         asked += f" It is in {_LANGUAGES[info.kind][options.language]}."
@@ -159,14 +159,14 @@ def _context(options: TranscriptionOptions) -> str:
 
 
 class AnswerReader:
-    """Finds the text in the tokens of an answer, as they come.
+    """Finds the transcript in the tokens of an answer while they are generated.
 
     Attributes:
         language: ISO code of the language that the answer names; None if it names none.
     """
 
     def __init__(self, served: ServedModel, *, has_header: bool) -> None:
-        """`has_header`: the answer says the language before the text."""
+        """`has_header`: the answer begins with the language."""
         self._tokenizer = served.renderer.tokenizer
         self._mark = self._tokenizer.token_id(_MARK) if has_header else None
         self._special = frozenset(self._tokenizer.special_tokens.values()) | set(served.eos_token_ids)
@@ -203,7 +203,7 @@ class AnswerReader:
 
 
 def reader_of(served: ServedModel, options: TranscriptionOptions) -> AnswerReader:
-    """What reads the answers to `transcription_prompt`."""
+    """The parser of answers to `transcription_prompt`."""
     info = served.info.audio
     assert info is not None
     return AnswerReader(served, has_header=info.kind == "qwen3_asr" and options.language is None)

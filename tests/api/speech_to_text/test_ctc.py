@@ -103,14 +103,14 @@ async def test_streams_give_a_piece_for_each_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
-        ({"language": "en"}, "language", "writes the language that it was trained for"),
-        ({"languages[]": ["en", "de"]}, "languages", "writes the language that it was trained for"),
-        ({"prompt": "Earlier."}, "prompt", "does not read text"),
-        ({"hotwords": "Quire"}, "hotwords", "does not read text"),
-        ({"keywords[]": ["Quire"]}, "hotwords", "does not read text"),
-        ({"temperature": "0.5"}, "temperature", "does not sample"),
-        ({"top_p": "0.5"}, "top_p", "does not sample"),
-        ({"repetition_penalty": "1.5"}, "repetition_penalty", "does not sample"),
+        ({"language": "en"}, "language", "transcribes one language only"),
+        ({"languages[]": ["en", "de"]}, "languages", "transcribes one language only"),
+        ({"prompt": "Earlier."}, "prompt", "takes no text prompt"),
+        ({"hotwords": "Quire"}, "hotwords", "takes no text prompt"),
+        ({"keywords[]": ["Quire"]}, "hotwords", "takes no text prompt"),
+        ({"temperature": "0.5"}, "temperature", "without sampling"),
+        ({"top_p": "0.5"}, "top_p", "without sampling"),
+        ({"repetition_penalty": "1.5"}, "repetition_penalty", "without sampling"),
     ],
 )
 async def test_what_the_model_cannot_follow_is_refused(
@@ -134,7 +134,7 @@ async def test_translations_are_refused(tmp_path: Path) -> None:
     async with serve(tmp_path, core) as server:
         response = await send(server, "/v1/audio/translations")
         assert response.status_code == 400
-        assert "does not translate" in response.json()["error"]["message"]
+        assert "does not support translation" in response.json()["error"]["message"]
         assert added(core) == []
         assert (await send(server, file=b"no audio at all")).status_code == 400
 

@@ -1,4 +1,4 @@
-"""What a session needs of a model that transcribes."""
+"""The interface of models that transcribe utterances of a session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.realtime.settings import SessionSettings
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """All that was said in an utterance.
+    """The transcript of an utterance.
 
     Attributes:
         language: its code, if the model has detected it.
@@ -27,11 +27,11 @@ class Transcript:
     language: str | None = None
 
 
-class Speech(Protocol):
-    """A model that turns an utterance into text."""
+class UtteranceTranscriber(Protocol):
+    """A model that transcribes utterances."""
 
     def check(self, settings: SessionSettings) -> None:
-        """Refuse settings that the model cannot follow.
+        """Refuse settings that the model does not support.
 
         Raises:
             ApiError: for example its languages do not include the one of the session.
@@ -47,11 +47,11 @@ class Speech(Protocol):
         Args:
             audio: 1-D, in [-1, 1].
             settings: of the session.
-            draft: the utterance goes on; a text that looks wrong is not worth a second attempt.
+            draft: the utterance has not ended, so the text is not generated again at a higher temperature.
 
         Raises:
             ApiError, EngineError, PromptError, WorkerError: it is not possible.
         """
 
 
-SpeechOf = Callable[[ServedModel], Speech]
+TranscriberOf = Callable[[ServedModel], UtteranceTranscriber]

@@ -16,8 +16,8 @@ from quire.api.http.routing import CheckedRoute, enter_for_request, release_reso
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
 from quire.api.http.tenant import current_tenant
 from quire.api.protocol.common import streamed
-from quire.api.protocol.speech import (
-    SpeechRequest,
+from quire.api.protocol.speech_to_text import (
+    SpeechToTextRequest,
     Transcription,
     TranscriptionRequest,
     TranslationRequest,
@@ -28,16 +28,16 @@ from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import (
-    Finished,
     SpeechTask,
     TextDelta,
     TokenLogprob,
+    TranscriptionDone,
     TranscriptionOptions,
     VoiceOptions,
 )
-from quire.api.speech.answers import SpeechBody, answer
-from quire.api.speech.events import ChunkEnvelope, Events, openai_events, vllm_chunks
-from quire.api.speech.form import read_form
+from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
+from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
+from quire.api.speech_to_text.form import read_form
 
 # Fields that other servers know; their defaults are accepted.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -88,7 +88,7 @@ def router(state: ServerState) -> APIRouter:
 
 
 async def _answer(
-    request: Request, state: ServerState, file: UploadFile, body: SpeechBody, task: SpeechTask
+    request: Request, state: ServerState, file: UploadFile, body: SpeechToTextRequestBody, task: SpeechTask
 ) -> Response:
     """Check, admit, decode, transcribe: what costs least comes first."""
     fields.ignore(request, fields.take_unknown_fields(body))
@@ -114,29 +114,34 @@ async def _answer(
 
 
 def _stream(
-    request: Request, state: ServerState, model: ServedModel, body: SpeechBody, task: SpeechTask, events: Events
+    request: Request,
+    state: ServerState,
+    model: ServedModel,
+    body: SpeechToTextRequestBody,
+    task: SpeechTask,
+    events: Events,
 ) -> EventStream:
     ended = releaser(request)
     if (body.stream_format or state.transcription_events) == "openai":
         logprobs = isinstance(body, TranscriptionRequest) and bool(body.include)
         chunks = openai_events(events, task, ended, logprobs=logprobs)
         return EventStream(chunks, keepalive=state.sse_keep_alive_interval, done=b"")
-    head = ChunkEnvelope(answer_id(task, request, None), model.names[0], task)
+    head = TranscriptionChunkFields(answer_id(task, request, None), model.names[0], task)
     return EventStream(vllm_chunks(events, head, body, ended), keepalive=state.sse_keep_alive_interval, done=DONE)
 
 
-async def _collect(events: Events) -> tuple[Finished, list[TokenLogprob]]:
+async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob]]:
     logprobs: list[TokenLogprob] = []
     async with aclosing(events) as transcription:
         async for one in transcription:
             if isinstance(one, TextDelta):
                 logprobs += one.logprobs
-            elif isinstance(one, Finished):
+            elif isinstance(one, TranscriptionDone):
                 return one, logprobs
-    raise AssertionError("a transcription ends with Finished")
+    raise AssertionError("a transcription ends with TranscriptionDone")
 
 
-def _options(body: SpeechBody, state: ServerState, task: SpeechTask) -> TranscriptionOptions:
+def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask) -> TranscriptionOptions:
     voice = body.chunking_strategy
     timeouts = [seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds]
     own = body if isinstance(body, TranscriptionRequest) else TranscriptionRequest()
@@ -172,19 +177,19 @@ def _voice(voice: Any) -> VoiceOptions:
     )
 
 
-def _check_supported(body: SpeechRequest) -> None:
+def _check_supported(body: SpeechToTextRequest) -> None:
     for name, accepted in _UNSUPPORTED.items():
         if getattr(body, name, accepted[0]) not in accepted:
             raise InvalidRequest(f"`{name}` is not supported by this server.", name)
     if body.response_format == "diarized_json":
         raise InvalidRequest(
-            "The format diarized_json is not supported: this server does not tell speakers apart. Supported formats: "
+            "The format diarized_json is not supported: this server has no speaker diarization. Supported formats: "
             "json, text, srt, vtt, verbose_json.",
             "response_format",
         )
 
 
-def _check_target(body: SpeechBody, options: TranscriptionOptions) -> None:
+def _check_target(body: SpeechToTextRequestBody, options: TranscriptionOptions) -> None:
     """Refuse another language of the text than the one that it has."""
     given = "en" if options.task == "translate" else options.language
     if body.to_language and body.to_language != given:

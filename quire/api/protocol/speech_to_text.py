@@ -35,23 +35,25 @@ class VoiceDetection(BaseModel):
     silence_duration_ms: Milliseconds = Field(500, description="silence that ends speech; OpenAI: 200")
 
 
-class SpeechRequest(RequestBody):
+class SpeechToTextRequest(RequestBody):
     """Fields that both endpoints have, beside `file`. Those at the end are accepted with their defaults only."""
 
-    prompt: str = Field("", description="earlier text, whose vocabulary and style are followed")
+    prompt: str = Field("", description="earlier text, as context for vocabulary and style")
     hotwords: str | None = Field(None, description="words that are likely to occur")
     response_format: Format = "json"
     stream: bool | None = Field(False, description="answer with server-sent events")
     stream_format: Literal["openai", "vllm"] | None = Field(
         None, description="events of the stream; default: --transcription-events"
     )
-    stream_include_usage: bool | None = Field(False, description="with vllm: end with the token counts")
-    stream_continuous_usage_stats: bool | None = Field(False, description="with vllm: token counts in every chunk")
+    stream_include_usage: bool | None = Field(False, description="with stream_format vllm: end with a usage chunk")
+    stream_continuous_usage_stats: bool | None = Field(
+        False, description="with stream_format vllm: usage in every chunk"
+    )
     chunking_strategy: Literal["auto"] | VoiceDetection | None = Field(
-        None, description="auto or server_vad: leave out silence and cut between stretches of speech"
+        None, description="auto or server_vad: skip silence, and split the audio at pauses"
     )
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(
-        0.0, description="0: higher ones are tried where the text repeats itself or is unlikely"
+        0.0, description="0: greedy, with higher temperatures as fallback where the text repeats itself or is unlikely"
     )
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -61,11 +63,13 @@ class SpeechRequest(RequestBody):
     presence_penalty: Penalty | None = 0.0
     repetition_penalty: RepetitionPenalty | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="greatest number of tokens for each window of audio"
+        None, description="maximum number of tokens for each window of audio"
     )
     timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = None
-    language: _LANGUAGE | None = Field(None, description="ISO 639-1 code of what is spoken; default: it is detected")
-    to_language: _LANGUAGE | None = Field(None, description="the language of the text, if it is the one it has anyway")
+    language: _LANGUAGE | None = Field(None, description="ISO 639-1 code of the spoken language; default: detected")
+    to_language: _LANGUAGE | None = Field(
+        None, description="language of the text; must be the one that the endpoint produces without it"
+    )
     include_stop_str_in_output: bool = False
     length_penalty: float = 1.0
     n: int = 1
@@ -82,11 +86,11 @@ class SpeechRequest(RequestBody):
         return self
 
 
-class TranscriptionRequest(SpeechRequest):
+class TranscriptionRequest(SpeechToTextRequest):
     """The form of /v1/audio/transcriptions."""
 
     timestamp_granularities: Annotated[ListOf[Literal["word", "segment"]], Field(max_length=8)] = Field(
-        [], description="with verbose_json: what has times; default: segments"
+        [], description="with verbose_json: segment, word or both; default: segment"
     )
     include: Annotated[ListOf[Literal["logprobs"]], Field(max_length=8)] = Field([], description="with json")
     languages: Annotated[ListOf[_LANGUAGE], Field(max_length=_MAX_LISTED)] = Field(
@@ -108,7 +112,7 @@ class TranscriptionRequest(SpeechRequest):
         return self
 
 
-class TranslationRequest(SpeechRequest):
+class TranslationRequest(SpeechToTextRequest):
     """The form of /v1/audio/translations."""
 
 
@@ -119,8 +123,8 @@ class InputTokenDetails(BaseModel):
     text_tokens: int
 
 
-class SpeechTokenUsage(BaseModel):
-    """Seconds and tokens of a request. `type` says which of OpenAI's two forms a client reads."""
+class TranscriptionUsageBody(BaseModel):
+    """Seconds and tokens of a request. `type` selects one of OpenAI's two formats."""
 
     type: Literal["duration", "tokens"]
     seconds: int
@@ -142,7 +146,7 @@ class Transcription(BaseModel):
     """The answer in the format json."""
 
     text: str
-    usage: SpeechTokenUsage
+    usage: TranscriptionUsageBody
     languages: list[dict[str, str]] | None = None
     logprobs: list[TranscriptLogprob] | None = None
 
@@ -179,7 +183,7 @@ class VerboseTranscription(BaseModel):
     text: str
     segments: list[TranscriptSegment] | None = None
     words: list[TranscriptWord] | None = None
-    usage: SpeechTokenUsage
+    usage: TranscriptionUsageBody
 
 
 def form_schema(model: type[BaseModel]) -> dict[str, Any]:
