@@ -332,7 +332,13 @@ def test_long_audio_becomes_several_items(kind: str) -> None:
     seconds = 30.0 if info.max_items else 61.3
     items = audio_items(sound(seconds), info)
     assert [item.start for item in items] == [sum(one.length for one in items[:i]) for i in range(len(items))]
-    expected = {"qwen2_audio": [750], "voxtral": [375] * 3, "qwen3_asr": [104] * 7 + [math.ceil(530 / 8)]}[kind]
+    expected = {
+        "granite_speech": [100 * 3],
+        "phi4_multimodal": [500, math.ceil((6128 - 4000) / 8)],
+        "qwen2_audio": [750],
+        "qwen3_asr": [104] * 7 + [math.ceil(530 / 8)],
+        "voxtral": [375] * 3,
+    }[kind]
     assert [item.length for item in items] == pytest.approx(expected, abs=2 if kind == "qwen3_asr" else 0)
 
 
