@@ -171,18 +171,18 @@ def test_patterns_and_scales(tmp_path: Path) -> None:
     assert engine.generate(prompt, greedy(9), items=items).tokens == expected_tokens(model, prompt, [noise(0, 0.4)], 9)
 
 
-def without(key: str) -> Callable[[LoRA], None]:
+def without(key: str) -> Callable[[LoRA], object]:
     return lambda lora: lora.tensors.pop(next(name for name in lora.tensors if name.endswith(key)))
 
 
-def renamed(one: str, other: str) -> Callable[[LoRA], None]:
+def renamed(one: str, other: str) -> Callable[[LoRA], object]:
     def change(lora: LoRA) -> None:
         lora.tensors = {name.replace(one, other): tensor for name, tensor in lora.tensors.items()}
 
     return change
 
 
-def narrowed(key: str, dimension: int) -> Callable[[LoRA], None]:
+def narrowed(key: str, dimension: int) -> Callable[[LoRA], object]:
     def change(lora: LoRA) -> None:
         name = next(name for name in lora.tensors if name.endswith(key))
         lora.tensors[name] = lora.tensors[name].narrow(dimension, 0, 3).contiguous()
@@ -190,11 +190,11 @@ def narrowed(key: str, dimension: int) -> Callable[[LoRA], None]:
     return change
 
 
-def configured(**fields: Any) -> Callable[[LoRA], None]:
+def configured(**fields: Any) -> Callable[[LoRA], object]:
     return lambda lora: lora.config.update(fields)
 
 
-BROKEN: dict[str, tuple[Callable[[LoRA], None], str]] = {
+BROKEN: dict[str, tuple[Callable[[LoRA], object], str]] = {
     "another method": (configured(peft_type="IA3"), "peft_type 'IA3' is not supported"),
     "dora": (configured(use_dora=True), "use_dora True is not supported"),
     "biases": (configured(bias="all"), "bias 'all' is not supported"),
