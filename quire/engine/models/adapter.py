@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
-from quire.engine.models.names.rules import WeightNames, WeightTarget
+from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.transformer import Transformer
 from quire.engine.models.weights import check_finite
@@ -68,7 +69,7 @@ class AdapterLoader:
         if not self._sides:
             raise WeightMismatch(f"there are no weights of the adapter {self._config.name!r} in the checkpoint")
         layers = _adaptable(model)
-        pairs: dict[str, list[tuple[WeightTarget, Tensor, Tensor]]] = {}
+        parts: dict[str, list[_Part]] = {}
         for module, sides in self._sides.items():
             if len(sides) < 2:
                 raise WeightMismatch(f"the adapter has only one of lora_A and lora_B for {module}")
@@ -86,11 +87,11 @@ class AdapterLoader:
                     f"the adapter's weights for {module} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
                     f"which do not fit to {linear.size_in} inputs and {outputs} outputs"
                 )
-            scaled = up.float() * self._config.scale(module, len(down))
-            pairs.setdefault(target.parameter, []).append((target, down, scaled))
-        for parameter, parts in pairs.items():
-            _adapt(layers[parameter], parts, dtype, device)
+            part = _Part(target.part, down, up, self._config.scale(module, len(down)))
+            parts.setdefault(target.parameter, []).append(part)
         self._sides.clear()
+        for parameter in list(parts):
+            _adapt(layers[parameter], parts.pop(parameter), dtype, device)
 
     def _keep(self, match: re.Match[str], tensor: Tensor) -> None:
         sides = self._sides.setdefault(match["module"], {})
@@ -100,22 +101,27 @@ class AdapterLoader:
         check_finite(match[0], sides[match["side"]])
 
 
-def _adapt(
-    linear: Linear,
-    parts: list[tuple[WeightTarget, Tensor, Tensor]],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The adapter of a projection. `index`: of the projection in its linear layer; None: it is all of it."""
+
+    index: int | None
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+def _adapt(linear: Linear, parts: list[_Part], dtype: torch.dtype, device: torch.device) -> None:
     """Add the adapters of the projections in a linear layer, one rank behind the other."""
-    down = torch.cat([part.float() for _, part, _ in parts])
+    down = torch.cat([part.down.to(dtype) for part in parts])
     up = torch.zeros(sum(linear.parts), len(down))
     column = 0
-    for target, _, scaled in parts:
-        row = 0 if target.part is None else sum(linear.parts[: target.part])
-        place = up[row : row + len(scaled), column : column + scaled.shape[1]]
-        place.copy_(scaled)
-        column += scaled.shape[1]
-    linear.adapt(down.to(device, dtype), up.to(device, dtype))
+    for part in parts:
+        row = 0 if part.index is None else sum(linear.parts[: part.index])
+        outputs, rank = part.up.shape
+        up[row : row + outputs, column : column + rank] = part.up.float() * part.scale
+        column += rank
+    linear.adapt(down.to(device), up.to(device, dtype))
 
 
 def _adaptable(model: Transformer) -> dict[str, Linear]:
