@@ -120,7 +120,7 @@ class EngineCore:
             self._finish_oldest()
 
     def run_urgent(self, running: StepPlan) -> None:
-        """Run short requests of other flows between two layers of an encoder's step."""
+        """Run short requests between layers of a running step; skips flows that the step already contains."""
         assert isinstance(self.scheduler, EncoderScheduler)
         self._drain_inbox()
         plan = self.scheduler.plan_urgent(running)

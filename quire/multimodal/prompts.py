@@ -166,7 +166,7 @@ class PromptBuilder:
         sizes = job.sizes()
         if sum(sizes) > _MAX_BATCH_CHARACTERS:
             raise PromptError(
-                f"The inputs have {sum(sizes)} characters with what is put before each of them; at most "
+                f"The inputs have {sum(sizes)} characters, including prepended prompts; at most "
                 f"{_MAX_BATCH_CHARACTERS} are allowed.",
                 job.names.field,
             )

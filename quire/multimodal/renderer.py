@@ -1,4 +1,4 @@
-"""Renders chat templates and tokenizes beside the event loop: small jobs in threads, large ones in worker processes."""
+"""Renders chat templates and tokenizes off the event loop: small jobs in threads, large ones in worker processes."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Renderer:
                 raise QueueFull("the prompt waited too long for processor time") from error
             raise PromptError(f"{what} took more than {self._limits.seconds:g} s.", field) from error
         except JobKilled as error:
-            raise PromptError(f"{what} is not possible: {error}.", field) from error
+            raise PromptError(f"{what} failed: {error}.", field) from error
 
 
 def _check_variables(job: PairsJob) -> None:

@@ -1,4 +1,4 @@
-"""Response bodies. Arrays become JSON without Python's numbers, while the body is sent."""
+"""Response bodies. Arrays become JSON without creating Python floats, while the body is sent."""
 
 from __future__ import annotations
 

@@ -165,7 +165,8 @@ def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPr
 def _check_size(values: int, names: InputNames) -> None:
     if values > _MAX_VALUES:
         raise InvalidRequest(
-            f"The results of a request may have at most {_MAX_VALUES} numbers. Please send fewer inputs at once.",
+            f"The results of a request may have at most {_MAX_VALUES} values (inputs x dimensions). Please send fewer "
+            "inputs.",
             names.field,
         )
 

@@ -36,7 +36,7 @@ class ServedModel:
         audio: decodes the audio of its requests; None if it takes none.
         grammars: None if the model cannot be constrained by grammars.
         priority_scheduling: the engine runs with the priority policy.
-        scorer: compares embeddings of many tokens beside the event loop. What waits for it holds a slot of the engine.
+        scorer: compares embeddings of many tokens in threads, off the event loop. A request that waits for it holds a slot of the engine.
     """
 
     names: tuple[str, ...]

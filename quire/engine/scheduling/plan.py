@@ -1,4 +1,4 @@
-"""Messages between scheduler and model runner. They are values: neither side changes one that it received."""
+"""Messages between scheduler and model runner. They are immutable for the receiver."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     params: SamplingParams | PoolingParams
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str | None = None  # only requests with equal salts share prefix blocks
-    flow: str = ""  # pooling requests of one flow share one fair share of the engine
+    flow: str = ""  # fair-queueing key; flows get equal engine time
     segment_start: int | None = None  # index of the first token of the second text of a pair
     items: tuple[MediaItem, ...] = ()
     open: bool = False

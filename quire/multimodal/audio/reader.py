@@ -1,4 +1,4 @@
-"""Decodes files in worker processes and computes features in threads, beside the event loop."""
+"""Decodes files in worker processes and computes features in threads, off the event loop."""
 
 from __future__ import annotations
 

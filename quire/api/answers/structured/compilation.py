@@ -1,4 +1,4 @@
-"""Compiles grammars in the worker processes of `GrammarChecker`, so that only proven ones reach the engine."""
+"""Compiles grammars in the worker processes of `GrammarChecker`, so that only grammars that compiled reach the engine."""
 
 from __future__ import annotations
 

@@ -139,7 +139,10 @@ class _Bundle:
             while isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
                 next_pointer, node = self._target(node["$ref"], self._places.base_of(next_pointer))
                 if next_pointer in seen or len(seen) > _MAX_CHAIN:
-                    raise ValueError(f"In the tool {self._name!r}, {reference[:200]!r} only leads to other references.")
+                    raise ValueError(
+                        f"In the tool {self._name!r}, {reference[:200]!r} is a circular $ref, or one that leads through "
+                        f"more than {_MAX_CHAIN} others."
+                    )
                 seen.add(next_pointer)
         return self._keys[pointer]
 
