@@ -122,7 +122,7 @@ class Metrics:
         )
         self.prompt_cached = self._counter(
             "prompt_tokens_cached",
-            "Part of prompt_tokens that was found in the prefix cache; prefix_cache_hits also counts unfinished sequences",
+            "Part of prompt_tokens that was in the prefix cache; prefix_cache_hits also counts unfinished sequences",
         )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after its death")

@@ -34,7 +34,7 @@ _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingContext:
-    """What all inputs of a pooling request share. `results`: what these hold until the client has read them."""
+    """Values common to all inputs of a pooling request. `results`: memory held until the client has read them."""
 
     id: str
     model: ServedModel
@@ -115,9 +115,9 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:
-        context: of the request.
-        groups: its inputs.
-        on_result: what is kept of a result, given its index; default: all of it.
+        context: context of the request.
+        groups: inputs of the request.
+        on_result: makes what is kept of a result and its index; default: the result itself.
 
     Raises:
         InvalidRequest: the engine does not accept an input.

@@ -81,8 +81,8 @@ async def send_all(
     """Send requests when they are due.
 
     Args:
-        settings: how many, how many at once, and for how long.
-        rng: of arrival times.
+        settings: number of requests, concurrency and duration.
+        rng: random numbers for arrival times.
         prepare: makes the next request.
         on_sample: is called with each request when it ends.
     """

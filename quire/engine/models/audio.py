@@ -30,9 +30,9 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
     """Read the config of a model's feature extractor.
 
     Args:
-        folder: of the model.
-        config: its Hugging Face config.
-        encoder: of its audio.
+        folder: the model's directory.
+        config: the model's Hugging Face config.
+        encoder: architecture of the audio encoder.
         vocab: tokens of its vocabulary.
 
     Raises:

@@ -46,7 +46,7 @@ class AudioEncoder(LayerStack):
 
         Args:
             features: (channels, columns), and some columns more that convolutions may read.
-            columns: how many are encoded.
+            columns: number of columns that are encoded.
 
         Returns:
             (positions, hidden)
@@ -69,7 +69,7 @@ class AudioEncoder(LayerStack):
         """Encode items.
 
         Args:
-            items: of each the result of `embed`.
+            items: the result of `embed` for each item.
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
             between_layers: called after each layer but the last.

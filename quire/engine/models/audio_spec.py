@@ -16,7 +16,7 @@ class ConvStem:
     """Two convolutions over time of width 3, each followed by `act`; the second one halves the number of positions.
 
     Attributes:
-        channels: of a column of features.
+        channels: elements of a column of features.
         act: an activation.
     """
 
@@ -36,7 +36,7 @@ class ChunkedConvStem:
     Each chunk of columns is computed by itself, and has its own sinusoidal positions.
 
     Attributes:
-        rows: of features.
+        rows: rows of the features.
         channels: outputs of each convolution.
         chunk: columns.
         act: an activation.
@@ -49,7 +49,7 @@ class ChunkedConvStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """Of one chunk; see `count_positions`."""
+        """The convolutions of one chunk over time; see `count_positions`."""
         return (Convolution(3, 2, 1),) * 3
 
 
@@ -106,10 +106,10 @@ class Conv2dStem:
 
     Attributes:
         bands: rows of the features.
-        channels: of all convolutions.
+        channels: channels of all convolutions.
         layers: convolutions.
         kernel: width in both directions, an odd number.
-        scale: of the result.
+        scale: factor of the result.
     """
 
     bands: int
@@ -131,10 +131,10 @@ class LearnedPositions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvPositions:
-    """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm behind it.
+    """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm after it.
 
     Attributes:
-        kernel: positions; of an even number one more lies before the position than behind it.
+        kernel: positions; of an even number one more lies before the position than after it.
         norm: the model's norm follows the sum.
     """
 
@@ -149,8 +149,8 @@ class Projector:
     """Linear layers with `act` between them.
 
     Attributes:
-        sizes: outputs of each.
-        bias: of all of them.
+        sizes: output size of each.
+        bias: whether all of them have a bias.
     """
 
     sizes: tuple[int, ...]

@@ -339,9 +339,9 @@ class AudioEncoderSpec(StackSpec):
     Learned positions are added.
 
     Attributes:
-        max_positions: of an item, behind the stem.
+        max_positions: positions of an item, after the stem.
         positions: position embeddings; None if the stem adds them, or attention encodes positions.
-        averaged: neighbouring positions whose mean becomes one, before the norm.
+        averaged: pooling factor: the mean of this many neighbouring positions becomes one, before the norm.
         joined: neighbouring positions that are joined to one, after the norm.
         projector: behind them; None: there is none.
     """
@@ -369,8 +369,8 @@ class DecoderSpec(TransformerSpec):
         tied: the output projection shares the embedding's weight.
         head_bias: the output projection has a bias.
         logit_softcap: logits become cap * tanh(logits / cap).
-        encoder: of what the layers with cross-attention read, if there are any; else its outputs take the place of
-            embeddings of tokens. None if there is none.
+        encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
+            tokens. None if there is none.
     """
 
     tied: bool = False

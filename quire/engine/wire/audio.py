@@ -8,7 +8,7 @@ import msgspec
 
 
 class AudioLengths(msgspec.Struct, frozen=True):
-    """How many positions an encoder makes of columns of features.
+    """Computes the number of encoder positions of columns of features.
 
     Attributes:
         chunk: columns that convolutions see together; nothing reaches across the border of two chunks.
@@ -39,18 +39,18 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: selects the transcription prompt.
         placeholder: the token that stands for each of an item's embeddings.
-        text: what stands for a whole piece of audio in a rendered chat, with one placeholder in it.
-        sample_rate: of the audio that features are made from, in Hz.
+        text: text that stands for a whole piece of audio in a rendered chat, with one placeholder in it.
+        sample_rate: sample rate of the audio that features are made from, in Hz.
         num_mel_bins: rows of the features.
         item_columns: most columns of an item that are encoded. Longer audio becomes several items, one behind the
             other.
-        lengths: of items.
+        lengths: computes the number of positions and tokens of items.
         padded_columns: features are made of audio that silence extends to a multiple of so many columns; 0: of the
             audio alone.
-        encodes_padding: that silence is encoded, too.
-        context: columns behind those that are encoded, which convolutions read.
+        encodes_padding: whether that silence is encoded, too.
+        context: columns after those that are encoded, which convolutions read.
         min_samples: shorter audio is extended by silence.
-        max_items: of one piece of audio; None: any number.
+        max_items: maximum number of items of one piece of audio; None: any number.
     """
 
     kind: Literal["qwen2_audio", "qwen3_asr", "voxtral"]

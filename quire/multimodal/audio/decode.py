@@ -39,7 +39,7 @@ class DecodedAudio:
 
     Attributes:
         samples: 1-D float32 at 16 kHz; all channels averaged.
-        format: of the file.
+        format: name of the file's format.
     """
 
     samples: NDArray[np.float32]

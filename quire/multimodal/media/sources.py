@@ -30,7 +30,7 @@ class MediaPolicy:
 
     Attributes:
         domains: host names from which media may be fetched.
-        folder: from which files may be read; None: no files.
+        folder: directory from which files may be read; None: no files.
         timeout: seconds that fetching may take.
     """
 
@@ -52,8 +52,8 @@ def check_url(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reade
     """Check a URL without fetching it.
 
     Args:
-        url: of a content part.
-        policy: of the operator.
+        url: URL of a content part.
+        policy: the operator's policy.
         max_size: largest content in bytes.
         where: the content part, for errors.
 

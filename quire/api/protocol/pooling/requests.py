@@ -70,7 +70,7 @@ class ChatInput(BaseModel):
 
 
 class EncodingFields(BaseModel):
-    """How arrays are written."""
+    """The encoding of arrays in the response."""
 
     encoding_format: EncodingFormat | None = "float"
     embed_dtype: EmbedDtype | None = "float32"
@@ -89,7 +89,7 @@ class ActivationFields(BaseModel):
 
 
 class EmbedFields(BaseModel):
-    """How embeddings are made."""
+    """Options of embeddings."""
 
     dimensions: Annotated[int, Field(lt=1 << 31)] | None = Field(
         None, description="length of the embeddings, for models that support shorter ones (Matryoshka)"
