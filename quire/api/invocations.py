@@ -103,8 +103,9 @@ def _invocation(state: ServerState) -> Any:
         Discriminator(
             lambda body: _kind(body, state),
             custom_error_type="no_handler",
-            custom_error_message="Expected an object with `messages`, for a chat, `prompt`, for a completion, `input`, for "
-            "embeddings or classification, `query` and `documents`, for a rerank, or `text_1` and `text_2`, for scores",
+            custom_error_message="Expected an object with `messages`, for a chat, `prompt`, for a completion, `input`, "
+            "for embeddings or classification, `query` and `documents`, for a rerank, or `text_1` and `text_2`, "
+            "for scores",
         ),
     ]
 

@@ -318,8 +318,8 @@ class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
         features: features of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or
             samples that are normalized to a mean of 0 and a variance of 1.
         sample_rate: sample rate of the audio that features are made from, in Hz.
-        num_mel_bins, num_frames: most rows and columns of an item's features; samples are one row. Whisper's may be fewer
-            frames, an even number of them, but most models have been trained with padded audio only.
+        num_mel_bins, num_frames: most rows and columns of an item's features; samples are one row. Whisper's may have
+            fewer columns, an even number of them, but most models have been trained with padded audio only.
         convolutions: steps from columns of features (before the encoder) to the encoder's positions.
         chunk_seconds: seconds of audio in one item.
         num_positions: positions after the encoder of one item, `time_precision` seconds each.

@@ -1,4 +1,4 @@
-"""Compiles grammars in the worker processes of `GrammarChecker`, so that only grammars that compile reach the engine."""
+"""Compiles grammars in worker processes of `GrammarChecker`, so that only grammars that compile reach the engine."""
 
 from __future__ import annotations
 
