@@ -267,8 +267,8 @@ class ModelOptions(Options):
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
         description="use of a causal language model for another task; none: the model is used for its own task; "
-        "embed: its hidden states become embeddings; classify: its logits of the tokens in classifier_from_token of config.json "
-        "(default: no and yes) become scores, as for rerank",
+        "embed: its hidden states become embeddings; classify: its logits of the tokens in "
+        "classifier_from_token of config.json (default: no and yes) become scores, as for rerank",
     )
     pooler_config: JsonObject = Field(
         {},

@@ -270,6 +270,7 @@ def _scheduler(
         convolutions=() if speech is None else speech.convolutions,
         max_encoded=options.max_num_batched_tokens,
         max_cached=_cached_embeddings(loaded, options),
+        adapts_items=loaded.is_adapted,
     )
     return Scheduler(
         limits,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.table import RequestTable
-from quire.engine.models.inputs import ModelInputs
+from quire.engine.models.inputs import AdaptedRows, ModelInputs, RowSet
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionMetadata
@@ -286,6 +286,22 @@ class _CrossRows:
         np.take(self._table.cross_lengths, rows, out=self._lengths[:count], mode="clip")
         tables, lengths = self._tensors
         return tables[:count], lengths[:count]
+
+
+def adapted_rows(spans: Sequence[Span], adapted: Set[int], device: torch.device) -> AdaptedRows | None:
+    """The rows of a step of sequences in `adapted` rows of the request table; None if there are none."""
+    flags = [span.row in adapted for span in spans]
+    if not any(flags):
+        return None
+    if all(flags):
+        return AdaptedRows(RowSet(), RowSet())
+    counts = torch.tensor([span.count for span in spans])
+    tokens = torch.tensor(flags).repeat_interleave(counts)
+    sampling = [flag for span, flag in zip(spans, flags, strict=True) if span.samples and not span.draft]
+    logits = torch.tensor(sampling, dtype=torch.bool).nonzero().flatten() if any(sampling) else None
+    return AdaptedRows(
+        RowSet(tokens.nonzero().flatten().to(device)), None if logits is None else RowSet(logits.to(device))
+    )
 
 
 def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:

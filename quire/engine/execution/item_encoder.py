@@ -23,7 +23,7 @@ def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list
     """The arguments of `AudioEncoder.run` for items: the input of the layers for each of them, and `cu_seqlens`."""
     sample = encoder.sample
     features = [torch.tensor(item.features, dtype=sample.dtype, device=sample.device) for item in items]
-    embedded = [encoder.embed(one, item.columns) for one, item in zip(features, items, strict=True)]
+    embedded = [encoder.embed(one, item.columns, item.before) for one, item in zip(features, items, strict=True)]
     return embedded, torch.tensor([0, *itertools.accumulate(map(len, embedded))])
 
 
@@ -77,7 +77,8 @@ class TokenEmbedder:
         """Encode items, all together, and keep their embeddings."""
         encoded = encode_items(self._encoder, [entry.item for entry in entries])
         for entry, embeddings in zip(entries, encoded, strict=True):
-            self._kept[entry.key] = embeddings if len(entries) == 1 else embeddings.clone()
+            own = embeddings[: entry.item.length]  # positions may have been filled up
+            self._kept[entry.key] = own if len(own) == len(embeddings) and len(entries) == 1 else own.clone()
 
     def missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
         """The items that are not kept."""

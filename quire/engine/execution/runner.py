@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.attention.backend import AttentionBackend
-from quire.engine.execution.inputs import InputBuilder, Span, StepInputs
+from quire.engine.execution.inputs import InputBuilder, Span, StepInputs, adapted_rows
 from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.sampling.logprobs import top_logprobs
@@ -131,9 +131,12 @@ class ModelRunner:
         return _Computed(inputs.spans, logits, hidden)
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
-        """The inputs with the embeddings of items."""
+        """The inputs with the embeddings of items, and the rows that are computed with the model's adapter."""
         if self._embedder is None:
             return inputs
+        if self._table.adapted_rows:
+            rows = adapted_rows(inputs.spans, self._table.adapted_rows, inputs.model.token_ids.device)
+            inputs = replace(inputs, model=replace(inputs.model, adapted=rows))
         reading = {self._table.row_of(one.request_id): one.items for one in scheduled if one.items}
         if not reading:
             return inputs

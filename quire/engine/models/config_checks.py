@@ -7,11 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from quire.engine.models.audio_spec import ChunkedConvStem, Conv2dStem, ConvPositions, ConvStem, Projector, WaveConv
+from quire.engine.models.audio_spec import (
+    BlockAttention,
+    ChunkedConvStem,
+    Conv2dStem,
+    ConvPositions,
+    ConvStem,
+    LinearStem,
+    Projector,
+    QueryProjector,
+    RelativeAttention,
+    TimeConv,
+    WaveConv,
+)
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
-    ConformerLayer,
+    ClippedBias,
     CrossAttention,
     CTCSpec,
     DecoderSpec,
@@ -26,7 +38,6 @@ from quire.engine.models.spec import (
     LongRope,
     MoE,
     PlainMLP,
-    RelativeAttention,
     Rope,
     TransformerSpec,
 )
@@ -39,6 +50,7 @@ _COUNTS = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
     *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_conv_pos_embedding_groups"),
+    "num_blocks",
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),
@@ -57,7 +69,11 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     ConvPositions: ("kernel", "groups"),
     CTCSpec: ("vocab",),
     RelativeAttention: ("heads", "head_dim"),
-    ConformerLayer: ("kernel",),
+    BlockAttention: ("heads", "head_dim", "block", "reach"),
+    TimeConv: ("size", "kernel"),
+    ClippedBias: ("reach",),
+    LinearStem: ("rows",),
+    QueryProjector: ("window", "queries", "hidden", "layers", "heads", "ffn", "cross_every", "size"),
     CrossAttention: ("heads", "head_dim"),
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
@@ -139,6 +155,10 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"its layers have different original_max_position_embeddings: {' and '.join(map(str, lengths))}"
         case AudioEncoderSpec(layers=()):
             yield "its encoder has no layers"
+        case AudioEncoderSpec(concatenated=concatenated, layers=layers) if not set(concatenated) <= set(
+            range(len(layers))
+        ):
+            yield f"outputs of layers {concatenated} are concatenated, but its encoder has {len(layers)} layers"
         case DecoderSpec(encoder=AudioEncoderSpec(projector=Projector(sizes=sizes)), hidden=hidden) if (
             sizes[-1] != hidden
         ):

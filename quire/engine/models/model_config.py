@@ -18,15 +18,17 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, TypeVar
 
+from quire.engine.models.adapter_config import AdapterConfig
 from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, ENCODERS, spec_of
-from quire.engine.models.audio import read_audio
+from quire.engine.models.audio import read_audio, read_audio_adapter
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.custom_configs import with_known_type
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
+from quire.engine.models.fp8 import Fp8Scales
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
 from quire.engine.models.sentence_transformers import read_modules
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, Fp8Scales
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
 from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
 from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.static_embedding import static_spec
@@ -52,6 +54,7 @@ class ModelConfig:
         fp8: scales of the checkpoint's FP8 weights, if it has any.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
+        adapter: adapter that requests with audio are computed with; None: there is none.
     """
 
     model_type: str
@@ -62,6 +65,7 @@ class ModelConfig:
     speech: SpeechToTextSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
+    adapter: AdapterConfig | None = None
 
 
 def read_model_config(
@@ -115,7 +119,8 @@ def read_model_config(
         if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
             return ModelConfig(config.model_type, spec, extra, scales, speech=_speech(folder, config, spec))
         audio = read_audio(folder, config, encoder, spec.vocab)
-        return ModelConfig(config.model_type, spec, extra, scales, audio=audio)
+        adapter = read_audio_adapter(folder, config)
+        return ModelConfig(config.model_type, spec, extra, scales, audio=audio, adapter=adapter)
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)

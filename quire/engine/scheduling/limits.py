@@ -18,6 +18,7 @@ class SchedulerLimits:
             none, or if items have tokens of their own.
         max_encoded: encoded positions of a step, if they are of more than one item.
         max_cached: embeddings of items with tokens of their own that are kept; 0 if the model reads no such items.
+        adapts_items: requests with such items are computed with the model's adapter.
     """
 
     max_seqs: int
@@ -28,6 +29,7 @@ class SchedulerLimits:
     convolutions: tuple[Convolution, ...] = ()
     max_encoded: int = 0
     max_cached: int = 0
+    adapts_items: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < self.max_seqs:

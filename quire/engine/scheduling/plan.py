@@ -65,6 +65,7 @@ class NewSequence:
         tokens: prompt and, after preemption, the output so far.
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
+        adapted: compute it with the model's adapter.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class NewSequence:
     prompt_logprobs: int | None
     uses_long_rope: bool = False
     cross: CrossItem | None = None
+    adapted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

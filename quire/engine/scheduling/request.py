@@ -50,6 +50,7 @@ class Request:
         blocks: the block table.
         root: hash before that of the first block, from the cache salt; sequences with equal roots may share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
+        adapted: computed with the model's adapter.
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         published: number of blocks that are registered in the prefix cache.
         drafter: proposes speculative tokens; None without speculation.
@@ -69,6 +70,7 @@ class Request:
     order: tuple[int, ...]
     root: BlockHash = b""
     uses_long_rope: bool = False
+    adapted: bool = False
     prompt_len: int = 0
     computed: int = 0
     expected: int = 0
@@ -129,6 +131,12 @@ class Request:
             self.root = hasher(self.root + b"extended") if hasher else b""
             self.hashes = []
 
+    def adapt(self, hasher: Hasher | None) -> None:
+        """Compute all tokens with the model's adapter. Keys and values are others then, as with another rope."""
+        self.adapted = True
+        self.root = hasher(self.root + b"adapted") if hasher else b""
+        self.hashes = []
+
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
         """Append tokens and their items to the prompt."""
         if items:
@@ -173,7 +181,7 @@ class Request:
         """The request as it enters the batch."""
         wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
-            self.id, tuple(self.tokens), self.prompt_len, self.params, wanted, self.uses_long_rope, cross
+            self.id, tuple(self.tokens), self.prompt_len, self.params, wanted, self.uses_long_rope, cross, self.adapted
         )
 
     def mark_scheduled(self) -> None:

@@ -106,6 +106,8 @@ class Scheduler:
             # As for prefixes: without a hasher nothing is shared.
             prefix = request.root if self._hasher is not None else f"{request.id}\0".encode()
             request.spans = ItemSpans(message.items, prefix) if message.items or message.open else None
+            if message.items:
+                self._adapt(request)
         elif message.items:
             self._cross.attach(request, message.items[0])
         self._requests[request.id] = request
@@ -130,9 +132,22 @@ class Scheduler:
             error = f"the prompt would have more than {longest} tokens"
         if error is not None:
             self._leave(request)
-        elif self._open.extend(request, tokens, last=last, items=items):
-            self._waiting.push(request)
+        else:
+            if items:
+                self._adapt(request)
+            if self._open.extend(request, tokens, last=last, items=items):
+                self._waiting.push(request)
         return error
+
+    def _adapt(self, request: Request) -> None:
+        """Compute a request that has items with the model's adapter, if it has one for them.
+
+        What was computed without it is computed again.
+        """
+        if self.limits.adapts_items and not request.adapted:
+            if request.blocks:
+                self._preempt(request)
+            request.adapt(self._hasher)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""

@@ -131,6 +131,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
             where the model only transcribes (see `SpeechToTextInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
         encoded: number of columns (frames before the encoder) to encode; only convolutions read later ones. None: all.
+        before: number of columns before them, of the audio that the item continues; only convolutions read them.
     """
 
     hash: bytes
@@ -139,11 +140,12 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     features: FeatureArray
     encoded: int | None = None
+    before: int = 0
 
     @property
     def columns(self) -> int:
         """Number of columns of features (frames, before the encoder) that are encoded."""
-        return self.features.shape[1] if self.encoded is None else self.encoded
+        return self.features.shape[1] - self.before if self.encoded is None else self.encoded
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):

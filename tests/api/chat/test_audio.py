@@ -15,6 +15,7 @@ import pytest
 from quire.multimodal.audio.items import audio_items
 from tests.support.audio import Samples, encode, tone, voice, wav
 from tests.support.audio_chat import (
+    KINDS,
     PLACEHOLDERS,
     SPANS,
     TOKEN,
@@ -32,7 +33,7 @@ from tests.support.fake_core import FakeCore
 from tests.support.server import Server, chunks_of, running_server
 
 CHAT = "/v1/chat/completions"
-KINDS = ("qwen2_audio", "voxtral", "qwen3_asr")
+PARTS = ("qwen2_audio", "voxtral", "qwen3_asr")  # kinds whose chat templates place the audio themselves
 ONE, TWO = voice(1.0), voice(2.5)
 
 
@@ -67,7 +68,8 @@ async def test_parts_become_items(tmp_path: Path, kind: str) -> None:
         spans = [SPANS[kind].replace(PLACEHOLDERS[kind], "X") for _ in lengths]
         for length in lengths:
             text = text.replace(PLACEHOLDERS[kind] * length, "X", 1)
-        assert f"First: {spans[0]}second: {spans[1]}which?" in text
+        lines = "" if kind in PARTS else "\n"
+        assert lines.join(("First: ", spans[0], "second: ", spans[1], "which?")) in text
         assert tokens.count(info.placeholder) == sum(lengths)
         covered = [index for item in message.items for index in range(item.start, item.start + item.length)]
         assert [index for index, token in enumerate(tokens) if token == info.placeholder] == covered
@@ -330,5 +332,36 @@ def test_long_audio_becomes_several_items(kind: str) -> None:
     seconds = 30.0 if info.max_items else 61.3
     items = audio_items(sound(seconds), info)
     assert [item.start for item in items] == [sum(one.length for one in items[:i]) for i in range(len(items))]
-    expected = {"qwen2_audio": [750], "voxtral": [375] * 3, "qwen3_asr": [104] * 7 + [math.ceil(530 / 8)]}[kind]
+    expected = {
+        "granite_speech": [100 * 3],
+        "phi4_multimodal": [500, math.ceil((6128 - 4000) / 8)],
+        "qwen2_audio": [750],
+        "qwen3_asr": [104] * 7 + [math.ceil(530 / 8)],
+        "voxtral": [375] * 3,
+    }[kind]
     assert [item.length for item in items] == pytest.approx(expected, abs=2 if kind == "qwen3_asr" else 0)
+
+
+@pytest.mark.parametrize("kind", ["phi4_multimodal", "voxtral"])
+@pytest.mark.parametrize("part", ["image_url", "input_image", "video_url"])
+async def test_pictures_are_refused_by_name(tmp_path: Path, kind: str, part: str) -> None:
+    """Also beside audio, which is not read then."""
+    core = AudioCore(kind=kind)
+    picture = {"type": part, part: {"url": "data:image/png;base64,AAAA"}}
+    async with audio_server(tmp_path, core) as server:
+        for parts in ((picture,), ("a", input_audio(encoded(ONE)), picture)):
+            error = await refused(server, asked(*parts))
+            assert error["message"].startswith(f"Content parts of type '{part}' are not supported")
+            assert error["message"].endswith("is served with text and audio only.")
+            assert error["param"] == f"messages[0].content[{len(parts) - 1}]"
+        assert server.state.models[0].client.slots_in_use == 0
+    assert requests_of(core) == []
+
+
+async def test_audio_that_is_one_item_is_limited(tmp_path: Path) -> None:
+    """Granite Speech encodes a piece of audio at once; what is too short for a column is refused, too."""
+    async with audio_server(tmp_path, AudioCore(kind="granite_speech", context=32_000)) as server:
+        error = await refused(server, asked(input_audio(encoded(sound(301.0))), "?"))
+        assert error["message"] == "The audio is 301.0 s long; this model takes at most 300 s in one piece."
+        error = await refused(server, asked(input_audio(encoded(sound(0.015))), "?"))
+        assert error["message"] == "The audio is too short: 0.015 s."

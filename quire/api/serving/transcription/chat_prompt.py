@@ -10,7 +10,7 @@ from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.capabilities import Capabilities
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.audio import AudioInfo
-from quire.multimodal.audio.features import HOP, SAMPLE_RATE
+from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.messages import AUDIO_PART
 from quire.multimodal.prompts import Conversation, Prompt
 
@@ -57,11 +57,28 @@ _QWEN2_AUDIO = {
     "yue": "Cantonese",
     "zh": "Chinese",
 }
+_GRANITE_SPEECH = {
+    "de": "German",
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "ja": "Japanese",
+    "pt": "Portuguese",
+}
+_PHI4_MULTIMODAL = _GRANITE_SPEECH | {"it": "Italian", "zh": "Chinese"}
 _VOXTRAL = dict.fromkeys(("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt"), "")
 _LANGUAGES: Mapping[str, Mapping[str, str]] = {
+    "granite_speech": _GRANITE_SPEECH,
+    "phi4_multimodal": _PHI4_MULTIMODAL,
     "qwen2_audio": _QWEN2_AUDIO,
     "qwen3_asr": _QWEN3_ASR,
     "voxtral": _VOXTRAL,
+}
+# What models that are asked in words have been trained with, as far as their authors say.
+_INSTRUCTIONS: Mapping[str, str] = {
+    "granite_speech": "can you transcribe the speech into a written format?",
+    "phi4_multimodal": "Transcribe the audio clip into text.",
+    "qwen2_audio": "Transcribe the speech word for word, without comments.",
 }
 _LONGEST = 180.0  # seconds of a window: longer audio is transcribed in several, which run side by side
 _MARK = "<asr_text>"  # Qwen 3 ASR: "language NAME<asr_text>TEXT"
@@ -70,8 +87,9 @@ _HEADER_TOKENS = 16  # of which the text before the mark has fewer
 
 def capabilities_of(info: AudioInfo, max_model_len: int) -> Capabilities:
     """Capabilities of a language model. A window fills at most half of the context."""
-    per_token = info.item_columns * HOP / SAMPLE_RATE / info.lengths.tokens(info.item_columns)
-    longest = _LONGEST if info.max_items is None else info.max_items * info.item_columns * HOP / SAMPLE_RATE
+    item_seconds = info.item_columns * info.column_samples / SAMPLE_RATE
+    per_token = item_seconds / info.lengths.tokens(info.item_columns)
+    longest = _LONGEST if info.max_items is None else min(_LONGEST, info.max_items * item_seconds)
     return Capabilities(
         window_seconds=min(longest, max_model_len // 2 * per_token),
         languages=tuple(sorted(_LANGUAGES[info.kind])),
@@ -95,7 +113,7 @@ async def transcription_prompt(served: ServedModel, options: TranscriptionOption
         text = f"{special.get('bos_token', '<s>')}[INST]{info.text}[/INST]{told}[TRANSCRIBE]"
         _require(served, "[TRANSCRIBE]")
         return await renderer.text(text, add_special_tokens=False, tenant=tenant)
-    conversation = _qwen3_asr(options) if info.kind == "qwen3_asr" else _qwen2_audio(options)
+    conversation = _qwen3_asr(options) if info.kind == "qwen3_asr" else _instruction(info, options)
     if info.kind == "qwen3_asr":
         _require(served, _MARK)
     rendered = await renderer.chat(
@@ -123,14 +141,17 @@ def _qwen3_asr(options: TranscriptionOptions) -> dict[str, Any]:
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 
-def _qwen2_audio(options: TranscriptionOptions) -> dict[str, Any]:
+def _instruction(info: AudioInfo, options: TranscriptionOptions) -> dict[str, Any]:
     """The instruction follows the audio."""
-    asked = "Transcribe the speech word for word, without comments."
+    asked = _INSTRUCTIONS[info.kind]
     if options.language is not None:
-        asked += f" It is in {_QWEN2_AUDIO[options.language]}."
+        asked += f" It is in {_LANGUAGES[info.kind][options.language]}."
     if context := _context(options):
         asked += f" Words that may occur: {context}"
-    return {"messages": [{"role": "user", "content": [dict(AUDIO_PART), {"type": "text", "text": asked}]}]}
+    content: Any = [dict(AUDIO_PART), {"type": "text", "text": asked}]
+    if info.kind != "qwen2_audio":  # nothing stands between the two, as in training; parts of a text would be lines
+        content = info.text + asked
+    return {"messages": [{"role": "user", "content": content}]}
 
 
 def _context(options: TranscriptionOptions) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.inputs import Attend, CrossAttend
+from quire.engine.models.inputs import AdaptedRows, Attend, CrossAttend, RowSet
 from quire.engine.models.spec import Rope
 from quire.kernels.qk_norm_rope import CosSin
 
@@ -22,6 +22,7 @@ class StepContext:
         relative_bias: see `AttentionParams.bias`.
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
+        adapted: see `ModelInputs`.
     """
 
     ropes: dict[Rope, CosSin]
@@ -32,3 +33,11 @@ class StepContext:
     relative_bias: Tensor | None = None
     relative_positions: Tensor | None = None
     cross: CrossAttend | None = None
+    adapted: AdaptedRows | None = None
+
+    def adapted_rows(self, *, last_layer: bool) -> RowSet | None:
+        """Those of the tokens behind a layer's attention; None if the adapter applies to none of them."""
+        if self.adapted is None:
+            return None
+        only_logits = last_layer and self.last_token_only and self.logits_indices is not None
+        return self.adapted.logits if only_logits else self.adapted.tokens

@@ -15,11 +15,19 @@ from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import SegmentDone, TextDelta, TranscriptionDone, TranscriptionOptions
 from quire.engine.wire.protocol import AddRequest
 from tests.support.audio import Samples, voice, wav
-from tests.support.audio_chat import ENDS, PLACEHOLDERS, TOKEN, AudioCore, audio_server, audio_tokenizer, requests_of
+from tests.support.audio_chat import (
+    ENDS,
+    KINDS,
+    PLACEHOLDERS,
+    TOKEN,
+    AudioCore,
+    audio_server,
+    audio_tokenizer,
+    requests_of,
+)
 from tests.support.server import Server
 
 PATH = "/v1/audio/transcriptions"
-KINDS = ("qwen2_audio", "voxtral", "qwen3_asr")
 
 
 def answers(kind: str, *texts: str) -> Any:
@@ -52,6 +60,19 @@ def asked(core: AudioCore) -> list[str]:
 
 
 PROMPTS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "granite_speech": [
+        (
+            {},
+            "<|im_start|>user\n<|audio|>can you transcribe the speech into a written format?<|im_end|>\n",
+        ),
+    ],
+    "phi4_multimodal": [
+        (
+            {"language": "it", "hotwords": "Quire"},
+            "<|im_start|>user\n<|endoftext11|>Transcribe the audio clip into text. It is in Italian. Words that may "
+            "occur: Quire<|im_end|>\n",
+        ),
+    ],
     "voxtral": [
         ({}, "<s>[INST][BEGIN_AUDIO][AUDIO][/INST][TRANSCRIBE]"),
         ({"language": "de"}, "<s>[INST][BEGIN_AUDIO][AUDIO][/INST]lang:de[TRANSCRIBE]"),
