@@ -131,7 +131,7 @@ def _windowed(extractor: Mapping[str, Any], config: Any, encoder: AudioEncoderSp
 
 
 def _kaldi(extractor: Mapping[str, Any], encoder: AudioEncoderSpec, stem: Conv2dStem) -> Fields:
-    """The fields of Phi-4 Multimodal. Audio longer than a chunk is several items; convolutions read across their border."""
+    """The fields of Phi-4 Multimodal. Audio longer than a chunk is several items; convolutions read across borders."""
     rate = 1 << stem.layers
     fixed = {"preemphasis": 0.97, "audio_compression_rate": rate, "audio_downsample_rate": 1, "audio_feat_stride": 1}
     bands = {"mel_min_frequency": 0, "mel_max_frequency": 7690, "feature_size": stem.bands}
