@@ -28,7 +28,7 @@ class PackedWeight(Protocol):
         Args:
             x: (rows, size_in).
             bias: (size_out,) float32.
-            out_dtype: dtype of the result: float32 or x's dtype, which is the default.
+            out_dtype: of the result: float32 or x's dtype, which is the default.
             out: (rows, size_out), written to if given; `out_dtype` is ignored then.
 
         Returns:
