@@ -147,7 +147,7 @@ PARTS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "chunks": ("phi4_multimodal", "audio_config", {"chunk_size": 8}, "chunk_size is 8; supported is -1"),
     "channels": ("phi4_multimodal", "audio_config", {"ext_pw_out_channel": 64}, "is 64, not hidden_size, 32"),
     "reduction": ("phi4_multimodal", "audio_config", {"time_reduction": 6}, "time_reduction is 6, not a power of 2"),
-    "bands": ("phi4_multimodal", "audio_config", {"input_size": 20}, "20 bands cannot be halved 3 times"),
+    "bands": ("phi4_multimodal", "audio_config", {"input_size": 20}, "20, is not a multiple of 8"),
     "act": ("phi4_multimodal", "audio_config", {"nemo_activation": "gelu"}, "nemo_activation is 'gelu'"),
     "heads": ("phi4_multimodal", "audio_config", {"num_attention_heads": 5}, "cannot be split into 5 heads"),
     "distance": ("phi4_multimodal", "audio_config", {"bias_max_distance": 0}, "reach is 0"),
