@@ -104,7 +104,8 @@ def _invocation(state: ServerState) -> Any:
             lambda body: _kind(body, state),
             custom_error_type="no_handler",
             custom_error_message="Expected an object with `messages`, for a chat, `prompt`, for a completion, `input`, "
-            "for embeddings or classes, `query` and `documents`, for a rerank, or `text_1` and `text_2`, for scores",
+            "for embeddings or classification, `query` and `documents`, for a rerank, or `text_1` and `text_2`, "
+            "for scores",
         ),
     ]
 

@@ -54,10 +54,10 @@ def serve(
     """Serve the models, then end the process with its exit status. Returns the status if it did not get to serve.
 
     Args:
-        settings: of the command.
+        settings: settings of the command.
         sources: the models.
-        model_configs: their configs, which are being read.
-        sockets: to listen on.
+        model_configs: configs of the models, which are being read.
+        sockets: sockets to listen on.
     """
     try:
         status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))

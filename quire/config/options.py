@@ -130,8 +130,8 @@ class ConnectionOptions(Options):
     )
     body_timeout: Seconds = Field(
         20.0,
-        description="seconds in which a client has to send the body of a request, extended by one for each KiB; then "
-        "status 408",
+        description="seconds in which a client has to send the body of a request; each received KiB postpones the "
+        "deadline by a second, but never to more than this many seconds in the future; then status 408",
     )
     write_timeout: Seconds = Field(
         30.0, description="seconds after which a client that reads nothing of its response is disconnected"
@@ -146,7 +146,7 @@ class LimitOptions(Options):
     max_json_values: Annotated[int, Field(ge=1024)] = Field(
         1 << 20,
         description="maximum number of JSON values in a request body; of these at most a quarter may be strings, and "
-        "an eighth each arrays, objects and keys of objects",
+        "at most an eighth arrays, objects and keys of objects, counted together",
     )
     max_num_queued_seqs: NonNegativeInt = Field(
         512,
@@ -159,7 +159,9 @@ class LimitOptions(Options):
     max_n: PositiveInt = Field(64, description="maximum of `n` in a request")
     max_prompts: PositiveInt = Field(1024, description="maximum number of prompts in a completions request")
     max_inputs: Annotated[int, Field(ge=1, le=1 << 14)] = Field(
-        2048, description="maximum number of inputs, documents or pairs in a request for embeddings, scores or classes"
+        2048,
+        description="maximum number of inputs, documents or pairs in a request for embeddings, classification or "
+        "scores",
     )
     max_stop: PositiveInt = Field(16, description="maximum number of stop strings in a request")
     max_bad_words: PositiveInt = Field(128, description="maximum number of bad_words in a request")
@@ -213,7 +215,8 @@ class RealtimeOptions(Options):
     )
     max_realtime_event_size: Size = Field(
         ByteSize(21 << 20),
-        description="maximum size of an event of a realtime client; the default holds 15 MiB of audio in base64",
+        description="maximum number of characters of an event of a realtime client; a message of more bytes than twice "
+        "this number closes the connection; the default holds 15 MiB of audio in base64",
     )
     max_realtime_audio: Seconds = Field(
         600.0, description="maximum seconds of audio in the input buffer that a realtime client has not committed"
@@ -245,7 +248,7 @@ class ModelOptions(Options):
     device: Literal["cpu", "reference"] = Field(
         "cpu",
         description="what runs the model; cpu: compiled kernels on the CPU; reference: plain PyTorch on the CPU, "
-        "slower, for comparisons",
+        "several times slower, which cpu also uses if the compiled kernels are not installed",
     )
     max_model_len: PositiveInt | None = Field(
         None, description="context length in tokens; default: that of the model, reduced to what fits into the KV cache"
@@ -263,9 +266,9 @@ class ModelOptions(Options):
     )
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
-        description="use a causal language model for another task; embed: its hidden states become embeddings; "
-        "classify: its logits of the tokens in classifier_from_token of config.json (default: no and yes) become "
-        "scores, as for rerank",
+        description="use of a causal language model for another task; none: the model is used for its own task; "
+        "embed: its hidden states become embeddings; classify: its logits of the tokens in "
+        "classifier_from_token of config.json (default: no and yes) become scores, as for rerank",
     )
     pooler_config: JsonObject = Field(
         {},
@@ -349,6 +352,4 @@ class EngineOptions(Options):
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
         None, description="CPU threads of the engine; default: all cores"
     )
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(
-        0, description="seed from which requests without a seed get theirs"
-    )
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="base seed for requests without `seed`")

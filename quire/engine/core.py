@@ -75,7 +75,7 @@ class EngineCore:
             executor: runs the steps.
             channel: connection to the front end.
             vocab_size: number of columns of the model's logits.
-            seed: from which requests without a seed get theirs.
+            seed: base seed for requests without one.
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
             pooler: how the model pools hidden states; None if it generates.
             speech: facts about a model that only transcribes; None for others.
@@ -120,7 +120,7 @@ class EngineCore:
             self._finish_oldest()
 
     def run_urgent(self, running: StepPlan) -> None:
-        """Run short requests of other flows between two layers of an encoder's step."""
+        """Run short requests between layers of a running step; skips flows that the step already contains."""
         assert isinstance(self.scheduler, EncoderScheduler)
         self._drain_inbox()
         plan = self.scheduler.plan_urgent(running)

@@ -16,10 +16,10 @@ def invalid_items(
     """What is wrong with the items of a prompt, or of a piece of one; None if they are valid.
 
     Args:
-        items: of the request.
-        tokens: of the prompt or piece.
-        speech: of a model that only transcribes.
-        audio: of a model that reads audio among its tokens.
+        items: items of the request.
+        tokens: number of tokens of the prompt or piece.
+        speech: facts about a model that only transcribes.
+        audio: facts about a model that reads audio among its tokens.
     """
     if speech is not None:
         return _invalid_whole(items, speech)

@@ -117,9 +117,12 @@ class Metrics:
         self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding that were verified")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have generated a token")
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens of finished sequences, except those that ended without a token or result"
+        )
         self.prompt_cached = self._counter(
-            "prompt_tokens_cached", "Prompt tokens found in the prefix cache, of these requests"
+            "prompt_tokens_cached",
+            "Part of prompt_tokens that was in the prefix cache; prefix_cache_hits also counts unfinished sequences",
         )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after its death")

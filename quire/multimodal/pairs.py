@@ -29,8 +29,8 @@ class PairTemplate(Protocol):
         Args:
             query: the first text.
             document: the second text.
-            instruction: what makes a document relevant; None: the template's own.
-            variables: of the request, for a chat template.
+            instruction: description of relevant documents; None: the template's own.
+            variables: the request's variables for a chat template.
 
         Raises:
             PromptError: the template refuses them.
@@ -73,8 +73,8 @@ def pair_template(
     """The prompt template of a model for pairs; None: the tokenizer joins two texts.
 
     Args:
-        folder: of the model.
-        tokenizer: of the model.
+        folder: the model's directory.
+        tokenizer: the model's tokenizer.
         chat_template: the source of its main chat template.
         defaults: the operator's variables of chat templates.
 

@@ -22,7 +22,7 @@ _FULL_SCALE = 32768.0
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """What a client sends: 16-bit little-endian PCM, or G.711; one channel.
+    """The format of a client's audio: 16-bit little-endian PCM, or G.711; one channel.
 
     Attributes:
         rate: samples per second; 8000 for G.711.
@@ -52,7 +52,7 @@ class AudioDecoder:
         self._start_resampler()
 
     def seconds(self, audio: str) -> float:
-        """How much audio a text of base64 is."""
+        """Duration of base64-encoded audio."""
         size = len(audio) * 3 // 4 - audio[-2:].count("=")
         return size / self.format.bytes_per_sample / self.format.rate
 

@@ -90,9 +90,9 @@ def convert(raw: msgspec.Raw, kind: type[Any], path: str) -> Any:
     """A part of an event whose type depends on the dialect.
 
     Args:
-        raw: its JSON.
+        raw: JSON of the part.
         kind: the type.
-        path: where the part is in the event.
+        path: path of the part in the event.
 
     Raises:
         EventError: it is not of this type.

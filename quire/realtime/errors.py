@@ -36,8 +36,8 @@ class SessionEnded(Exception):
     """The session ends.
 
     Attributes:
-        code: of the WebSocket's close frame; None if the client has gone.
-        reason: for the client; empty if the client ended the session.
+        code: code of the WebSocket's close frame; None if the client has gone.
+        reason: text for the client; empty if the client ended the session.
         name: `code` of an error event that goes before the close frame; None: no such event.
     """
 

@@ -22,7 +22,7 @@ class Secret(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         expires_at: Unix time.
-        owner: which of the server's API keys has made it; None: the server has none.
+        owner: the API key with which it was created; None: the server has none.
         session: JSON of the session's settings.
         beta: they have the form of the beta.
         nonce: makes secrets differ.

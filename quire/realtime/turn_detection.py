@@ -36,7 +36,7 @@ class UtteranceEnded:
 
     Attributes:
         audio: all of it.
-        start, end: in samples since the beginning of the session.
+        start, end: positions in samples since the beginning of the session.
         by_voice_activity: voice activity detection ended it, not a commit of the client.
     """
 

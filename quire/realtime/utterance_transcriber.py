@@ -19,7 +19,7 @@ class Transcript:
     """The transcript of an utterance.
 
     Attributes:
-        language: its code, if the model has detected it.
+        language: language code, if the model has detected it.
     """
 
     text: str
@@ -46,7 +46,7 @@ class UtteranceTranscriber(Protocol):
 
         Args:
             audio: 1-D, in [-1, 1].
-            settings: of the session.
+            settings: settings of the session.
             draft: the utterance has not ended, so the text is not generated again at a higher temperature.
 
         Raises:

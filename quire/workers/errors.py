@@ -44,7 +44,7 @@ class JobKilled(WorkerError):
     """The worker process has ended during the job.
 
     Attributes:
-        cause: as far as the exit status tells.
+        cause: the cause, as far as the exit status tells.
     """
 
     def __init__(self, cause: Cause) -> None:

@@ -41,11 +41,11 @@ class WorkerPool:
         """Nothing is started yet.
 
         Args:
-            name: in log lines and thread names.
+            name: name in log lines and thread names.
             target: "package.module:factory". The factory is called once in each worker, and returns the function that
                 does jobs. Its module should be quick to import.
-            arguments: of the factory.
-            limits: of each job.
+            arguments: arguments of the factory.
+            limits: limits of each job.
             size: number of processes for short jobs, and greatest number of processes with long ones.
             max_queued: jobs that may wait for a process.
             patience: seconds after which a job is a long one.
@@ -78,7 +78,7 @@ class WorkerPool:
         Args:
             job: the argument of the function that does jobs. It is pickled on the event loop, so large ones should be
                 bytes or text.
-            tenant: whose job it is; tenants take turns.
+            tenant: the tenant that waits for the job; tenants take turns.
 
         Returns:
             The function's result. An exception of the function is raised.

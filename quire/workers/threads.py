@@ -20,7 +20,7 @@ class FairThreads:
         """No thread is started yet.
 
         Args:
-            name: in thread names.
+            name: name in thread names.
             size: number of threads.
             max_queued: jobs that may wait for a thread.
         """
@@ -35,7 +35,7 @@ class FairThreads:
 
         Args:
             work: the function.
-            tenant: who waits for it; tenants take turns.
+            tenant: the tenant that waits for it; tenants take turns.
 
         Raises:
             QueueFull: too many jobs wait.

@@ -122,7 +122,7 @@ class CompletionLogprobColumns:
     _NAMES = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 
     def __init__(self, formatter: LogprobFormatter, position: TextPosition) -> None:
-        """`position`: in the text of the choice; it advances with each piece."""
+        """`position`: position in the text of the choice; it advances with each piece."""
         self._formatter = formatter
         self._position = position
         self._pieces: dict[str, list[bytes]] = {name: [] for name in self._NAMES}

@@ -49,9 +49,9 @@ async def take_audio(
     turned into features, so that a request never holds the samples of two.
 
     Args:
-        messages: of a chat; they are changed.
-        model: that the chat is for.
-        policy: what URLs may refer to.
+        messages: messages of a chat; they are changed in place.
+        model: the model that the chat is for.
+        policy: the URLs that are allowed.
         max_parts: most parts with audio.
 
     Returns:

@@ -41,7 +41,7 @@ class PreparedChat:
         head: fields that all chunks of the response share.
         final_text: text of the last message.
         unused_fields: names of fields that have no effect: the chat template, or beam search, does not read them.
-        beams: how to search for the answers; None: they are sampled.
+        beams: options of the beam search; None: answers are sampled.
     """
 
     head: ChatChunkFields

@@ -19,9 +19,9 @@ def response_of(
     """A response whose body is the concatenated pieces. A large body is encoded while the client reads it.
 
     Args:
-        pieces: of the body, of at most some hundred kilobytes each; an iterator is used up while the body is sent.
-        media_type: of the body.
-        headers: of the response.
+        pieces: parts of the body of at most some hundred kilobytes; an iterator is used up while the body is sent.
+        media_type: media type of the body.
+        headers: headers of the response.
     """
     left = iter(pieces)
     start = _some(left)

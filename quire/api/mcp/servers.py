@@ -73,7 +73,7 @@ class ToolServers:
             importlib.import_module("quire.api.mcp.client")
 
     async def offered(self, entries: Sequence[tuple[int, McpTool]]) -> list[OfferedTools]:
-        """The tools that a request selects. `entries`: with their indices in its `tools`.
+        """The tools that a request selects. `entries`: the selecting entries with their indices in its `tools`.
 
         Raises:
             InvalidRequest: an entry is not valid.

@@ -65,7 +65,7 @@ def tool_error(texts: list[str]) -> CallOutcome:
 
 
 def protocol_error(code: int, message: str) -> dict[str, Any]:
-    """The error of a call that was refused. `code`: of JSON-RPC."""
+    """The error of a call that was refused. `code`: error code of JSON-RPC."""
     return {"type": "mcp_protocol_error", "code": code, "message": message}
 
 

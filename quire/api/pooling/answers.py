@@ -1,4 +1,4 @@
-"""Response bodies. Arrays become JSON without Python's numbers, while the body is sent."""
+"""Response bodies. Arrays become JSON without creating Python floats, while the body is sent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def respond(request: Request, context: PoolingContext, work: Coroutine[Any
 
 
 def context_fields(context: PoolingContext) -> dict[str, Any]:
-    """What all lists of results begin with."""
+    """The beginning of all lists of results."""
     return {"id": context.id, "object": "list", "created": context.created, "model": context.name}
 
 
@@ -67,9 +67,9 @@ def arrays_response(
     """The arrays of all inputs in the format of a request.
 
     Args:
-        context: of the request.
-        results: its arrays.
-        body: its format.
+        context: context of the request.
+        results: arrays of the request.
+        body: selects the format.
         kind: `object` of each result.
         key: name of the field with the array.
     """

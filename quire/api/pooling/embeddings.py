@@ -93,7 +93,7 @@ async def answer_pooling(
 async def answer_classify(
     body: ClassifyTextRequest | ClassifyChatRequest, request: Request, state: ServerState
 ) -> Response:
-    """The classes of the inputs; see `answer_embeddings`."""
+    """The class probabilities of the inputs; see `answer_embeddings`."""
     model = state.model_for(body.model, "classify")
     check_inputs(body, state)
     context = begin(request, state, model, "classify", body)

@@ -43,10 +43,10 @@ Side = Literal["left", "right"]
 
 
 def truncation_of(model: ServedModel, keep: int | None, side: Side | None) -> Truncation:
-    """How long prompts may be.
+    """The maximum length of prompts.
 
     Args:
-        model: that gets them.
+        model: the model that gets the prompts.
         keep: number of tokens to which longer prompts are truncated; -1: the context length; None: they are refused.
         side: the side that is cut; None: the tokenizer's.
 

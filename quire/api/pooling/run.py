@@ -34,7 +34,7 @@ _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingContext:
-    """What all inputs of a pooling request share. `results`: what these hold until the client has read them."""
+    """Values common to all inputs of a pooling request. `results`: memory held until the client has read them."""
 
     id: str
     model: ServedModel
@@ -115,9 +115,9 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:
-        context: of the request.
-        groups: its inputs.
-        on_result: what is kept of a result, given its index; default: all of it.
+        context: context of the request.
+        groups: inputs of the request.
+        on_result: makes what is kept of a result and its index; default: the result itself.
 
     Raises:
         InvalidRequest: the engine does not accept an input.
@@ -165,7 +165,8 @@ def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPr
 def _check_size(values: int, names: InputNames) -> None:
     if values > _MAX_VALUES:
         raise InvalidRequest(
-            f"The results of a request may have at most {_MAX_VALUES} numbers. Please send fewer inputs at once.",
+            f"The results of a request may have at most {_MAX_VALUES} values (inputs x dimensions). Please send fewer "
+            "inputs.",
             names.field,
         )
 

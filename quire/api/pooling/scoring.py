@@ -25,14 +25,14 @@ _SIMILARITIES = 1 << 20  # that are in memory at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """What is compared.
+    """The texts to compare.
 
     Attributes:
-        queries: one, which is compared with all documents, or as many as there are documents.
+        queries: one query, which is compared with all documents, or as many queries as documents.
         query_field, document_field: names of the request's fields, for errors.
         several: whether each of them is a list in the request.
-        use_activation: of a cross-encoder.
-        instruction, variables: for a model whose prompt has a place for them.
+        use_activation: whether a cross-encoder's scores go through its activation; None: as the model's files say.
+        instruction, variables: values for the model's prompt template, if it has one.
         query_tokens, document_tokens: limits in tokens, to which longer texts are truncated; 0: no limit.
     """
 

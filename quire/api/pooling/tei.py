@@ -1,4 +1,4 @@
-"""Text Embeddings Inference's endpoints, and its kind of /rerank."""
+"""The endpoints of Text Embeddings Inference (TEI), and /rerank in its format."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class McpToolset:
 
     Attributes:
         offered: servers and their tools.
-        calls_left: how many calls may still be made; None if `max_tool_calls` is not set.
+        calls_left: number of calls that may still be made; None if `max_tool_calls` is not set.
         limit_reached: a call was refused because of `max_tool_calls`.
         allowed: names of the tools that `tool_choice` allows; None if it allows all.
     """

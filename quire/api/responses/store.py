@@ -36,7 +36,7 @@ class StoredResponse:
 
     Attributes:
         response: the response object in its last state.
-        items: its own input, without that of responses before it.
+        items: input of the response itself, without that of responses before it.
         events: all events so far; None if it cannot be streamed again, or if they were not loaded.
         lease: Unix time until which a server is generating it.
     """
@@ -59,7 +59,7 @@ class ResponseStore:
         """Make a store. The database is opened by the first call.
 
         Args:
-            url: of SQLAlchemy; None for the default location.
+            url: URL in SQLAlchemy's format; None for the default location.
             ttl: seconds after which a response expires; 0: never.
             size: bytes of all responses together; None for 1 GiB, or 256 MiB in memory.
         """

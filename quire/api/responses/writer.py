@@ -48,7 +48,7 @@ class ItemWriter(EventWriter[Event]):
         self._called = False  # after a call, log-probabilities cannot be matched with text
 
     def write_tokens(self, parsed: Parsed, logprobs: Sequence[Any]) -> Iterator[Event]:
-        """Events of further pieces. `logprobs`: of their tokens, without those of reasoning."""
+        """Events of further pieces. `logprobs`: log-probabilities of their tokens, without those of reasoning."""
         if not self._called:
             self._logprobs.extend(logprobs)
         yield from self.write(parsed)

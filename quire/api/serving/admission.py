@@ -26,8 +26,8 @@ def admit(request: Request, model: ServedModel, sequences: int, param: str) -> N
     """Reserve slots until the request has been answered.
 
     Args:
-        request: its route releases the slots, however the request ends.
-        model: whose engine generates.
+        request: the HTTP request; its route releases the slots, however it ends.
+        model: the model whose engine generates.
         sequences: number of slots, known from fields that are cheap to read.
         param: the request field that determines the number, for errors.
 

@@ -136,7 +136,7 @@ class UsageCounter:
     """Counts the tokens of a request. Each of its prompts has `n` sequences."""
 
     def __init__(self, prompt_lengths: Sequence[int], n: int, audio_tokens: int = 0) -> None:
-        """`audio_tokens`: those of the prompts that stand for audio."""
+        """`audio_tokens`: number of prompt tokens that stand for audio."""
         self._prompt = sum(prompt_lengths)
         self._audio = audio_tokens
         self._n = n

@@ -27,8 +27,8 @@ async def openai_events(
     """`transcript.text.delta` for each piece, then `transcript.text.done`.
 
     Args:
-        events: of the transcription.
-        task: of the endpoint.
+        events: events of the transcription.
+        task: task of the endpoint.
         ended: called once the engine has finished.
         logprobs: events have log-probabilities.
     """
@@ -53,7 +53,7 @@ async def openai_events(
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionChunkFields:
-    """What all chunks of a stream share."""
+    """Fields that all chunks of a stream share."""
 
     id: str
     model: str

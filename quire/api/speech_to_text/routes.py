@@ -38,6 +38,7 @@ from quire.api.serving.transcription.types import (
 from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
 from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
 from quire.api.speech_to_text.form import read_form
+from quire.multimodal.audio.decode import check_size
 
 # Fields that other servers know; their defaults are accepted.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -97,7 +98,8 @@ async def _answer(
     transcriber, options = Transcriber(model), _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
-    _check_size(file, model)
+    assert model.audio is not None
+    check_size(file.size or 0, model.audio.limits)
     admit(request, model, 1, "file")
     assert model.audio is not None
     audio = await unless_disconnected(request, model.audio.decode(file.file, tenant=current_tenant()))
@@ -190,20 +192,13 @@ def _check_supported(body: SpeechToTextRequest) -> None:
 
 
 def _check_target(body: SpeechToTextRequestBody, options: TranscriptionOptions) -> None:
-    """Refuse another language of the text than the one that it has."""
-    given = "en" if options.task == "translate" else options.language
-    if body.to_language and body.to_language != given:
-        raise InvalidRequest("`to_language` is not supported: translations are English.", "to_language")
-
-
-def _check_size(file: UploadFile, model: ServedModel) -> None:
-    assert model.audio is not None
-    limit = model.audio.limits.size
-    if file.size is not None and file.size > limit:
+    """Refuse a language of the text that differs from the one that the task produces."""
+    target = body.to_language
+    if target and options.task == "translate" and target != "en":
+        raise InvalidRequest(f"`to_language` must be en, not {target}: translations are English.", "to_language")
+    if target and options.task == "transcribe" and target != options.language:
         raise InvalidRequest(
-            f"Maximum file size exceeded: the file has {file.size} bytes, this server accepts {limit} "
-            "(--max-audio-size).",
-            "file",
+            f"`to_language` of a transcription must equal `language`, which is {options.language or 'not set'}, not "
+            f"{target}. /v1/audio/translations translates into English.",
+            "to_language",
         )
-    if not file.size:
-        raise InvalidRequest("The file is empty.", "file")

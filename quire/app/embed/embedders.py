@@ -28,7 +28,7 @@ class TextRefused(Exception):
     """A text cannot be embedded.
 
     Attributes:
-        index: of the text among those that were sent; None if it is not known.
+        index: index of the text among those that were sent; None if it is not known.
     """
 
     def __init__(self, message: str, param: str | None) -> None:

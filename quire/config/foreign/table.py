@@ -14,11 +14,11 @@ class ForeignFlag:
     """A flag, or several that are treated alike, of another server.
 
     Attributes:
-        names: with their leading dashes; short names last.
+        names: names with their leading dashes; short names last.
         kind: same: Quire has it; translated_to: Quire has it under another name, or with other values; ignored: it is
             accepted without effect; refused: Quire has nothing of the kind, or it must be set in another way.
         ours: Quire's flag; empty if there is none.
-        note: why it has no effect or is refused, or what is different.
+        note: the reason why it has no effect or is refused, or the difference.
         switch: it takes no value, and may be negated with `--no-`.
         values: names of values that Quire calls otherwise.
         only: values with which it is without effect; with others it is refused. Empty: all values.

@@ -59,12 +59,12 @@ class StepInputs:
 
     Attributes:
         spans: generated tokens first, in order of start, then those of prompts.
-        model: what the model reads.
+        model: inputs of the model.
         slots: (tokens,) int64 slot mapping, block * block_size + offset in the block.
         last_block: largest block index that the step writes to.
         static: the tensors are at the same addresses in every static step, so that its kernel calls can be replayed.
-        attention: what the compiled attention kernels read; None for other backends.
-        cross: what their cross-attention reads; None in models without it.
+        attention: inputs of the compiled attention kernels; None for other backends.
+        cross: inputs of their cross-attention; None in models without it.
     """
 
     spans: Sequence[Span]
@@ -182,8 +182,8 @@ class _Queries(NamedTuple):
     """The spans of tokens that attend together: single tokens, then longer spans or single tokens of prompts.
 
     Attributes:
-        rows: of the request table; starts: positions; counts: tokens.
-        singles: how many attend as single tokens, the first ones.
+        rows: rows of the request table; starts: first positions; counts: numbers of tokens.
+        singles: number of spans that attend as single tokens, the first ones.
         sampling: indices of those whose last token yields the next one, without a draft.
     """
 

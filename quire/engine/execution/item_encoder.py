@@ -20,7 +20,7 @@ from quire.kernels.paged_attention import write_pages
 
 
 def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list[Tensor], Tensor]:
-    """What `AudioEncoder.run` reads of items: the input of the layers for each of them, and `cu_seqlens`."""
+    """The arguments of `AudioEncoder.run` for items: the input of the layers for each of them, and `cu_seqlens`."""
     sample = encoder.sample
     features = [torch.tensor(item.features, dtype=sample.dtype, device=sample.device) for item in items]
     embedded = [encoder.embed(one, item.columns, item.before) for one, item in zip(features, items, strict=True)]
@@ -81,11 +81,11 @@ class TokenEmbedder:
             self._kept[entry.key] = own if len(own) == len(embeddings) and len(entries) == 1 else own.clone()
 
     def missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
-        """Those that are not kept."""
+        """The items that are not kept."""
         return [entry for entry in entries if entry.key not in self._kept]
 
     def embeddings(self, parts: Sequence[tuple[int, ItemPart]]) -> ItemEmbeddings | None:
-        """What replaces the embeddings of placeholder tokens. `parts`: with the index of the first token in the step.
+        """Replacements of placeholder embeddings. `parts`: with the index of the first token of each in the step.
 
         Raises:
             RuntimeError: an item is not kept, because its encoding has failed.

@@ -220,7 +220,7 @@ def hidden_states() -> Pooler:
 
 
 def pooling_info(spec: PoolerSpec, model: object) -> PoolingInfo:
-    """What the front end needs to know of a model that pools."""
+    """Facts about a model that pools, for the front end."""
     assert isinstance(model, Transformer)
     hidden, vocab = model.spec.hidden, model.spec.vocab
 

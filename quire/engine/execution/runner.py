@@ -38,7 +38,7 @@ _LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of pr
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What the model has computed for a step. `hidden`: of all tokens, where more than logits is wanted."""
+    """The model's results of a step. `hidden`: hidden states of all tokens, where more than logits is wanted."""
 
     spans: Sequence[Span]
     logits: Tensor | None

@@ -31,8 +31,8 @@ class AdapterConfig:
     """A low-rank adapter (LoRA) in PEFT's format.
 
     Attributes:
-        file: its weights, relative to the model's folder; None: they are in the checkpoint, under `name`.
-        name: of the adapter.
+        file: the file of its weights, relative to the model's folder; None: they are in the checkpoint, under `name`.
+        name: name of the adapter.
         alpha: divided by the rank, or by its square root if `stabilized`, it is the scale of the product.
         alphas: patterns of the ends of names of modules, which have another one.
     """
@@ -54,7 +54,7 @@ def read_adapter(folder: Path, inner: str = "") -> AdapterConfig | None:
     """Read the config of an adapter in PEFT's format.
 
     Args:
-        folder: of the model.
+        folder: the model's directory.
         inner: folder of the adapter, relative to the model's.
 
     Returns:

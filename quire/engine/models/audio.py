@@ -37,9 +37,9 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
     """Read the config of a model's feature extractor.
 
     Args:
-        folder: of the model.
-        config: its Hugging Face config.
-        encoder: of its audio.
+        folder: the model's directory.
+        config: the model's Hugging Face config.
+        encoder: architecture of the audio encoder.
         vocab: tokens of its vocabulary.
 
     Raises:
@@ -94,7 +94,7 @@ def _placeholder(config: Any, vocab: int) -> int:
 
 
 def _chunked(extractor: Mapping[str, Any], config: Any, stem: ChunkedConvStem) -> Fields:
-    """Of Qwen 3 ASR."""
+    """The fields of Qwen 3 ASR."""
     _check(extractor, {**_LOG_MEL, "feature_size": stem.rows})
     shortest = max(_FRAME, _count(extractor, "min_length", _MIN_SAMPLES))
     columns = config.audio_config.n_window_infer
@@ -103,7 +103,7 @@ def _chunked(extractor: Mapping[str, Any], config: Any, stem: ChunkedConvStem) -
 
 
 def _padded(extractor: Mapping[str, Any], kind: str, encoder: AudioEncoderSpec, stem: ConvStem) -> Fields:
-    """Of models with whisper's encoder."""
+    """The fields of models with whisper's encoder."""
     _check(extractor, {**_LOG_MEL, "feature_size": stem.channels})
     columns = 2 * encoder.max_positions
     lengths = AudioLengths(columns, 1, encoder.averaged * encoder.joined)
@@ -112,7 +112,7 @@ def _padded(extractor: Mapping[str, Any], kind: str, encoder: AudioEncoderSpec, 
 
 
 def _windowed(extractor: Mapping[str, Any], config: Any, encoder: AudioEncoderSpec, stem: LinearStem) -> Fields:
-    """Of Granite Speech. Its extractor does not read what its config calls melspec_kwargs."""
+    """The fields of Granite Speech. Its extractor does not read what its config calls melspec_kwargs."""
     if stem.rows % 2:
         raise UnsupportedModel(f"the encoder reads {stem.rows} rows of features, an odd number")
     assert isinstance(encoder.projector, QueryProjector)
@@ -131,7 +131,7 @@ def _windowed(extractor: Mapping[str, Any], config: Any, encoder: AudioEncoderSp
 
 
 def _kaldi(extractor: Mapping[str, Any], encoder: AudioEncoderSpec, stem: Conv2dStem) -> Fields:
-    """Of Phi-4 Multimodal. Longer audio than a chunk is several items; convolutions look back into the one before."""
+    """The fields of Phi-4 Multimodal. Audio longer than a chunk is several items; convolutions read across borders."""
     rate = 1 << stem.layers
     fixed = {"preemphasis": 0.97, "audio_compression_rate": rate, "audio_downsample_rate": 1, "audio_feat_stride": 1}
     bands = {"mel_min_frequency": 0, "mel_max_frequency": 7690, "feature_size": stem.bands}

@@ -60,8 +60,8 @@ class AudioEncoder(LayerStack):
 
         Args:
             features: (channels, columns), and some columns more that convolutions may read.
-            columns: how many are encoded.
-            before: columns before these, of the audio that the item continues.
+            columns: number of columns that are encoded.
+            before: number of columns before these, of the audio that the item continues.
 
         Returns:
             (positions, hidden). Those of an item that continues another one are filled up to `AudioEncoderSpec.chunk`.
@@ -88,7 +88,7 @@ class AudioEncoder(LayerStack):
         """Encode items.
 
         Args:
-            items: of each the result of `embed`.
+            items: the result of `embed` for each item.
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
             between_layers: called after each layer but the last.

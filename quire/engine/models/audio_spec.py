@@ -16,7 +16,7 @@ class ConvStem:
     """Two convolutions over time of width 3, each followed by `act`; the second one halves the number of positions.
 
     Attributes:
-        channels: of a column of features.
+        channels: elements of a column of features.
         act: an activation.
     """
 
@@ -36,7 +36,7 @@ class ChunkedConvStem:
     Each chunk of columns is computed by itself, and has its own sinusoidal positions.
 
     Attributes:
-        rows: of features.
+        rows: rows of the features.
         channels: outputs of each convolution.
         chunk: columns.
         act: an activation.
@@ -49,7 +49,7 @@ class ChunkedConvStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """Of one chunk; see `count_positions`."""
+        """The convolutions of one chunk over time; see `count_positions`."""
         return (Convolution(3, 2, 1),) * 3
 
 
@@ -106,10 +106,10 @@ class Conv2dStem:
 
     Attributes:
         bands: rows of the features.
-        channels: of all convolutions.
+        channels: channels of all convolutions.
         layers: convolutions.
         kernel: width in both directions, an odd number.
-        scale: of the result.
+        scale: factor of the result.
         standardized: each band is shifted and scaled before by numbers of the checkpoint.
     """
 
@@ -145,10 +145,10 @@ class LearnedPositions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvPositions:
-    """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm behind it.
+    """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm after it.
 
     Attributes:
-        kernel: positions; of an even number one more lies before the position than behind it.
+        kernel: positions; of an even number one more lies before the position than after it.
         norm: the model's norm follows the sum.
     """
 
@@ -163,8 +163,8 @@ class Projector:
     """Linear layers with `act` between them.
 
     Attributes:
-        sizes: outputs of each.
-        bias: of all of them.
+        sizes: output size of each.
+        bias: whether all of them have a bias.
     """
 
     sizes: tuple[int, ...]
@@ -180,14 +180,14 @@ class QueryProjector:
     and a feed-forward, each with a norm after its sum. The last window is filled up with zeros, which are attended to.
 
     Attributes:
-        window: positions.
-        queries: of a window, each of which becomes a token.
+        window: number of positions of a window.
+        queries: number of queries of a window, each of which becomes a token.
         source: elements of a position.
         hidden: elements of a query.
-        layers: of the transformer.
-        heads: of its attention.
+        layers: number of layers of the transformer.
+        heads: number of heads of its attention.
         ffn, act: size and activation of its feed-forward.
-        eps: of its norms.
+        eps: epsilon of its norms.
         size: outputs of the linear layer.
     """
 
@@ -209,7 +209,7 @@ class RelativeAttention:
     """Attention with scores (q + u) k + (q + v) r, where r are keys of sinusoidal distances (Dai et al. 2019).
 
     Attributes:
-        bias: of the projections, without that of distances.
+        bias: whether the projections have one; that of distances never does.
     """
 
     heads: int
@@ -241,8 +241,8 @@ class TimeConv:
     Attributes:
         size: channels.
         kernel: positions that the convolution reads: half of them before its own, or all of them if it is `causal`. Of
-            an even number one more lies before it than behind.
-        act: before the last projection.
+            an even number one more lies before it than after it.
+        act: activation before the last projection.
         gate: activation of the gates.
         bias: the projections have one.
         kernel_bias: the convolution has one.

@@ -96,7 +96,7 @@ def check_raw(config: Any, name: str) -> None:
 
     Args:
         config: the parsed JSON.
-        name: of the file, for the error.
+        name: name of the file, for the error.
 
     Raises:
         BrokenFolder: it is not an object, or a size in it is not a number or out of range.

@@ -34,8 +34,8 @@ class _Binding:
     Each call of a run has a cache of its own, as a layer may call attention more than once.
 
     Attributes:
-        dtype: that of the KV cache.
-        layers: those of the calls of the current run, in order.
+        dtype: dtype of the KV cache.
+        layers: caches of the calls of the current run, in order.
         windows: those of the calls of each run, from the masks that transformers makes: the argument `sliding_window`
             is not passed everywhere. None in the dry run, which finds them out.
     """
@@ -164,7 +164,7 @@ class FallbackModel:
 
     @torch.inference_mode()
     def _dry_run(self) -> list[CacheShape]:
-        """What each call of the attention caches."""
+        """The shape that each call of the attention caches."""
         config, dry_run = self._module.config, DryRun()
         tokens = dry_run_tokens(self.lm_head.vocab_size)
         self.run(ModelInputs(tokens, torch.arange(len(tokens))), dry_run)

@@ -39,8 +39,8 @@ class AdaptedRows:
     """The rows of a step that the model's adapter applies to.
 
     Attributes:
-        tokens: of all tokens.
-        logits: of the rows `logits_indices`; None: none of them.
+        tokens: rows among those of all tokens.
+        logits: rows among `logits_indices`; None: none of them.
     """
 
     tokens: RowSet
@@ -63,8 +63,8 @@ class ModelInputs:
         logits_indices: (n,) int64 rows of the last tokens of sequences that sample from them alone; None if these are
             all rows.
         type_ids: (tokens,) int64 token types; None for models without any.
-        cu_seqlens: of an encoder, (sequences + 1,) int64: the first token of each sequence, and the number of tokens.
-        items: of the tokens that stand for items; None if there are none.
+        cu_seqlens: (sequences + 1,) int64, for encoders: the first token of each sequence, and the number of tokens.
+        items: embeddings of the tokens that stand for items; None if there are none.
         adapted: rows that the model's adapter applies to; None: none.
     """
 

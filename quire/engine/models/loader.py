@@ -64,10 +64,10 @@ _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with sc
 
 
 class LoadTarget(Protocol):
-    """What loading needs to know of a device.
+    """Facts about a device that loading needs.
 
     Attributes:
-        torch_device: where parameters are allocated.
+        torch_device: the device on which parameters are allocated.
         quantizable_dtypes: dtypes whose weights the device can quantize while they load.
         computes_bfloat16: bfloat16 arithmetic is faster than float32.
     """
@@ -82,9 +82,9 @@ class LoadedModel:
     """A model and the facts that the engine needs of it.
 
     Attributes:
-        pooler: how it pools; None if it generates.
-        speech: what a model that only transcribes expects; None for others.
-        audio: how a language model reads audio; None if it does not.
+        pooler: its pooling; None if it generates.
+        speech: facts about a model that only transcribes; None for others.
+        audio: facts about a language model that reads audio; None for others.
         is_adapted: requests with audio are computed with an adapter.
     """
 

@@ -48,13 +48,13 @@ class ModelConfig:
 
     Attributes:
         spec: the architecture; None if transformers' own implementation runs the model.
-        pooler: how the model pools; None if it generates.
+        pooler: its pooling; None if it generates.
         static: folder of a table of embeddings, relative to the model's, that is all of it.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
-        fp8: how the checkpoint's FP8 weights are scaled, if it has any.
-        speech: what a model that only transcribes expects; None for others.
-        audio: how a language model reads audio; None if it does not.
-        adapter: what it computes requests with audio with; None: its weights alone.
+        fp8: scales of the checkpoint's FP8 weights, if it has any.
+        speech: facts about a model that only transcribes; None for others.
+        audio: facts about a language model that reads audio; None for others.
+        adapter: adapter that requests with audio are computed with; None: there is none.
     """
 
     model_type: str
@@ -77,10 +77,10 @@ def read_model_config(
     """Read the config of a model folder.
 
     Args:
-        folder: of the model.
-        implementation: of --model-impl.
+        folder: the model's directory.
+        implementation: value of --model-impl.
         overrides: values that replace those of config.json.
-        pooling: what the model is to do, other than generate.
+        pooling: settings of a task other than generation.
 
     Raises:
         BrokenFolder: there is no readable config.

@@ -37,7 +37,7 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     Args:
         blocks: (experts, rows, groups, 16) uint8.
         scales: (experts, rows, groups) uint8 exponents.
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Returns:
         (experts, groups * 32, rows), the layout of unpacked experts in Hugging Face's models.

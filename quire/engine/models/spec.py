@@ -273,7 +273,7 @@ class ConformerLayer:
     Each branch begins with a norm (Gulati et al. 2020).
 
     Attributes:
-        ffn: of both.
+        ffn: architecture of both feed-forwards.
         feedback: classes, of which the probabilities at the layer's output are projected and added to it (Nozaki and
             Komatsu 2021); 0 for none.
     """
@@ -338,14 +338,14 @@ class AudioEncoderSpec(StackSpec):
     Learned positions are added.
 
     Attributes:
-        max_positions: of an item, behind the stem.
+        max_positions: positions of an item, after the stem.
         positions: position embeddings; None if the stem adds them, or attention encodes positions.
-        averaged: neighbouring positions whose mean becomes one, before the norm.
-        joined: neighbouring positions that are joined to one, after the norm.
-        concatenated: layers whose inputs are put before the last layer's output, along the elements.
+        averaged: pooling factor: the mean of this many neighbouring positions becomes one, before the norm.
+        joined: stack factor: this many neighbouring positions are concatenated to one, after the norm.
+        concatenated: indices of layers whose inputs are put before the last layer's output, along the elements.
         chunk: positions of an item; one that continues another is filled up with zeros, which are attended to.
             0: items are independent of each other.
-        projector: behind them; None: there is none.
+        projector: applied to the result; None: there is none.
     """
 
     stem: Stem
@@ -373,8 +373,8 @@ class DecoderSpec(TransformerSpec):
         tied: the output projection shares the embedding's weight.
         head_bias: the output projection has a bias.
         logit_softcap: logits become cap * tanh(logits / cap).
-        encoder: of what the layers with cross-attention read, if there are any; else its outputs take the place of
-            embeddings of tokens. None if there is none.
+        encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
+            tokens. None if there is none.
     """
 
     tied: bool = False

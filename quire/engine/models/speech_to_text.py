@@ -36,8 +36,8 @@ def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
     """Read generation_config.json and the tokenizer's special tokens of a whisper model.
 
     Args:
-        folder: of the model.
-        config: its Hugging Face config.
+        folder: the model's directory.
+        config: the model's Hugging Face config.
 
     Raises:
         UnsupportedModel: a token is missing, or a number cannot be used.

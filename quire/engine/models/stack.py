@@ -107,7 +107,7 @@ class LayerStack(nn.Module):
 
         Args:
             x: input of the first layer.
-            step: what all layers get.
+            step: values for all layers.
             between_layers: called after each layer but the last.
             normed: False: without the norm.
         """

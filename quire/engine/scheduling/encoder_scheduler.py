@@ -47,7 +47,7 @@ class EncoderScheduler:
         return self._take(self.limits.max_tokens, at_least_one=True)
 
     def plan_urgent(self, running: StepPlan) -> StepPlan:
-        """Choose short requests that are next, though a step is running, as long as it holds none of their flow."""
+        """Choose short requests to run between layers of a running step; skips flows that the step already contains."""
         flows = {_flow(message) for message in running.encoder_requests}
         return self._take(_URGENT_TOKENS, at_least_one=False, without=flows)
 

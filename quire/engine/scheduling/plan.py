@@ -1,4 +1,4 @@
-"""Messages between scheduler and model runner. They are values: neither side changes one that it received."""
+"""Messages between scheduler and model runner. They are immutable for the receiver."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from quire.engine.wire.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class CrossItem:
-    """What all tokens of a sequence attend to beside its own tokens.
+    """The encoded positions that all tokens of a sequence attend to.
 
     Attributes:
-        blocks: of the keys and values of the encoded positions.
-        length: encoded positions.
-        item: to be encoded into `blocks` in this step; None if they hold it already, or another sequence's step does.
+        blocks: blocks with the keys and values of the encoded positions.
+        length: number of encoded positions.
+        item: item to encode into `blocks` in this step; None if they hold it already, or another sequence encodes it.
     """
 
     blocks: tuple[int, ...]
@@ -34,7 +34,7 @@ class CrossItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodedItem:
-    """An item with tokens of its own that a step encodes. `key`: of its embeddings from then on."""
+    """An item with tokens of its own that a step encodes. `key`: key of its embeddings."""
 
     key: bytes
     item: MediaItem
@@ -45,7 +45,7 @@ class ItemPart:
     """Consecutive tokens of a step that stand for a part of an item.
 
     Attributes:
-        key: of the item's embeddings.
+        key: key of the item's embeddings.
         start: position of the first token in the sequence.
         first: index of its embedding among those of the item.
         count: number of tokens.
@@ -162,10 +162,10 @@ class StepResult:
     """The results of a step.
 
     Attributes:
-        prompt_logprobs: by request id, of the prompt positions that follow the tokens of this step.
-        token_probs: by request id, see `SamplingParams.token_probs`.
-        pooled: by request id, of pooling requests whose last token was computed.
-        errors: by request id. The other sequences are not affected.
+        prompt_logprobs: log-probabilities by request id, of the prompt positions that follow the tokens of this step.
+        token_probs: probabilities by request id, see `SamplingParams.token_probs`.
+        pooled: arrays by request id, of pooling requests whose last token was computed.
+        errors: errors by request id. The other sequences are not affected.
         not_encoded: keys of items whose encoding failed.
     """
 

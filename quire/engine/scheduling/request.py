@@ -42,13 +42,13 @@ class Request:
     Attributes:
         tokens: prompt and output so far.
         order: scheduling order; smaller runs first.
-        start: of a request in a fair order, see `FairClock`.
+        start: virtual time at which the request starts under fair queueing, see `FairClock`.
         computed: tokens whose keys and values are in `blocks` once the steps in flight have finished.
-        expected: tokens that steps in flight will append to `tokens`.
+        expected: number of tokens that steps in flight will append to `tokens`.
         steps_in_flight: submitted steps that hold this sequence and have not finished.
         verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
         blocks: the block table.
-        root: parent hash of the first block; sequences with equal roots may share blocks.
+        root: hash before that of the first block, from the cache salt; sequences with equal roots may share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
         adapted: computed with the model's adapter.
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
@@ -58,10 +58,10 @@ class Request:
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
         token_probs: the result for `SamplingParams.token_probs`, until it is sent.
-        cross: what all of its tokens attend to beside each other; None for most models.
+        cross: encoded positions that all of its tokens attend to; None for most models.
         spans: its items that have tokens of their own; None if there are none.
-        entered_with: computed tokens when it last entered the batch.
-        held_back: 1 while more of the prompt may follow, because the last token of a prompt yields the first output.
+        entered_with: number of computed tokens (prefix cache hits) when it last entered the batch.
+        held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, else 0.
     """
 
     id: str

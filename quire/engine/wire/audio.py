@@ -8,7 +8,7 @@ import msgspec
 
 
 class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
-    """How many positions an encoder makes of columns of features.
+    """Computes the number of encoder positions of columns of features.
 
     Attributes:
         chunk: columns that convolutions see together; nothing reaches across the border of two chunks.
@@ -34,11 +34,11 @@ class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
 
 
 class WindowLengths(msgspec.Struct, frozen=True, tag="windows"):
-    """How many tokens an encoder makes of windows of columns.
+    """Computes the number of tokens that an encoder makes of windows of columns.
 
     Attributes:
-        window: columns.
-        tokens_each: of a window that has begun.
+        window: number of columns of a window.
+        tokens_each: number of tokens of a window, also of an incomplete one.
     """
 
     window: int
@@ -55,23 +55,23 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: selects the transcription prompt.
         placeholder: the token that stands for each of an item's embeddings.
-        text: what stands for a whole piece of audio in a rendered chat, with one placeholder in it.
-        sample_rate: of the audio that features are made from, in Hz.
-        features: how they are made of samples: "log_mel" as Whisper's, "stacked_log_mel" as Granite Speech's,
+        text: text that stands for a whole piece of audio in a rendered chat, with one placeholder in it.
+        sample_rate: sample rate of the audio that features are made from, in Hz.
+        features: algorithm that makes them of samples: "log_mel" as Whisper's, "stacked_log_mel" as Granite Speech's,
             "kaldi_log_mel" as Phi-4's.
         num_mel_bins: rows of the features.
         column_samples: samples between two columns.
         item_columns: most columns of an item that are encoded. Longer audio becomes several items, one behind the
             other.
-        lengths: of items.
+        lengths: computes the number of positions and tokens of items.
         padded_columns: features are made of audio that silence extends to a multiple of so many columns; 0: of the
             audio alone.
-        encodes_padding: that silence is encoded, too.
-        context: columns behind those that are encoded, which convolutions read.
+        encodes_padding: whether that silence is encoded, too.
+        context: columns after those that are encoded, which convolutions read.
         before: columns before those that are encoded, which convolutions read; of all items of a piece of audio but the
             first.
         min_samples: shorter audio is extended by silence.
-        max_items: of one piece of audio; None: any number.
+        max_items: maximum number of items of one piece of audio; None: any number.
     """
 
     kind: Literal["granite_speech", "phi4_multimodal", "qwen2_audio", "qwen3_asr", "voxtral"]

@@ -98,13 +98,13 @@ class PooledBatch:
     others are taken while they are free and held as long as a request runs.
 
     Attributes:
-        id: of the batch, and the beginning of its requests' ids.
+        id: id of the batch, and the beginning of its requests' ids.
         failed: index of the request that has failed, if one did.
         cached_tokens: prompt tokens of all requests that were found in the prefix cache.
     """
 
     def __init__(self, host: BatchHost, on_result: OnResult | None = None) -> None:
-        """`on_result`: what is kept of a result, given its index; default: all of it."""
+        """`on_result`: makes what is kept of a result and its index; default: the result itself."""
         self.id = uuid.uuid4().hex
         self.failed: int | None = None
         self.cached_tokens = 0

@@ -176,7 +176,7 @@ class EngineClient(BatchHost):
         """Append tokens to the prompt of an open request, which has begun.
 
         Args:
-            request_id: of its `GenerateRequest`.
+            request_id: id of its `GenerateRequest`.
             tokens: 1-D int32 token ids; may be empty.
             last: the prompt is complete.
             items: see `ExtendRequest`.
@@ -208,7 +208,7 @@ class EngineClient(BatchHost):
 
         Args:
             timeout: seconds after which the batch fails with `DeadlineExceeded`.
-            on_result: what is kept of a result, given its index; default: all of it.
+            on_result: makes what is kept of a result and its index; default: the result itself.
 
         Raises:
             EngineDead: the engine has stopped.

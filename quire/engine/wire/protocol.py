@@ -100,13 +100,13 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, frames): how strongly each token of a
             transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the most likely token at each
             encoded position, and its log-probability; the prompt is empty then.
-        kind: how the hidden states of all tokens become the one that tasks on whole texts begin with; None for the
+        kind: how token hidden states are pooled, for tasks on whole texts; None for the
             model's own kind, which the core fills in.
         dimensions: number of values of an embedding to keep, the first ones.
         use_activation: normalize embeddings to length 1; apply softmax or sigmoid to labels and scores. None: as the
             model's files say.
         skip_tokens: number of tokens at the start that are not part of the mean or the alignment.
-        frames: of "align", the encoder's positions that hold audio, the first ones; None: all.
+        frames: for "align": number of encoder positions that hold audio, the first ones; None: all.
     """
 
     task: PoolingTask
@@ -126,12 +126,12 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """An input beside the tokens.
 
     Attributes:
-        hash: of everything that its encoding depends on; equal hashes mean equal items.
+        hash: hash of everything that its encoding depends on; equal hashes mean equal items.
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
             where the model only transcribes (see `SpeechToTextInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
-        encoded: number of columns to encode; later ones are only read by convolutions. None: all.
-        before: columns before them, of the audio that the item continues, which convolutions read.
+        encoded: number of columns (frames before the encoder) to encode; only convolutions read later ones. None: all.
+        before: number of columns before them, of the audio that the item continues; only convolutions read them.
     """
 
     hash: bytes
@@ -144,7 +144,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> int:
-        """Columns that are encoded."""
+        """Number of columns of features (frames, before the encoder) that are encoded."""
         return self.features.shape[1] - self.before if self.encoded is None else self.encoded
 
 
@@ -152,7 +152,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
 
     Attributes:
-        items: what the model reads beside the tokens, in the order of their spans, which do not overlap.
+        items: inputs beside the tokens, in the order of their spans, which do not overlap.
         open: more of the prompt follows, in `ExtendRequest` messages; nothing is generated before its end.
     """
 
@@ -161,7 +161,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     params: SamplingParams | PoolingParams
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str | None = None  # only requests with equal salts share prefix blocks
-    flow: str = ""  # pooling requests of one flow share one fair share of the engine
+    flow: str = ""  # fair-queueing key; flows get equal engine time
     segment_start: int | None = None  # index of the first token of the second text of a pair
     items: tuple[MediaItem, ...] = ()
     open: bool = False
@@ -185,7 +185,7 @@ class ExtendRequest(msgspec.Struct, frozen=True, tag="extend"):
     Attributes:
         tokens: 1-D int32 token ids; may be empty.
         last: the prompt is complete.
-        items: with spans of these tokens; their `start` counts from the first of them.
+        items: items whose spans are in these tokens; their `start` counts from the first of them.
     """
 
     request_id: str
@@ -292,11 +292,11 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a model that pools.
 
     Attributes:
-        embedding_size: of "embed".
-        token_embedding_size: of "token_embed".
+        embedding_size: number of values of an "embed" result.
+        token_embedding_size: number of values of each token's "token_embed" result.
         matryoshka: embeddings may be cut to fewer dimensions.
         dimensions: the dimensions that they may be cut to; empty: any.
-        labels: of "classify" and "token_classify", by index.
+        labels: names of the labels of "classify" and "token_classify", by index.
         score_method: how a query and a document are compared: by their embeddings, by running the model on both
             together, or by the embeddings of their tokens. None if they cannot be compared.
         sparse: embeddings have a value for each token of the vocabulary, most of them 0.
@@ -317,15 +317,15 @@ class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone,
             a "ctc" model gives the token of each position.
-        features: of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or samples that
-            are normalized to a mean of 0 and a variance of 1.
-        sample_rate: of the audio that features are made from, in Hz.
-        num_mel_bins, num_frames: largest shape of an item's features; samples are one row. Whisper's may have fewer
-            frames, an even number of them, but most models have been trained with padded audio only.
-        convolutions: from columns of features to the encoder's positions.
-        chunk_seconds: audio in one item.
-        num_positions: the encoder's positions of one item, `time_precision` seconds each.
-        max_output_tokens: tokens of prompt and output together.
+        features: features of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or
+            samples that are normalized to a mean of 0 and a variance of 1.
+        sample_rate: sample rate of the audio that features are made from, in Hz.
+        num_mel_bins, num_frames: most rows and columns of an item's features; samples are one row. Whisper's may have
+            fewer columns, an even number of them, but most models have been trained with padded audio only.
+        convolutions: steps from columns of features (before the encoder) to the encoder's positions.
+        chunk_seconds: seconds of audio in one item.
+        num_positions: positions after the encoder of one item, `time_precision` seconds each.
+        max_output_tokens: maximum number of tokens of prompt and output together.
         languages: token of each ISO code; empty for models of one language.
         start_token: begins each prompt, after the earlier text if there is any; None for CTC, as `end_token`.
         transcribe_token, translate_token: None for models of one language.
@@ -336,7 +336,7 @@ class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
         previous_token: begins the earlier text, which conditions the output.
         suppress_tokens: never to be sampled.
         begin_suppress_tokens: never to be sampled first.
-        blank_token: of CTC, it stands for no text.
+        blank_token: the token of CTC that stands for no text.
         aligns_words: times of words are known: from the task "align", or from the positions of CTC.
     """
 
@@ -381,7 +381,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     Attributes:
         tasks: "generate", "transcribe", or the pooling tasks that the model can do.
         pooling: None if it has no pooling tasks.
-        speech: of a model that only transcribes; None for others.
+        speech: facts about a model that only transcribes; None for others.
         audio: None if its prompts cannot have audio among their tokens.
     """
 

@@ -24,7 +24,7 @@ class AnswerGroup:
 
     Attributes:
         size: the number of sequences; 0 if they are not counted.
-        running: those that have not ended.
+        running: the number of sequences that have not ended.
         longest: tokens of the longest one that has ended.
     """
 

@@ -39,7 +39,7 @@ class GenerateRequest:
         timeout: seconds after which the request fails with `DeadlineExceeded`.
         items: see `AddRequest`.
         open: see `AddRequest`; the rest is sent with `EngineClient.extend`.
-        request_id: of this request in the engine; None for a new one. Required if it is open.
+        request_id: id of this request in the engine; None for a new one. Required if it is open.
         group: the sequences of the request with this prompt, for metrics; shared by them.
     """
 
@@ -84,7 +84,7 @@ class Delta:
 
     Attributes:
         token_probs: see `SamplingParams.token_probs`; in the first delta.
-        times: of the whole sequence; set in its last delta.
+        times: times of the whole sequence; set in its last delta.
     """
 
     text: str = ""
@@ -99,7 +99,7 @@ class Delta:
 
 
 class OutputStream(Protocol):
-    """What the client needs of the stream of one request.
+    """The interface of a request's stream for the client.
 
     Attributes:
         finished_by_core: the core holds nothing of the request any more. A stop string, found here, leaves this False.

@@ -34,7 +34,7 @@ def log_mel(samples: NDArray[np.float32], num_mel_bins: int, seconds: float = 30
     Args:
         samples: 1-D at 16 kHz; what is longer than `seconds` is cut off.
         num_mel_bins: 80 or 128 with Whisper.
-        seconds: to which the audio is padded.
+        seconds: duration to which the audio is padded.
 
     Returns:
         Array of shape (num_mel_bins, 100 * seconds).

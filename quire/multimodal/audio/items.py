@@ -44,7 +44,7 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
 
     Args:
         samples: 1-D at 16 kHz, of which `token_count` is at least 1, and not longer than `longest_audio`.
-        info: of the model.
+        info: facts about the model.
 
     Returns:
         Items, whose spans count from the first placeholder of the audio.

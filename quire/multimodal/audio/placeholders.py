@@ -18,8 +18,8 @@ def place_audio(
     """Repeat each placeholder as often as the audio that it stands for has embeddings.
 
     Args:
-        tokens: of a prompt, with one placeholder for each piece of audio.
-        info: of the model.
+        tokens: tokens of a prompt, with one placeholder for each piece of audio.
+        info: facts about the model.
         pieces: the items of each piece, whose spans count from its first placeholder.
 
     Returns:

@@ -16,7 +16,7 @@ def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem
 
     Args:
         samples: 1-D at 16 kHz, at least one and at most `info.chunk_seconds`. Very short audio is padded with silence.
-        info: what the model expects.
+        info: facts about the model.
     """
     features = np.ascontiguousarray(_features(samples, info))
     return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)

@@ -33,8 +33,8 @@ class Usage:
     """Token counts and duration of a transcribed utterance.
 
     Attributes:
-        seconds: of audio.
-        audio_tokens, text_tokens: of the prompts.
+        seconds: duration of the audio in seconds.
+        audio_tokens, text_tokens: numbers of prompt tokens.
         output_tokens: generated.
     """
 

@@ -34,8 +34,7 @@ class OpenAI:
         """The settings after `session.update`."""
         if not isinstance(event, SessionUpdate):
             raise EventError(
-                f"{event.kind} is an event of the beta; this session is one of the general availability, whose clients "
-                "send session.update.",
+                f"{event.kind} is an event of the beta API; this session uses the GA API; send session.update.",
                 "unknown_event",
                 "type",
             )

@@ -54,7 +54,7 @@ class ALaw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
 
 
 class Transcription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which model transcribes, and what it should know."""
+    """The model of the transcription, and context for it."""
 
     model: str | None = None
     language: Annotated[str, msgspec.Meta(max_length=32)] | None = None
@@ -65,7 +65,7 @@ class Transcription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which microphone it is."""
+    """The type of the microphone."""
 
     type: NoiseReduction
     strength: float | None = None

@@ -285,7 +285,7 @@ async def test_addresses_of_allowed_domains(tmp_path: Path, web: dict[str, Answe
         "http://media.example/moved": "status 302; redirects are not followed",
         "http://media.example/gone": "status 404.",
         "http://media.example/page": "Invalid or unsupported audio file",
-        "http://media.example/large": "more than 200000 bytes",
+        "http://media.example/large": "limit: 200000 bytes",
         "http://media.example/packed": "compressed content",
         "http://media.example/down": "The URL could not be fetched.",
         "http://other.example/a.wav": "from one of the allowed domains: media.example.",

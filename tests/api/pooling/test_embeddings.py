@@ -249,7 +249,7 @@ async def test_the_size_of_all_results_is_bounded(tmp_path: Path) -> None:
         ):
             answer = await server.post(path, body)
             assert answer.status_code == 400
-            assert "at most 16777216 numbers" in answer.json()["error"]["message"]
+            assert "at most 16777216 values" in answer.json()["error"]["message"]
         assert (await server.post(PATH, {"input": ["a"] * 513, "dimensions": 8})).status_code == 200
         assert server.state.models[0].client.slots_in_use == 0
 

@@ -34,7 +34,7 @@ class CheckedGrammar:
     """A grammar that the engine may compile.
 
     Attributes:
-        text: in llguidance's format.
+        text: the grammar in llguidance's format.
         size: bytes that it takes when it is compiled.
     """
 
@@ -46,7 +46,7 @@ class GrammarChecker:
     """Checks grammars for one model. Results are cached by a hash of the grammar."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """`folder`: of the model."""
+        """`folder`: the model's directory."""
         self._pool = WorkerPool(
             "grammar", f"{compilation.__name__}:worker", (folder, vocab_size, eos_token_ids), _LIMITS
         )
@@ -67,7 +67,7 @@ class GrammarChecker:
         Args:
             write: makes the grammar, given the ids of special tokens by their texts. It runs in a thread.
             param: the request field that the grammar comes from.
-            tenant: whose grammar it is; where grammars wait, tenants take turns.
+            tenant: the tenant that sent the grammar; where grammars wait, tenants take turns.
 
         Returns:
             The grammar as the engine compiles it, and its size.

@@ -1,4 +1,4 @@
-"""Compiles grammars in the worker processes of `GrammarChecker`, so that only proven ones reach the engine."""
+"""Compiles grammars in worker processes of `GrammarChecker`, so that only grammars that compile reach the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CompilationResult:
     """A grammar that compiles.
 
     Attributes:
-        text: as the engine compiles it; None if that is the text as it was given.
+        text: the text that the engine compiles; None if it is the given text.
         size: bytes that it takes when it is compiled.
     """
 

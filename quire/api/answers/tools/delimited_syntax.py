@@ -35,9 +35,9 @@ class DelimitedSyntax:
 
     Attributes:
         section: marks around all calls; empty if there are none.
-        begin: before the header of a call.
-        header_end: between header and arguments; if empty, the arguments begin at their brace.
-        end: after the arguments; empty if there is none.
+        begin: text before the header of a call.
+        header_end: text between header and arguments; if empty, the arguments begin at their brace.
+        end: text after the arguments; empty if there is none.
         name: gives the function's name and the id of the call, if it has one, from a header.
         header: texts before and after the name in a header.
         fence: text between arguments and end.

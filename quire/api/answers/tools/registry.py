@@ -39,7 +39,7 @@ class ToolFormat:
         markers: groups of texts; a chat template that contains all texts of one group belongs to this format.
         make_id: makes the id of a call from its index and name.
         full_answer: the syntax describes all answers, reasoning included, and not only calls.
-        answer: what the model writes before an answer that is not a call.
+        answer: text that the model writes before an answer that is not a call.
     """
 
     name: str

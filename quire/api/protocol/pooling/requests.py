@@ -1,4 +1,4 @@
-"""vLLM's and OpenAI's requests for embeddings, classes and scores. Mixins have what they share."""
+"""vLLM's and OpenAI's requests for embeddings, classification and scores. Mixins declare their common fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EmbedDtype = Literal[
 Endianness = Literal["native", "big", "little"]
 MaxTokens = Annotated[int, Field(ge=0, lt=1 << 31)]
 Truncation = Annotated[int, Field(ge=-1, lt=1 << 31)]
-_TEXTS, _CHAT = "texts", "a chat"  # names that are no fields, as they are left out of errors
+_TEXTS, _CHAT = "texts", "a chat"  # discriminator tags; errors leave out what is not the name of a field
 
 
 class PoolingFields(RequestBody):
@@ -70,7 +70,7 @@ class ChatInput(BaseModel):
 
 
 class EncodingFields(BaseModel):
-    """How arrays are written."""
+    """The encoding of arrays in the response."""
 
     encoding_format: EncodingFormat | None = "float"
     embed_dtype: EmbedDtype | None = "float32"
@@ -83,13 +83,13 @@ class EncodingFields(BaseModel):
 
 
 class ActivationFields(BaseModel):
-    """Whether classes and scores become probabilities."""
+    """Whether logits of labels and scores become probabilities."""
 
     use_activation: bool | None = Field(None, description="apply softmax or sigmoid; default: the model's setting")
 
 
 class EmbedFields(BaseModel):
-    """How embeddings are made."""
+    """Options of embeddings."""
 
     dimensions: Annotated[int, Field(lt=1 << 31)] | None = Field(
         None, description="length of the embeddings, for models that support shorter ones (Matryoshka)"
@@ -109,7 +109,7 @@ class EmbedFields(BaseModel):
     @model_validator(mode="after")
     def _one_name(self) -> Self:
         if None not in (self.use_activation, self.normalize) and self.use_activation != self.normalize:
-            raise field_error("normalize", "`normalize` and `use_activation` are names of one field and contradict.")
+            raise field_error("normalize", "`normalize` and `use_activation` are aliases and must not differ.")
         if self.prompt_name is not None and self.input_type is not None:
             raise field_error("input_type", "`prompt_name` and `input_type` cannot be combined.")
         return self
@@ -211,7 +211,7 @@ SCORE_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class RerankRequest(ScoringFields):
-    """Order documents by their relevance to a query, as Jina and Cohere have it."""
+    """Order documents by their relevance to a query, in the format of Jina and Cohere."""
 
     query: Text
     documents: Texts

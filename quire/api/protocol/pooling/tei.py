@@ -127,7 +127,7 @@ class TeiInfo(BaseModel):
     docker_label: str | None
 
 
-_TEI, _JINA = "texts of TEI", "documents of Jina"  # names that are no fields
+_TEI, _JINA = "texts of TEI", "documents of Jina"  # discriminator tags
 
 
 def _kind(body: Any) -> str:

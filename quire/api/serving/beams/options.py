@@ -49,8 +49,8 @@ def beam_options(body: BeamFields, params: SamplingParams, model: ServedModel, w
 
     Args:
         body: the request, whose fields have been checked.
-        params: its sampling parameters.
-        model: whose engine generates.
+        params: sampling parameters of the request.
+        model: the model whose engine generates.
         width: number of beams.
 
     Raises:

@@ -63,7 +63,7 @@ def only_language(info: SpeechToTextInfo) -> str | None:
 
 
 def check_options(model: str, capabilities: Capabilities, options: TranscriptionOptions) -> None:
-    """Refuse options that a model does not support. `model`: its name, for the error.
+    """Refuse options that a model does not support. `model`: name of the model, for the error.
 
     Raises:
         InvalidRequest: an option is not supported by the model.

@@ -38,10 +38,10 @@ def make_piece(
     """A piece of text; None if it is empty.
 
     Args:
-        tokenizer: of the model.
-        text: that tokens have completed.
-        tokens: that were added.
-        logprobs: of each; None if they are not wanted.
+        tokenizer: the model's tokenizer.
+        text: the text that the tokens have completed.
+        tokens: the tokens that were added.
+        logprobs: log-probability of each; None if they are not wanted.
     """
     details: tuple[TokenLogprob, ...] = ()
     if logprobs is not None:
@@ -58,8 +58,8 @@ class DecodingAttempt:
 
     Attributes:
         output: all tokens, with timestamps and the end.
-        pieces: of the text, as they came.
-        limited: it ended because there was no room for more tokens.
+        pieces: pieces of the text, in order.
+        limited: whether it ended because there was no room for more tokens.
     """
 
     temperature: float

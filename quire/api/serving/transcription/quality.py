@@ -17,7 +17,7 @@ class Quality:
 
     Attributes:
         avg_logprob: mean log-probability of its tokens, with the end.
-        no_speech_prob: that the window contains no speech; 0 for models that do not say.
+        no_speech_prob: probability that the window contains no speech; 0 for models that do not give it.
     """
 
     avg_logprob: float

@@ -15,7 +15,7 @@ class SegmentSpan:
     Attributes:
         start, end: seconds from the start of the window.
         first, last: indices of its text tokens among those of the window; `last` is not included.
-        tokens: with its timestamps.
+        tokens: tokens of the text, with its timestamps.
     """
 
     start: float
@@ -33,7 +33,7 @@ def spans_of(output: Sequence[int], tokens: TranscriptionTokens, seconds: float)
 
     Args:
         output: all generated tokens.
-        tokens: of the model.
+        tokens: special tokens of the model.
         seconds: length of the window, which no time exceeds.
     """
     spans: list[SegmentSpan] = []

@@ -31,9 +31,9 @@ class TranscriptionTokens:
     """The special tokens of a model that generates, and what follows from them.
 
     Attributes:
-        start: begins each prompt, after the earlier text.
-        end: of the text.
-        rule: for timestamps; None if the model writes none.
+        start: the token that begins each prompt, after the earlier text.
+        end: the token that ends the text.
+        rule: the rule for timestamps; None if the model writes none.
     """
 
     def __init__(self, info: SpeechToTextInfo, tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -87,7 +87,7 @@ class Transcriber:
 
         Args:
             audio: 1-D float32 at 16 kHz, in [-1, 1].
-            options: what is to be done.
+            options: options of the transcription.
 
         Yields:
             Pieces of text; behind those of a window its segments; at last `TranscriptionDone`.

@@ -10,7 +10,7 @@ SpeechTask = Literal["transcribe", "translate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceOptions:
-    """How audio is cut by voice activity; see `quire.multimodal.audio.voice_activity`."""
+    """Settings by which audio is cut by voice activity; see `quire.multimodal.audio.voice_activity`."""
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
@@ -81,10 +81,10 @@ class Segment:
     """A part of the text with its times, in seconds from the start of the audio.
 
     Attributes:
-        id: its number.
+        id: index of the segment.
         seek: start of its window, in hundredths of a second.
-        tokens: of the text, with its timestamps.
-        temperature, avg_logprob, compression_ratio, no_speech_prob: of its window.
+        tokens: tokens of the text, with its timestamps.
+        temperature, avg_logprob, compression_ratio, no_speech_prob: values of its window.
     """
 
     id: int
@@ -104,10 +104,10 @@ class TranscriptionUsage:
     """Token counts and duration of a transcription.
 
     Attributes:
-        seconds: of audio.
+        seconds: duration of the audio in seconds.
         audio_tokens: positions of the encoder that held audio.
-        text_tokens: of all prompts: earlier text, and tokens for task and language.
-        output_tokens: generated, without those of discarded attempts.
+        text_tokens: tokens of all prompts: earlier text, and tokens for task and language.
+        output_tokens: generated tokens, without those of discarded attempts.
     """
 
     seconds: float
@@ -142,9 +142,9 @@ class TranscriptionDone:
     """The end of a transcription.
 
     Attributes:
-        text: without white space at its ends.
+        text: the whole text, without white space at its ends.
         language: ISO code; None if it is not known.
-        duration: of the audio in seconds.
+        duration: duration of the audio in seconds.
     """
 
     text: str

@@ -23,7 +23,7 @@ class WordTokens:
     Attributes:
         first, last: indices of its tokens; `last` is not included.
         spoken: `last` without the punctuation at its end, which takes a pause.
-        start, end: in seconds from the start of the window, once they are known.
+        start, end: times in seconds from the start of the window, once they are known.
     """
 
     text: str
@@ -41,8 +41,8 @@ def timed_words(
 
     Args:
         alignment: (len(text_tokens) + 1, frames); the last row is that of the end.
-        text_tokens: of the window.
-        tokens: of the model.
+        text_tokens: text tokens of the window.
+        tokens: special tokens of the model.
         language: ISO code.
     """
     starts = starts_of_tokens(alignment) * tokens.info.time_precision

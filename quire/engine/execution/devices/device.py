@@ -21,7 +21,7 @@ class Device(LoadTarget, Protocol):
     """A device that runs models.
 
     Attributes:
-        description: for the log, e.g. the instruction set of the kernels.
+        description: text for the log, e.g. the instruction set of the kernels.
         cache_alignment: keys and values are padded to a multiple of this many elements in pages.
     """
 

@@ -40,7 +40,7 @@ class Linear(Packable):
         size_in: inputs.
         parts: rows of each projection, in order.
         packed: the packed weight; `weight` is then None.
-        adapter: what is added for some rows; None for most layers.
+        adapter: adapter whose result is added for some rows; None for most layers.
     """
 
     def __init__(self, size_in: int, *parts: int, bias: bool = False, plain: bool = False) -> None:

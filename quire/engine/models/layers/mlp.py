@@ -13,7 +13,7 @@ class GatedMLPLayer(nn.Module):
     """down(act(gate(x)) * up(x))."""
 
     def __init__(self, hidden: int, size: int, act: str, *, bias: bool = False, down_bias: bool | None = None) -> None:
-        """`down_bias`: that of the second projection; None: as `bias`."""
+        """`down_bias`: bias of the second projection; None: as `bias`."""
         super().__init__()
         self.gate_up = Linear(hidden, size, size, bias=bias)
         self.down = Linear(size, hidden, bias=bias if down_bias is None else down_bias)

@@ -77,8 +77,8 @@ class QueryAttention(nn.Module):
         Args:
             x: (windows * queries, hidden).
             source: (windows * rows, elements).
-            queries: of a window.
-            rows: that they attend to.
+            queries: number of queries of a window.
+            rows: number of rows that they attend to.
 
         Returns:
             (windows * queries, hidden)

@@ -1,4 +1,4 @@
-"""What a step passes to every layer."""
+"""The values that a step passes to every layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StepContext:
 
     Attributes:
         logits_indices: see `ModelInputs`.
-        last_token_only: of the last layer, compute only the rows `logits_indices`.
+        last_token_only: the last layer computes only the rows `logits_indices`.
         cu_seqlens: see `ModelInputs`.
         relative_bias: see `AttentionParams.bias`.
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
