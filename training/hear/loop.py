@@ -79,8 +79,7 @@ class Trainer:
         losses: list[float] = []
         meter = Meter()
         while self.step < until:
-            while pause_file is not None and pause_file.exists():
-                time.sleep(PAUSE)
+            wait_while(pause_file)
             losses.append(self._take_step(self.steps.make(self.step), meter))
             self.step += 1
             if self.step % LOG_EVERY == 0:
@@ -128,6 +127,12 @@ class Trainer:
         with (self.work / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
         report(" ".join(f"{name} {value}" for name, value in line.items()))
+
+
+def wait_while(pause_file: Path | None) -> None:
+    """Return when the file does not exist."""
+    while pause_file is not None and pause_file.exists():
+        time.sleep(PAUSE)
 
 
 def ctc_loss(positions: Tensor, step: Step) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whisper in plain torch, with the parameter names of transformers' WhisperModel; windows may be shorter than in use."""
+"""Whisper in plain torch, with the parameter names of transformers' WhisperModel. Windows may be short."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ class Hear(nn.Module):
         for name, weight in self.named_parameters():
             if not weight.requires_grad:
                 continue
-            if weight.ndim == 2:  # noqa: PLR2004
+            if weight.ndim == 2:
                 scale = 0.02 if "embed" in name else 0.7 * weight.shape[1] ** -0.5
                 nn.init.normal_(weight, std=scale * depth_scale if "out_proj" in name or "fc2" in name else scale)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
 
     def forward(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the tokens (batch, tokens, vocabulary), and of the encoder's positions (batch, positions, text + 1)."""
+        """Logits of tokens (batch, tokens, vocabulary), and of the encoder's positions (batch, positions, text + 1)."""
         memory = self.encoder(features)
         states = self.decoder(tokens, memory)
         logits = F.linear(states.to(self.dtype), self.decoder.embed_tokens.weight.to(self.dtype)).float()

@@ -37,7 +37,7 @@ def make_noise(
     generator: np.random.Generator, length: int, voice: Callable[[int], Samples], kind: str | None = None
 ) -> Samples:
     """Noise of a kind, 1-D. ``kind``: one of KINDS; None: babble or any slope."""
-    if kind == "babble" or (kind is None and generator.random() < 0.3):  # noqa: PLR2004
+    if kind == "babble" or (kind is None and generator.random() < 0.3):
         return babble(generator, length, voice)
     slope = generator.uniform(0, _MAX_SLOPE) if kind is None else float(KINDS.index(kind))
     return coloured(generator, length, slope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,14 +56,23 @@ def record_all(seeds: Sequence[str], threads: int, *, heldout: bool, kinds: Sequ
 class Recordings:
     """The recordings of training in a folder. Samples are read from disk when they are needed."""
 
-    def __init__(self, folder: Path, seed: int, shards: int, threads: int = 2, size: int = SHARD) -> None:
-        """Make the files that do not exist yet."""
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        shards: int,
+        threads: int = 1,
+        size: int = SHARD,
+        wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make the files that do not exist yet. `wait`: called before each file."""
         folder.mkdir(parents=True, exist_ok=True)
         self._entries: list[tuple[str, str, str, str]] = []
         self._parts: list[tuple[NDArray[np.int16], int, int]] = []
         for index in range(shards):
             samples, facts = folder / f"{index:03}.npy", folder / f"{index:03}.json"
             if not facts.exists():
+                wait()
                 seeds = [f"{seed}-{index}-{at}" for at in range(size)]
                 _write(samples, facts, list(record_all(seeds, threads, heldout=False)))
                 print(f"recorded {index + 1} of {shards} files", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from training.hear.export import export
-from training.hear.loop import Trainer
+from training.hear.loop import Trainer, wait_while
 from training.hear.recipe import Recipe
 from training.hear.recordings import Recordings
 
@@ -31,7 +31,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shards", type=int, default=recipe.shards, help="thousands of recorded sentences")
     parser.add_argument("--seed", type=int, default=recipe.seed)
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
-    parser.add_argument("--pause-file", type=Path, help="no step begins while this file exists")
+    parser.add_argument("--pause-file", type=Path, help="nothing is recorded and no step begins while this file exists")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: the default of torch")
     return parser.parse_args(arguments)
 
@@ -42,7 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     recipe = replace(Recipe(), steps=chosen.steps, shards=chosen.shards, seed=chosen.seed)
-    recordings = Recordings(chosen.work / "recordings", recipe.seed, recipe.shards, max(1, chosen.threads))
+    recordings = Recordings(
+        chosen.work / "recordings", recipe.seed, recipe.shards, max(1, chosen.threads),
+        wait=lambda: wait_while(chosen.pause_file),
+    )  # fmt: skip
     trainer = Trainer(recipe, chosen.work, recordings)
     if trainer.resume():
         print(f"resuming from step {trainer.step}", flush=True)

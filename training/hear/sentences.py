@@ -1,4 +1,4 @@
-"""Sentences to speak, composed of `phrases/spoken.toml`: as whisper would write them, and as espeak-ng has to read them."""
+"""Sentences composed of `phrases/spoken.toml`: as whisper would write them, and as espeak-ng has to read them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,18 @@ _DATIVE = {"der": "dem", "die": "der", "das": "dem"}
 _INDEFINITE = {"der": "ein", "die": "eine", "das": "ein"}
 _INDEFINITE_ACCUSATIVE = {"der": "einen", "die": "eine", "das": "ein"}
 _ORDINALS = {
-    "en": ("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
-           "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth").split(),
-    "de": ("erste zweite dritte vierte fünfte sechste siebte achte neunte zehnte elfte zwölfte dreizehnte vierzehnte "
-           "fünfzehnte sechzehnte siebzehnte achtzehnte neunzehnte zwanzigste").split(),
+    "en": (
+        "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
+        "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth",
+        "twentieth",
+    ),
+    "de": (
+        "erste", "zweite", "dritte", "vierte", "fünfte", "sechste", "siebte", "achte", "neunte", "zehnte", "elfte",
+        "zwölfte", "dreizehnte", "vierzehnte", "fünfzehnte", "sechzehnte", "siebzehnte", "achtzehnte", "neunzehnte",
+        "zwanzigste",
+    ),
 }  # fmt: skip
-_UNITS = "ein zwei drei vier fünf sechs sieben acht neun".split()
+_UNITS = ["ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,7 @@ def _time(rng: Random, language: str) -> tuple[str, str]:
     hour = rng.randrange(1, 13)
     if not minute:
         return f"{hour} o'clock", f"{hour} o'clock"
-    return f"{hour}:{minute:02}", f"{hour} {minute}" if minute > 9 else f"{hour} oh {minute}"  # noqa: PLR2004
+    return f"{hour}:{minute:02}", f"{hour} {minute}" if minute > 9 else f"{hour} oh {minute}"
 
 
 def ordinal(number: int, language: str) -> str:
@@ -182,12 +188,12 @@ def _date_nominative(rng: Random, language: str) -> tuple[str, str]:
 
 def _year(rng: Random, language: str) -> tuple[str, str]:
     year = rng.randrange(1700, 2000) if rng.random() < 0.7 else rng.randrange(2000, 2040)
-    if year >= 2000 or year % 100 == 0:  # noqa: PLR2004
+    if year >= 2000 or year % 100 == 0:
         return str(year), str(year)
     century, rest = divmod(year, 100)
     if language == "de":
         return str(year), f"{century}hundert {rest}"
-    return str(year), f"{century} {rest}" if rest > 9 else f"{century} oh {rest}"  # noqa: PLR2004
+    return str(year), f"{century} {rest}" if rest > 9 else f"{century} oh {rest}"
 
 
 _VALUES: dict[str, Callable[[Random, str], tuple[str, str]]] = {

@@ -17,14 +17,14 @@ from quire.multimodal.audio.features import SAMPLE_RATE
 ACCENTS = {"en": ("en-us", "en-us", "en-gb", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-029"), "de": ("de",)}
 # Variants change formants, voicing and pitch; "" is the plain voice. Robots, whispering and croaking are left out.
 VARIANTS = (
-    "", "m1", "m2", "m4", "m5", "m6", "m8", "f1", "f2", "f4", "Alex", "Alicia", "Andrea", "Andy", "adam", "antonio", "aunty",
-    "belinda", "boris", "caleb", "david", "Denis", "ed", "edward", "Gene", "Gustave", "Henrique", "iven", "iven2", "Jacky",
-    "john", "kaukovalta", "Lee", "linda", "marcelo", "max", "michel", "mike", "norbert", "pablo", "paul", "rob", "sandro",
-    "shelby", "steph", "steph2", "travis", "victor", "zac", "grandpa",
+    "", "m1", "m2", "m4", "m5", "m6", "m8", "f1", "f2", "f4", "Alex", "Alicia", "Andrea", "Andy", "adam", "antonio",
+    "aunty", "belinda", "boris", "caleb", "david", "Denis", "ed", "edward", "Gene", "Gustave", "Henrique", "iven",
+    "iven2", "Jacky", "john", "kaukovalta", "Lee", "linda", "marcelo", "max", "michel", "mike", "norbert", "pablo",
+    "paul", "rob", "sandro", "shelby", "steph", "steph2", "travis", "victor", "zac", "grandpa",
 )  # fmt: skip
 HELDOUT_VARIANTS = (
-    "m3", "m7", "f3", "f5", "Annie", "Diogo", "edward2", "Hugo", "Marco", "miguel", "pedro", "robert", "steph3", "anika",
-    "benjamin", "Mario",
+    "m3", "m7", "f3", "f5", "Annie", "Diogo", "edward2", "Hugo", "Marco", "miguel", "pedro", "robert", "steph3",
+    "anika", "benjamin", "Mario",
 )  # fmt: skip
 _SPEEDS = (125, 215)  # words per minute
 _PITCHES = (20, 80)

@@ -135,7 +135,7 @@ class Steps:
         timed = generator.random() < recipe.timed
         before: list[int] = []
         if generator.random() < recipe.earlier:
-            while len(before) < (room := recipe.shape.targets // 2 - 1) and (not before or generator.random() < 0.7):  # noqa: PLR2004
+            while len(before) < (room := recipe.shape.targets // 2 - 1) and (not before or generator.random() < 0.7):
                 before += ids.text(self._recordings[self._drawn(generator, window.language)].text)
             before = [ids.previous, *before[-room:]]
         prompt = [ids.start, ids.languages[window.language], ids.transcribe, *([] if timed else [ids.no_timestamps])]
