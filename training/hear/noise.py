@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 Samples = NDArray[np.float32]
 KINDS = ("white", "pink", "babble")
 BABBLE_VOICES = (5, 9)  # at least, less than
+_FAST = 4096  # lengths that are multiples of it are transformed fast
 _MAX_SLOPE = 2.0  # of the power over frequency: 0 is white, 1 pink, 2 brown
 
 
 def coloured(generator: np.random.Generator, length: int, slope: float) -> Samples:
     """Noise whose power falls with frequency to the power of ``slope``, 1-D."""
-    spectrum = np.fft.rfft(generator.standard_normal(length, np.float32))
-    frequencies = np.maximum(np.fft.rfftfreq(length), 1 / length)
-    shaped: NDArray[np.float64] = np.fft.irfft(spectrum * frequencies ** (-slope / 2), length)
-    return shaped.astype(np.float32)
+    longer = -(-length // _FAST) * _FAST
+    spectrum = np.fft.rfft(generator.standard_normal(longer, np.float32))
+    frequencies = np.maximum(np.fft.rfftfreq(longer), 1 / longer).astype(np.float32)
+    shaped: NDArray[np.floating] = np.fft.irfft(spectrum * frequencies ** (-slope / 2), longer)
+    return shaped[:length].astype(np.float32)
 
 
 def babble(generator: np.random.Generator, length: int, voice: Callable[[int], Samples]) -> Samples:

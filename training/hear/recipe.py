@@ -20,11 +20,11 @@ class Shape:
     text_tokens: int = 768
     seconds: int = 10
     mels: int = 80
-    width: int = 256
-    heads: int = 4
+    width: int = 192
+    heads: int = 3
     encoder_layers: int = 4
     decoder_layers: int = 2
-    inner: int = 1024
+    inner: int = 768
     targets: int = 128
 
     @property
@@ -54,10 +54,10 @@ class Recipe:
 
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
-    shards: int = 36
-    steps: int = 3000
-    seconds: int = 160
-    lengths: tuple[int, ...] = (4, 5, 6, 8, 10)
+    shards: int = 28
+    steps: int = 1600
+    seconds: int = 120
+    lengths: tuple[int, ...] = (4, 4, 5, 6, 10)
     silent: float = 0.03
     clean: float = 0.2
     loudest_noise: float = 2.0
