@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import soundfile
@@ -64,16 +65,19 @@ def _all(seed: int) -> Iterator[Utterance]:
             yield Utterance(said.language, said.kind, said.text, said.voice, "", samples)
 
 
+def _other(clean: Sequence[Utterance], at: int, number: int) -> Samples:
+    """The samples of another utterance than that at an index."""
+    return clean[(at + 1 + number % (len(clean) - 1)) % len(clean)].samples
+
+
 def with_noise(clean: Sequence[Utterance], decibels: float, seed: int) -> list[Utterance]:
     """Add noise of the three kinds in turn. `decibels`: ratio of the speech's power to that of the noise."""
     generator = np.random.default_rng(seed)
     noisy = []
     for at, utterance in enumerate(clean):
         kind = KINDS[at % len(KINDS)]
-        others = [other.samples for other in clean if other is not utterance]
-        noise = make_noise(
-            generator, len(utterance.samples), lambda number, voices=others: voices[number % len(voices)], kind
-        )
+        voice = partial(_other, clean, at)
+        noise = make_noise(generator, len(utterance.samples), voice, kind)
         start, end = (round(time * SAMPLE_RATE) for time in utterance.speech)
         power = float(np.mean(utterance.samples[start:end].astype(np.float64) ** 2))
         mixed = add_noise(utterance.samples, noise, power, decibels)

@@ -135,7 +135,9 @@ class Hear(nn.Module):
             if not weight.requires_grad:
                 continue
             if weight.ndim == 2:
-                scale = 0.02 if "embed" in name else 0.7 * weight.shape[1] ** -0.5
+                # The convolutions' output has to be as large as the positions that are added to it.
+                gain = 2.5 if "conv" in name else 0.7
+                scale = 0.02 if "embed" in name else gain * weight.shape[1] ** -0.5
                 nn.init.normal_(weight, std=scale * depth_scale if "out_proj" in name or "fc2" in name else scale)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)

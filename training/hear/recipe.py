@@ -41,6 +41,8 @@ class Recipe:
         shards: files of a thousand recordings.
         seconds: audio of a step.
         lengths: lengths of windows in seconds; all windows of a step have one of them.
+        easy: first steps, whose windows are short and have one sentence each and little noise.
+        easy_seconds: their length.
         silent: share of windows without speech.
         clean: share of windows without noise.
         loudest_noise: lowest ratio of speech to noise in dB; the highest is 30.
@@ -56,8 +58,10 @@ class Recipe:
     shape: Shape = field(default_factory=Shape)
     shards: int = 28
     steps: int = 1600
-    seconds: int = 120
+    seconds: int = 80
     lengths: tuple[int, ...] = (4, 4, 5, 6, 10)
+    easy: int = 250
+    easy_seconds: int = 3
     silent: float = 0.03
     clean: float = 0.2
     loudest_noise: float = 2.0
@@ -65,7 +69,7 @@ class Recipe:
     earlier: float = 0.08
     language_weight: float = 4.0
     ctc_weight: float = 0.3
-    rates: tuple[float, float] = (0.01, 1.5e-3)
+    rates: tuple[float, float] = (0.02, 2e-3)
     weight_decay: float = 0.02
-    warmup: int = 80
+    warmup: int = 50
     decay_share: float = 0.4

@@ -17,7 +17,7 @@ from training.hear.sentences import LANGUAGES
 from training.hear.tokens import Ids
 
 IGNORED = -100  # label that does not count
-_HIGHEST_RATIO = 30.0  # dB
+_HIGHEST_RATIO, _EASY_RATIO = 30.0, 15.0  # dB
 _PAUSE = (0.05, 1.2)  # seconds around and between sentences
 _GAIN = (-24.0, 4.0)  # dB
 _ALONE = 0.35  # share of windows with one sentence
@@ -65,8 +65,9 @@ class Steps:
     def make(self, number: int) -> Step:
         """Make a step."""
         generator = np.random.default_rng((self._recipe.seed, number))
-        seconds = int(generator.choice(self._recipe.lengths))
-        windows = [self.window(generator, seconds) for _ in range(self._recipe.seconds // seconds)]
+        easy = number < self._recipe.easy
+        seconds = self._recipe.easy_seconds if easy else int(generator.choice(self._recipe.lengths))
+        windows = [self.window(generator, seconds, easy=easy) for _ in range(self._recipe.seconds // seconds)]
         samples = np.zeros((len(windows), seconds * SAMPLE_RATE), np.float32)
         for row, window in zip(samples, windows, strict=True):
             row[: len(window.samples)] = window.samples
@@ -85,14 +86,14 @@ class Steps:
             torch.tensor([len(text) for text in texts]),
         )
 
-    def window(self, generator: np.random.Generator, seconds: int) -> Window:
-        """Draw a window of at most so many seconds."""
+    def window(self, generator: np.random.Generator, seconds: int, *, easy: bool = False) -> Window:
+        """Draw a window of at most so many seconds. `easy`: with one sentence and little noise."""
         recipe, limit = self._recipe, seconds * SAMPLE_RATE
         language = LANGUAGES[generator.integers(len(LANGUAGES))]
         speech = np.zeros(limit, np.float32)
         window = Window(language, speech)
         end, power, sounding = 0, 0.0, 0
-        alone = generator.random() < _ALONE
+        alone = generator.random() < _ALONE or easy
         while generator.random() >= recipe.silent or window.segments:
             start = end + int(generator.uniform(*_PAUSE) * SAMPLE_RATE)
             said = self._recordings[self._drawn(generator, language)]
@@ -108,23 +109,22 @@ class Steps:
         length = min(limit, end + int(generator.uniform(*_PAUSE) * SAMPLE_RATE))
         if not window.segments:
             length, power, sounding = int(generator.integers(limit // 4, limit + 1)), 0.005, 1
-        window.samples = self._with_noise(generator, speech[:length], power / sounding)
+        lowest = _EASY_RATIO if easy else recipe.loudest_noise
+        window.samples = self._with_noise(generator, speech[:length], power / sounding, lowest)
         return window
 
     def _drawn(self, generator: np.random.Generator, language: str) -> int:
         indices = self._by_language[language]
         return indices[generator.integers(len(indices))]
 
-    def _with_noise(self, generator: np.random.Generator, samples: Samples, power: float) -> Samples:
+    def _with_noise(self, generator: np.random.Generator, samples: Samples, power: float, lowest: float) -> Samples:
         if generator.random() >= self._recipe.clean:
             noise = make_noise(generator, len(samples), self._voice)
             # More often loud than not: the mean ratio is below the middle.
-            ratio = (
-                self._recipe.loudest_noise + (_HIGHEST_RATIO - self._recipe.loudest_noise) * generator.random() ** 1.5
-            )
+            ratio = lowest + (_HIGHEST_RATIO - lowest) * generator.random() ** 1.5
             samples = add_noise(samples, noise, power, ratio)
         gained: NDArray[np.float32] = samples * np.float32(10 ** (generator.uniform(*_GAIN) / 20))
-        return np.clip(gained, -1, 1)
+        return gained.clip(-1, 1)
 
     def _voice(self, number: int) -> Samples:
         return self._recordings[number % len(self._recordings)].samples.astype(np.float32) / 32768
