@@ -57,10 +57,10 @@ class Recipe:
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
     shards: int = 28
-    steps: int = 1600
-    seconds: int = 80
+    steps: int = 5000
+    seconds: int = 120
     lengths: tuple[int, ...] = (4, 4, 5, 6, 10)
-    easy: int = 250
+    easy: int = 2000
     easy_seconds: int = 3
     silent: float = 0.03
     clean: float = 0.2
@@ -69,7 +69,7 @@ class Recipe:
     earlier: float = 0.08
     language_weight: float = 4.0
     ctc_weight: float = 0.3
-    rates: tuple[float, float] = (0.02, 2e-3)
+    rates: tuple[float, float] = (0.015, 2e-3)
     weight_decay: float = 0.02
     warmup: int = 50
     decay_share: float = 0.4
