@@ -57,14 +57,14 @@ class Recipe:
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
     shards: int = 28
-    steps: int = 5000
+    steps: int = 2100
     seconds: int = 120
-    lengths: tuple[int, ...] = (4, 4, 5, 6, 10)
-    easy: int = 2000
+    lengths: tuple[int, ...] = (3, 4, 4, 6, 10)
+    easy: int = 1250
     easy_seconds: int = 3
     silent: float = 0.03
     clean: float = 0.2
-    loudest_noise: float = 2.0
+    loudest_noise: float = 3.0
     timed: float = 0.5
     earlier: float = 0.08
     language_weight: float = 4.0

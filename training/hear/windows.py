@@ -20,7 +20,7 @@ IGNORED = -100  # label that does not count
 _HIGHEST_RATIO, _EASY_RATIO = 30.0, 12.0  # dB
 _PAUSE = (0.05, 1.2)  # seconds around and between sentences
 _GAIN = (-24.0, 4.0)  # dB
-_ALONE = 0.35  # share of windows with one sentence
+_ALONE = 0.5  # share of windows with one sentence
 
 
 @dataclass(slots=True)
