@@ -99,7 +99,7 @@ class Steps:
             said = self._recordings[self._drawn(generator, language)]
             if start + len(said.samples) > limit:
                 break
-            samples = said.samples.astype(np.float32) / 32768
+            samples = said.samples.astype(np.float32) / np.float32(32768)
             end = start + len(samples)
             speech[start:end] = samples
             window.segments.append((start / SAMPLE_RATE, end / SAMPLE_RATE, said.text))
@@ -127,7 +127,7 @@ class Steps:
         return gained.clip(-1, 1)
 
     def _voice(self, number: int) -> Samples:
-        return self._recordings[number % len(self._recordings)].samples.astype(np.float32) / 32768
+        return self._recordings[number % len(self._recordings)].samples.astype(np.float32) / np.float32(32768)
 
     def _tokens(self, generator: np.random.Generator, window: Window) -> tuple[list[int], list[int]]:
         """What the decoder reads, and what it has to write behind each token."""
