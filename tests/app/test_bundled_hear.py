@@ -76,7 +76,7 @@ def test_it_does_not_translate(server: str) -> None:
     with (RECORDINGS / "german.flac").open("rb") as file:
         answer = httpx.post(f"{server}/v1/audio/translations", files={"file": file}, data={"model": NAME})
     assert answer.status_code == 400
-    assert "not translate" in answer.json()["error"]["message"]
+    assert "does not support translation" in answer.json()["error"]["message"]
 
 
 def test_a_request_without_a_model_name_goes_to_it(server: str) -> None:
