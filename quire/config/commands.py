@@ -51,8 +51,7 @@ class Serve(
 
     model: CliPositionalArg[Names] = Field(
         (),
-        description="Hugging Face ids or directories of models; default: the bundled quire-nano "
-        "and quire-nano-embed",
+        description="Hugging Face ids or directories of models; default: the bundled quire-nano and quire-nano-embed",
     )
 
     @classmethod
