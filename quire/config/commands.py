@@ -51,7 +51,8 @@ class Serve(
 
     model: CliPositionalArg[Names] = Field(
         (),
-        description="Hugging Face ids or directories of models; default: the bundled quire-nano and quire-nano-embed",
+        description="Hugging Face ids or directories of models; default: the bundled quire-nano, "
+        "quire-nano-embed and quire-nano-hear",
     )
 
     @classmethod

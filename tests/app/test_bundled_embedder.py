@@ -37,6 +37,7 @@ def test_all_models_are_listed_with_their_tasks(server: str) -> None:
     assert tasks == {
         "quire-nano": ["generate"],
         NAME: ["embed", "token_embed", "score"],
+        "quire-nano-hear": ["transcribe"],
     }
 
 
