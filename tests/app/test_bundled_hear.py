@@ -44,7 +44,7 @@ def test_it_is_listed_with_its_task(server: str) -> None:
     ("name", "language", "text"),
     [
         ("english.flac", "en", "We are going to the mountain in the morning."),
-        ("german.flac", "de", "Ich habe heute Morgen eine Münze gefunden."),
+        ("german.flac", "de", "Öffne das Dachfenster in dem Esszimmer."),
         ("noisy.flac", "en", "The town hall opens at 10:45."),
     ],
 )
@@ -82,4 +82,4 @@ def test_it_does_not_translate(server: str) -> None:
 def test_a_request_without_a_model_name_goes_to_it(server: str) -> None:
     with (RECORDINGS / "german.flac").open("rb") as file:
         answer = httpx.post(f"{server}/v1/audio/transcriptions", files={"file": file}, timeout=60)
-    assert answer.json()["text"].strip() == "Ich habe heute Morgen eine Münze gefunden."
+    assert answer.json()["text"].strip() == "Öffne das Dachfenster in dem Esszimmer."

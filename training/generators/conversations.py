@@ -46,19 +46,19 @@ def _other_turn(rng: Random) -> Turn:
 
 def _arithmetic(rng: Random, _conversation: Conversation) -> list[Turn]:
     before = [_other_turn(rng) for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 2)))]
-    return [*before, unsupported_turn(rng) if rng.random() < 0.1 else arithmetic_turn(rng)]
+    return [*before, unsupported_turn(rng) if rng.random() < 0.15 else arithmetic_turn(rng)]
 
 
 def _quire(rng: Random, _conversation: Conversation) -> list[Turn]:
     turns = [quire_turn(rng) for _ in range(rng.choice((1, 1, 2, 3, 4)))]
-    if rng.random() < 0.1:
+    if rng.random() < 0.3:
         turns.insert(rng.randrange(len(turns) + 1), unknown_turn(rng))
     return turns
 
 
 def _talk(rng: Random, _conversation: Conversation) -> list[Turn]:
     makers = (small_talk_turn, fallback_turn, unknown_turn, unsupported_turn)
-    return [rng.choices(makers, (5, 6, 1, 1))[0](rng) for _ in range(rng.choice((1, 1, 2, 3, 4)))]
+    return [rng.choices(makers, (4, 5, 2, 2))[0](rng) for _ in range(rng.choice((1, 1, 2, 3, 4)))]
 
 
 def _extract(rng: Random, _conversation: Conversation) -> list[Turn]:
