@@ -8,10 +8,15 @@ import numpy as np
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.protocol import MediaItem, SpeechInfo
+from quire.engine.wire.streaming import StreamingInfo
 
 
 def invalid_items(
-    items: Sequence[MediaItem], tokens: int, speech: SpeechInfo | None, audio: AudioInfo | None
+    items: Sequence[MediaItem],
+    tokens: int,
+    speech: SpeechInfo | None,
+    audio: AudioInfo | None,
+    streaming: StreamingInfo | None = None,
 ) -> str | None:
     """Why the items of a prompt, or of a piece of one, cannot be read; None if they can.
 
@@ -20,11 +25,14 @@ def invalid_items(
         tokens: of the prompt or piece.
         speech: of a model that only transcribes.
         audio: of a model that reads audio among its tokens.
+        streaming: of a model that reads audio while it generates.
     """
     if speech is not None:
         return _invalid_whole(items, speech)
     if audio is not None:
         return _invalid_spans(items, tokens) or next(filter(None, (_invalid_span(one, audio) for one in items)), None)
+    if streaming is not None:
+        return next(filter(None, (_invalid_frames(item, streaming) for item in items)), None)
     return "the model does not accept audio, only text" if items else None
 
 
@@ -67,6 +75,19 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
         return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"
     if (length := audio.lengths.tokens(columns)) != item.length:
         return f"{columns} columns of features become {length} tokens, not {item.length}"
+    return _invalid_content(item)
+
+
+def _invalid_frames(item: MediaItem, streaming: StreamingInfo) -> str | None:
+    if (item.start, item.length) != (0, 0) or item.encoded is not None:
+        return "the model reads audio beside its tokens: no tokens stand for it, and all of its columns are encoded"
+    found, each = item.features.shape, streaming.columns_per_frame
+    fits = len(found) == 2 and found[0] == streaming.num_mel_bins and found[1] > 0 and found[1] % each == 0
+    if item.features.dtype != np.float32 or not fits:
+        return (
+            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of "
+            f"{streaming.num_mel_bins} rows and a multiple of {each} columns"
+        )
     return _invalid_content(item)
 
 

@@ -39,10 +39,9 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
         BrokenFolder: a file cannot be read, or a number in it cannot be used.
         UnsupportedModel: features are made in another way than the one that is known here, or there is no placeholder.
     """
-    extractor = _extractor(folder)
-    for name, value in _FIXED.items():
-        if extractor.get(name, value) != value:
-            raise UnsupportedModel(f"the feature extractor's {name} is {extractor[name]!r}; supported is {value}")
+    stem = encoder.stem
+    rows = stem.rows if isinstance(stem, ChunkedConvStem) else config.audio_config.num_mel_bins
+    extractor = check_features(folder, rows)
     kind = config.model_type
     placeholder = config.audio_token_id
     if placeholder is None and kind == "voxtral":
@@ -50,24 +49,41 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
     if type(placeholder) is not int or not 0 <= placeholder < vocab:
         raise UnsupportedModel(f"audio_token_id is {placeholder!r}, which is not a token of the vocabulary")
     shared: dict[str, Any] = {"kind": kind, "placeholder": placeholder, "text": _TEXTS[kind], "sample_rate": _RATE}
-    stem = encoder.stem
     if isinstance(stem, ChunkedConvStem):
-        rows, columns = stem.rows, config.audio_config.n_window_infer
+        columns = config.audio_config.n_window_infer
         shortest = max(_FRAME, _count(extractor, "min_length", _MIN_SAMPLES))
         fields: dict[str, Any] = {"lengths": AudioLengths(stem.chunk, 3, 1), "min_samples": shortest}
     else:
         assert isinstance(stem, ConvStem)
-        rows, columns, pool = stem.channels, 2 * encoder.max_positions, encoder.averaged * encoder.joined
+        columns, pool = 2 * encoder.max_positions, encoder.averaged * encoder.joined
         fields = {"lengths": AudioLengths(columns, 1, pool), "padded_columns": columns}
         if kind == "voxtral":
             fields |= {"encodes_padding": True}
         else:
             fields |= {"context": _CONTEXT, "max_items": 1}
+    return AudioInfo(num_mel_bins=rows, item_columns=columns, **shared, **fields)
+
+
+def check_features(folder: Path, rows: int) -> Mapping[str, Any]:
+    """The config of a model's feature extractor, which makes the features that are known here.
+
+    Args:
+        folder: of the model.
+        rows: of the features that the encoder reads.
+
+    Raises:
+        BrokenFolder: a file cannot be read.
+        UnsupportedModel: features are made in another way.
+    """
+    extractor = _extractor(folder)
+    for name, value in _FIXED.items():
+        if extractor.get(name, value) != value:
+            raise UnsupportedModel(f"the feature extractor's {name} is {extractor[name]!r}; supported is {value}")
     if extractor.get("feature_size", rows) != rows:
         raise UnsupportedModel(
             f"the feature extractor makes {extractor['feature_size']!r} rows, but the encoder reads {rows}"
         )
-    return AudioInfo(num_mel_bins=rows, item_columns=columns, **shared, **fields)
+    return extractor
 
 
 def _extractor(folder: Path) -> Mapping[str, Any]:

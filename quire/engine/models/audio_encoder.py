@@ -13,7 +13,7 @@ from quire.engine.models.layers.conformer import sinusoids
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.positions import make_positions
-from quire.engine.models.layers.rope import RopeTables
+from quire.engine.models.layers.rope import RopeTables, cos_sin
 from quire.engine.models.layers.stem import make_stem
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, Rope
@@ -65,6 +65,7 @@ class AudioEncoder(LayerStack):
         attend: Attend,
         cu_seqlens: Tensor,
         between_layers: Callable[[], None] | None = None,
+        positions: Tensor | None = None,
     ) -> list[Tensor]:
         """Encode items.
 
@@ -73,6 +74,7 @@ class AudioEncoder(LayerStack):
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
             between_layers: called after each layer but the last.
+            positions: (positions,) int64, of all items; None: each begins at 0.
 
         Returns:
             (tokens, size) of each item.
@@ -81,7 +83,7 @@ class AudioEncoder(LayerStack):
         distances = None
         if any(isinstance(layer, ConformerLayer) for layer in self.spec.layers):
             distances = sinusoids(max(lengths), self.spec.hidden, items[0].dtype, items[0].device)
-        step = StepContext(self._ropes(lengths), attend, cu_seqlens=cu_seqlens, relative_positions=distances)
+        step = StepContext(self._ropes(lengths, positions), attend, cu_seqlens=cu_seqlens, relative_positions=distances)
         x = self.run_layers(_concatenated(items), step, between_layers, normed=False)
         if self.spec.averaged > 1:
             parts = [_averaged(part, self.spec.averaged) for part in x.split(lengths)]
@@ -93,13 +95,15 @@ class AudioEncoder(LayerStack):
             lengths = [length // self.spec.joined for length in lengths]
         return list((x if self.projector is None else self.projector(x)).split(lengths))
 
-    def _ropes(self, lengths: Sequence[int]) -> dict[Rope, CosSin]:
+    def _ropes(self, lengths: Sequence[int], positions: Tensor | None) -> dict[Rope, CosSin]:
         """Cosines and sines of the positions of items."""
         layers = (layer for layer in self.spec.layers if not isinstance(layer, ConformerLayer))
         ropes = {layer.attn.rope for layer in layers if layer.attn.rope is not None}
         if not ropes:
             return {}
         device = self.sample.device
+        if positions is not None:  # which may be large: a table would be
+            return {rope: cos_sin(rope, positions.to(device)) for rope in ropes}
         if self._tables is None:
             self._tables = RopeTables(ropes, self.spec.max_positions, None, device)
         return self._tables.at(torch.cat([torch.arange(length, device=device) for length in lengths]))

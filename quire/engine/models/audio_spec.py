@@ -30,6 +30,19 @@ class ConvStem:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CausalConvStem:
+    """As `ConvStem`, but no convolution reads what comes behind its position: zeros precede the first one.
+
+    Attributes:
+        channels: of a column of features.
+        act: an activation.
+    """
+
+    channels: int
+    act: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChunkedConvStem:
     """Three convolutions over features and time, which halve both, each followed by `act`; then a projection.
 
@@ -158,5 +171,5 @@ class Projector:
     act: str = "gelu"
 
 
-Stem = ConvStem | ChunkedConvStem | WaveStem | GridStem
+Stem = ConvStem | CausalConvStem | ChunkedConvStem | WaveStem | GridStem
 Positions = LearnedPositions | ConvPositions

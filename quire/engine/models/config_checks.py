@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvPositions, ConvStem, GridStem, Projector, WaveConv
+from quire.engine.models.audio_spec import (
+    CausalConvStem,
+    ChunkedConvStem,
+    ConvPositions,
+    ConvStem,
+    GridStem,
+    Projector,
+    WaveConv,
+)
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
@@ -51,6 +59,7 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),
     AudioEncoderSpec: ("hidden", "max_positions", "averaged", "joined"),
     ConvStem: ("channels",),
+    CausalConvStem: ("channels",),
     ChunkedConvStem: ("rows", "channels", "chunk"),
     WaveConv: ("size", "kernel", "stride"),
     GridStem: ("bands", "channels", "layers", "kernel"),

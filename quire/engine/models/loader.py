@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quire.config.options import ModelOptions
 from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvPositions, ConvStem, GridStem, WaveStem
+from quire.engine.models.audio_spec import CausalConvStem, ChunkedConvStem, ConvPositions, ConvStem, GridStem, WaveStem
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
@@ -42,8 +42,10 @@ from quire.engine.models.spec import (
 )
 from quire.engine.models.speech import SpeechSpec
 from quire.engine.models.static_embedding import plain_table
+from quire.engine.models.streaming import fold_delay
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
+from quire.engine.wire.streaming import StreamingInfo
 from quire.kernels.activation import ACTIVATIONS
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class LoadedModel:
         pooler: how it pools; None if it generates.
         speech: what a model that only transcribes expects; None for others.
         audio: how a language model reads audio; None if it does not.
+        streaming: of a model that transcribes audio while it arrives; None for others.
     """
 
     model: LanguageModel | Encoder | CTCModel
@@ -86,6 +89,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechSpec | None = None
     audio: AudioInfo | None = None
+    streaming: StreamingInfo | None = None
 
 
 def load_model(
@@ -170,6 +174,8 @@ def _load_transformer(
         tensors = checkpoint.tensors(dtype, progress)
         if config.static is not None:
             tensors = plain_table(tensors)
+        if config.streaming is not None:
+            tensors = fold_delay(tensors, config.streaming.delay_frames)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     return LoadedModel(
         model.eval(),
@@ -182,6 +188,7 @@ def _load_transformer(
         config.pooler,
         config.speech,
         config.audio,
+        config.streaming,
     )
 
 
@@ -271,7 +278,7 @@ def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
     if spec.projector is not None:
         acts.add(spec.projector.act)
     match spec.stem:
-        case ConvStem(act=act) | ChunkedConvStem(act=act):
+        case ConvStem(act=act) | CausalConvStem(act=act) | ChunkedConvStem(act=act):
             return acts | {act}
         case WaveStem(convs=convs):
             return acts | {conv.act for conv in convs}

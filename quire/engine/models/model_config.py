@@ -30,8 +30,10 @@ from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, Fp8Scale
 from quire.engine.models.speech import SpeechSpec, read_speech
 from quire.engine.models.speech_of_samples import read_ctc, read_moonshine
 from quire.engine.models.static_embedding import static_spec
+from quire.engine.models.streaming import read_streaming
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
+from quire.engine.wire.streaming import StreamingInfo
 
 STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
@@ -52,6 +54,7 @@ class ModelConfig:
         fp8: how the checkpoint's FP8 weights are scaled, if it has any.
         speech: what a model that only transcribes expects; None for others.
         audio: how a language model reads audio; None if it does not.
+        streaming: of a model that transcribes audio while it arrives; None for others.
     """
 
     model_type: str
@@ -62,6 +65,7 @@ class ModelConfig:
     speech: SpeechSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
+    streaming: StreamingInfo | None = None
 
 
 def read_model_config(
@@ -114,6 +118,9 @@ def read_model_config(
             )
         if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
             return ModelConfig(config.model_type, spec, extra, scales, speech=_speech(folder, config, spec))
+        if isinstance(spec, DecoderSpec) and spec.adds_encoder:
+            streaming = read_streaming(folder, config, spec)
+            return ModelConfig(config.model_type, spec, extra, scales, streaming=streaming)
         audio = read_audio(folder, config, encoder, spec.vocab)
         return ModelConfig(config.model_type, spec, extra, scales, audio=audio)
     if getattr(config, "is_encoder_decoder", False):

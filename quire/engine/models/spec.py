@@ -371,6 +371,7 @@ class DecoderSpec(TransformerSpec):
         logit_softcap: logits become cap * tanh(logits / cap).
         encoder: of what the layers with cross-attention read, if there are any; else its outputs take the place of
             embeddings of tokens. None if there is none.
+        adds_encoder: the encoder's outputs are added to the embeddings of all tokens instead, one to each.
     """
 
     tied: bool = False
@@ -378,6 +379,7 @@ class DecoderSpec(TransformerSpec):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
+    adds_encoder: bool = False
 
     @property
     def has_cross_attention(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.engine.wire.protocol import AddRequest, MediaItem, PooledArray, StepStats, Task, TokenLogprobs
+from quire.engine.wire.protocol import AddRequest, FeatureArray, MediaItem, PooledArray, StepStats, Task, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,20 @@ class EncodedItem:
 
     key: bytes
     item: MediaItem
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedAudio:
+    """Audio that a step encodes of a sequence whose tokens read one frame each.
+
+    Attributes:
+        first: index of the first frame, which follows those encoded before.
+        features: (rows, columns).
+    """
+
+    request_id: str
+    first: int
+    features: FeatureArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,7 @@ class StepPlan:
         extended: sequences in the batch whose prompts have become longer.
         whole: the requests of an encoder's step, which are computed whole.
         encoded: items that are encoded before the tokens are computed.
+        audio: of sequences that read a frame with each token, encoded before the tokens are computed.
         evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """
@@ -113,6 +128,7 @@ class StepPlan:
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     whole: list[AddRequest] = field(default_factory=list)
     encoded: list[EncodedItem] = field(default_factory=list)
+    audio: list[EncodedAudio] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
     stats: StepStats = field(default_factory=StepStats)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
+from quire.engine.wire.streaming import StreamingInfo
 from quire.engine.wire.token_mask import TokenMask, has_other_token
 
 TokenArray = NDArray[np.int32]
@@ -131,7 +132,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hash: of everything that its encoding depends on; equal hashes mean equal items.
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
-            where the model only transcribes (see `SpeechInfo`): the item then has no tokens.
+            where the model only transcribes (see `SpeechInfo`, `StreamingInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechInfo.features`.
         encoded: the first so many columns are encoded; those behind are only seen by convolutions. None: all.
     """
@@ -154,7 +155,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
 
     Attributes:
         items: what the model reads beside the tokens, in the order of their spans, which do not overlap.
-        open: more of the prompt follows, in `ExtendRequest` messages; nothing is generated before its end.
+        open: more follows in `ExtendRequest` messages: of the prompt, before whose end nothing is generated; or audio,
+            of a model that reads it while it generates (see `StreamingInfo`).
     """
 
     request_id: str
@@ -181,11 +183,11 @@ class AddMany(msgspec.Struct, frozen=True, tag="add_many"):
 
 
 class ExtendRequest(msgspec.Struct, frozen=True, tag="extend"):
-    """Append tokens to the prompt of an open request; ignored if there is none of that id.
+    """Append tokens to the prompt of an open request, or audio to its audio; ignored if there is none of that id.
 
     Attributes:
-        tokens: 1-D int32 token ids; may be empty.
-        last: the prompt is complete.
+        tokens: 1-D int32 token ids; may be empty, and is where the model reads audio while it generates.
+        last: nothing more follows.
         items: with spans of these tokens; their `start` counts from the first of them.
     """
 
@@ -386,6 +388,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         pooling: None if it has no pooling tasks.
         speech: of a model that only transcribes; None for others.
         audio: None if its prompts cannot have audio among their tokens.
+        streaming: of a model that transcribes audio while it arrives; None for others.
     """
 
     architecture: str
@@ -402,6 +405,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     pooling: PoolingInfo | None = None
     speech: SpeechInfo | None = None
     audio: AudioInfo | None = None
+    streaming: StreamingInfo | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -26,6 +26,7 @@ from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3
 from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.archs.moonshine import moonshine
+from quire.engine.models.archs.voxtral_realtime import voxtral_realtime
 from quire.engine.models.archs.whisper import whisper
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
@@ -57,6 +58,7 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "smollm3": smollm3,
     "stablelm": stablelm,
     "starcoder2": starcoder2,
+    "voxtral_realtime": voxtral_realtime,
     "whisper": whisper,
 }
 # Given the config of the whole model, and the spec of its language model.

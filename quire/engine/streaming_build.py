@@ -1,0 +1,96 @@
+"""Memory and scheduler of models that transcribe audio while it arrives."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import cast
+
+from quire.config.options import EngineOptions
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.streaming_encoder import StreamingCacheSize, StreamingEncoder, streaming_cache_size
+from quire.engine.models.decoder import Decoder
+from quire.engine.models.loader import LoadedModel
+from quire.engine.models.spec import DecoderSpec, GroupedAttention
+from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StreamingScheduler, most_blocks
+from quire.engine.wire.streaming import StreamingInfo
+
+logger = logging.getLogger(__name__)
+_TOKENS_PER_FRAME = 4  # of a step's budget: what encoding a frame costs, about
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """How a model that transcribes audio while it arrives is run.
+
+    Attributes:
+        size: of the state of each sequence's encoder.
+        streams: sequences that run at the same time.
+        window: positions that a token of the decoder attends to; None: all.
+    """
+
+    info: StreamingInfo
+    model: Decoder
+    size: StreamingCacheSize
+    streams: int
+    window: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states of all encoders."""
+        return self.streams * self.size.nbytes
+
+    def longest(self, options: EngineOptions, context_len: int) -> int:
+        """Tokens in the blocks of a sequence, of any length, at most."""
+        limits = self._limits(options, context_len)
+        return most_blocks(limits, context_len, self.window, options.block_size) * options.block_size
+
+    def encoder(self, device: Device) -> StreamingEncoder:
+        """What encodes the audio."""
+        assert self.model.encoder is not None
+        return StreamingEncoder(self.model.encoder, device, self.size, self.streams)
+
+    def scheduler(self, options: EngineOptions, context_len: int, num_blocks: int) -> StreamingScheduler:
+        """What schedules the sequences."""
+        return StreamingScheduler(
+            self._limits(options, context_len),
+            BlockPool(num_blocks, options.block_size),
+            columns_per_frame=self.info.columns_per_frame,
+            window=self.window,
+            by_priority=options.scheduling_policy == "priority",
+        )
+
+    def _limits(self, options: EngineOptions, context_len: int) -> SchedulerLimits:
+        return SchedulerLimits(
+            max_seqs=self.streams,
+            max_tokens=options.max_num_batched_tokens,
+            max_model_len=context_len,
+            max_encoded=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
+        )
+
+
+def streaming_of(loaded: LoadedModel, options: EngineOptions, device: Device) -> Streaming | None:
+    """How a model is run that transcribes audio while it arrives; None for others.
+
+    As many sequences run as --encoder-cache-memory has room for, but at least one.
+    """
+    if loaded.streaming is None:
+        return None
+    model = cast("Decoder", loaded.model)
+    spec = cast("DecoderSpec", model.spec)
+    assert spec.encoder is not None
+    size = streaming_cache_size(spec.encoder, spec.hidden, options.block_size, loaded.dtype, device.cache_alignment)
+    streams = max(1, min(options.max_num_seqs, int(options.encoder_cache_memory) // size.nbytes))
+    if options.speculative_method != "none":
+        logger.warning("--speculative-method has no effect: the model reads audio with each token that it generates")
+    if streams < options.max_num_seqs:
+        logger.info(
+            "%d sequences run at the same time: an encoder takes %d MiB of --encoder-cache-memory",
+            streams,
+            size.nbytes >> 20,
+        )
+    windows = [cast("GroupedAttention", layer.attn).window for layer in spec.layers]
+    window = None if None in windows else max(cast("list[int]", windows))
+    return Streaming(loaded.streaming, model, size, streams, window)
