@@ -203,6 +203,8 @@ def _build_decoder(
     needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
     num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
     context_len = _fitting_context(loaded, config, num_blocks - cross_blocks, needed)
+    if streaming is not None:
+        streaming.check_context(context_len)
     model.set_context(context_len)
     prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
     cache = device.allocate_cache(shapes, num_blocks, options.block_size, cache_dtype, prefault)

@@ -88,10 +88,14 @@ def _invalid_frames(item: MediaItem, streaming: StreamingInfo) -> str | None:
             f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of "
             f"{streaming.num_mel_bins} rows and a multiple of {each} columns"
         )
-    return _invalid_content(item)
+    return _not_finite(item)
 
 
 def _invalid_content(item: MediaItem) -> str | None:
     if not item.hash:
         return "the hash of an item must not be empty"
+    return _not_finite(item)
+
+
+def _not_finite(item: MediaItem) -> str | None:
     return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from quire.config.options import EngineOptions
+from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.streaming_encoder import StreamingCacheSize, StreamingEncoder, streaming_cache_size
 from quire.engine.models.decoder import Decoder
@@ -46,6 +47,19 @@ class Streaming:
         """Tokens in the blocks of a sequence, of any length, at most."""
         limits = self._limits(options, context_len)
         return most_blocks(limits, context_len, self.window, options.block_size) * options.block_size
+
+    def check_context(self, context_len: int) -> None:
+        """Check that there is room for audio.
+
+        Raises:
+            OutOfCacheMemory: the context has none.
+        """
+        silence = self.info.left_frames + self.info.right_frames
+        if context_len <= silence:
+            raise OutOfCacheMemory(
+                f"the context has room for {context_len} frames, {silence} of which are the silence around the audio: "
+                "raise --max-model-len or --kv-cache-memory-bytes"
+            )
 
     def encoder(self, device: Device) -> StreamingEncoder:
         """What encodes the audio."""

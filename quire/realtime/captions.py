@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.api.http.errors import ApiError, as_api_error
 from quire.engine.wire.errors import EngineError, EngineOverloaded
@@ -14,7 +18,7 @@ from quire.multimodal.errors import PromptError
 from quire.realtime.audio import RATE, Samples, to_float
 from quire.realtime.dialects.dialect import Body, Dialect
 from quire.realtime.settings import SessionSettings
-from quire.realtime.speech import Speech, Transcript
+from quire.realtime.speech import LiveSpeech, Speech, Transcript
 from quire.realtime.stable_prefix import StablePrefix
 from quire.workers.errors import WorkerError
 
@@ -31,13 +35,13 @@ class Utterance:
     """Speech that is being transcribed.
 
     Attributes:
-        audio: its samples so far.
+        audio: its samples so far, from an index on.
     """
 
     item: str
     settings: SessionSettings
     speech: Speech
-    audio: Callable[[], Samples]
+    audio: Callable[[int], Samples]
     _length: int = 0
     _ended: bool = False
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -48,9 +52,12 @@ class Utterance:
             self._length = length
             self._changed.notify_all()
 
-    async def end(self, audio: Samples) -> None:
-        """The utterance is complete."""
-        self.audio = lambda: audio
+    def complete(self, audio: Samples) -> None:
+        """This is all of its audio. To be called as soon as that is known; `end` follows."""
+        self.audio = lambda start: audio[start:]
+
+    async def end(self) -> None:
+        """Nothing that has to be told before its transcript is left."""
         async with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -59,6 +66,19 @@ class Utterance:
         """Wait for the end."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._ended)
+
+    async def pieces(self) -> AsyncGenerator[NDArray[np.float32], None]:
+        """Its audio as it comes, until its end."""
+        taken, ended = 0, False
+        while not ended:
+            async with self._changed:
+                while not self._ended and self._length <= taken:
+                    await self._changed.wait()
+                ended = self._ended
+            samples = self.audio(taken)
+            taken += len(samples)
+            if len(samples):
+                yield to_float(samples)
 
     async def reaches(self, length: int) -> int:
         """Wait for so many samples; returns how many there are."""
@@ -98,7 +118,7 @@ class Captions:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def begin(
-        self, item: str, settings: SessionSettings, speech: Speech, audio: Callable[[], Samples]
+        self, item: str, settings: SessionSettings, speech: Speech, audio: Callable[[int], Samples]
     ) -> Utterance:
         """Start with an utterance, once there are not too many."""
         await self._room.acquire()
@@ -128,12 +148,15 @@ class Captions:
 
     async def _caption(self, utterance: Utterance, previous: asyncio.Event, done: asyncio.Event) -> None:
         try:
+            if (live := utterance.speech.live) is not None:
+                await self._conclude(utterance, previous, partial(self._follow, live, utterance, previous))
+                return
             stable = StablePrefix()
             async with asyncio.TaskGroup() as group:
                 passes = group.create_task(self._caption_growing(utterance, stable, previous))
                 await utterance.ended()
                 passes.cancel()
-            await self._caption_ended(utterance, stable, previous)
+            await self._conclude(utterance, previous, partial(self._last_pass, utterance, stable, previous), stable)
         finally:
             del self._tasks[utterance.item]
             self._room.release()
@@ -153,7 +176,7 @@ class Captions:
             await utterance.reaches(due)
             async with self._slots:
                 started = clock()
-                audio = utterance.audio()
+                audio = utterance.audio(0)
                 try:
                     transcript = await self._transcript(utterance, audio, draft=True)
                 except EngineOverloaded:
@@ -170,11 +193,20 @@ class Captions:
             # At most a third of the time is spent on passes, so that sessions slow down together when there are many.
             due = len(audio) + int(max(interval, 2 * (clock() - started)) * RATE)
 
-    async def _caption_ended(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> None:
-        """The pass over the whole utterance."""
-        dialect, item = self._dialect(), utterance.item
+    async def _conclude(
+        self,
+        utterance: Utterance,
+        previous: asyncio.Event,
+        transcribe: Callable[[], Awaitable[Transcript]],
+        stable: StablePrefix | None = None,
+    ) -> None:
+        """Tell the transcript of the whole utterance, or why there is none, once it has ended.
+
+        `stable`: what has been told of other transcripts than this one.
+        """
+        item = utterance.item
         try:
-            transcript = await self._last_pass(utterance, stable, previous)
+            transcript = await self._patiently(transcribe)
         except (EngineError, PromptError, WorkerError) as error:
             failure = as_api_error(error)
         except ApiError as error:
@@ -184,25 +216,36 @@ class Captions:
             failure = ApiError("Internal server error")
         else:
             text = transcript.text.strip()
+            await utterance.ended()
             await previous.wait()
-            if stable.told and (rest := stable.rest(text)):
-                await self._send(dialect.delta(item, rest))
-            await self._send(dialect.completed(item, text, transcript.usage, transcript.language))
+            if stable is not None and stable.told and (rest := stable.rest(text)):
+                await self._send(self._dialect().delta(item, rest))
+            await self._send(self._dialect().completed(item, text, transcript.usage, transcript.language))
             return
+        await utterance.ended()
         await previous.wait()
         fault = failure.status >= _SERVER_ERROR
-        await self._send(dialect.failed(item, "transcription_failed", failure.message, servers_fault=fault))
+        await self._send(self._dialect().failed(item, "transcription_failed", failure.message, servers_fault=fault))
 
     async def _last_pass(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> Transcript:
         """The transcript; its text is told as it comes, unless some was told before."""
+        tell = None if stable.told else partial(self._tell, utterance, previous)
+        return await self._transcript(utterance, utterance.audio(0), tell, draft=False)
 
-        async def tell(text: str) -> None:
-            await previous.wait()
-            await self._send(self._dialect().delta(utterance.item, text))
+    async def _follow(self, live: LiveSpeech, utterance: Utterance, previous: asyncio.Event) -> Transcript:
+        """The transcript, whose text is told while the utterance is spoken."""
+        return await live.follow(utterance.pieces(), utterance.settings, partial(self._tell, utterance, previous))
 
+    async def _tell(self, utterance: Utterance, previous: asyncio.Event, text: str) -> None:
+        await previous.wait()
+        await self._send(self._dialect().delta(utterance.item, text))
+
+    @staticmethod
+    async def _patiently(transcribe: Callable[[], Awaitable[Transcript]]) -> Transcript:
+        """The transcript, even if the queue has been full for a while."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return await self._transcript(utterance, utterance.audio(), None if stable.told else tell, draft=False)
+                return await transcribe()
             except EngineOverloaded as error:
                 if attempt == _ATTEMPTS:
                     raise

@@ -205,7 +205,7 @@ class Session:
             await asyncio.sleep(0)  # large events leave room for other sessions
 
     async def _hear(self, samples: Samples, speech: Speech) -> None:
-        for event in self._turns.push(samples):
+        for event in self._turns.push(samples, is_live=speech.live is not None):
             match event:
                 case Began(start=start):
                     await self._begin(start, speech)
@@ -225,13 +225,14 @@ class Session:
             if not ended.heard:
                 self._item = _new_item()
             speech = self._speech()
-            self._utterance = await self._captions.begin(self._item, self._facts.settings, speech, lambda: ended.audio)
+            self._utterance = await self._captions.begin(self._item, self._facts.settings, speech, self._turns.current)
+        self._utterance.complete(ended.audio)
         if ended.heard:
             await self._send(self._dialect.speech_stopped(self._item, _milliseconds(ended.end)))
         await self._send(self._dialect.committed(self._item, self._previous_item))
         self._previous_item = self._item
         utterance, self._utterance = self._utterance, None
-        await utterance.end(ended.audio)
+        await utterance.end()
 
     async def _commit(self, final: bool | msgspec.UnsetType) -> None:
         speech = self._speech()

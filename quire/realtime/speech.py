@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,8 +27,35 @@ class Transcript:
     language: str | None = None
 
 
+class LiveSpeech(Protocol):
+    """A model that reads an utterance while it is spoken, and each part of it once."""
+
+    async def follow(
+        self,
+        audio: AsyncGenerator[NDArray[np.float32], None],
+        settings: SessionSettings,
+        tell: Callable[[str], Awaitable[None]],
+    ) -> Transcript:
+        """Transcribe an utterance. Cancelling aborts the engine's request.
+
+        Args:
+            audio: pieces of it at 16 kHz, 1-D, in [-1, 1], as they come.
+            settings: of the session.
+            tell: gets each piece of the text; all of them together are the text.
+
+        Raises:
+            ApiError, EngineError: it is not possible.
+        """
+
+
 class Speech(Protocol):
-    """A model that turns an utterance into text."""
+    """A model that turns an utterance into text.
+
+    Attributes:
+        live: it also does so while the utterance is spoken; None: it reads utterances as a whole.
+    """
+
+    live: LiveSpeech | None
 
     def check(self, settings: SessionSettings) -> None:
         """Refuse settings that the model cannot follow.

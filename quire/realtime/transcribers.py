@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
+from quire.api.serving.transcription.streaming import LiveTranscription
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import Finished, TextDelta, TranscriptionOptions
 from quire.realtime.audio import RATE
 from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
-from quire.realtime.speech import Speech, SpeechOf, Transcript
+from quire.realtime.speech import LiveSpeech, Speech, SpeechOf, Transcript
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 12, 16  # in a draft; fast speech has half as many
 
@@ -26,6 +27,7 @@ class TranscriberSpeech:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._transcriber = Transcriber(model)
+        self.live: LiveSpeech | None = None if model.info.streaming is None else StreamingSpeech(model)
 
     def check(self, settings: SessionSettings) -> None:
         """Refuse settings that the model cannot follow; see `Speech.check`."""
@@ -45,9 +47,32 @@ class TranscriberSpeech:
                     match event:
                         case TextDelta(text=text):
                             yield text
-                        case Finished(usage=usage):
-                            counts = (usage.audio_tokens, usage.text_tokens, usage.output_tokens)
-                            yield Transcript(event.text, Usage(usage.seconds, *counts), event.language)
+                        case Finished():
+                            yield _transcript(event)
+
+
+class StreamingSpeech:
+    """A `LiveSpeech` for models that read audio while they generate."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def follow(
+        self,
+        audio: AsyncGenerator[NDArray[np.float32], None],
+        settings: SessionSettings,
+        tell: Callable[[str], Awaitable[None]],
+    ) -> Transcript:
+        """Transcribe an utterance while it is spoken; see `LiveSpeech.follow`."""
+        live = LiveTranscription(self._model, _options(settings, draft=False))
+        with self._model.client.slots(1):
+            return _transcript(await live.run(audio, tell))
+
+
+def _transcript(event: Finished) -> Transcript:
+    usage = event.usage
+    counts = (usage.audio_tokens, usage.text_tokens, usage.output_tokens)
+    return Transcript(event.text, Usage(usage.seconds, *counts), event.language)
 
 
 def speech_models() -> SpeechOf:

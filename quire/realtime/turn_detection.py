@@ -18,6 +18,7 @@ from quire.realtime.settings import TurnDetection
 
 _KEPT_SECONDS = 2.0  # beyond the prefix padding: how much later than it began speech may be noticed
 _LONGEST_SECONDS = 30.0  # of an utterance; then it is cut
+_LONGEST_LIVE_SECONDS = 600.0  # where models read it while it is spoken; each part once, so it is cut at its end
 _SEARCH_SECONDS = 5.0  # before the longest end, where the quietest place is searched for
 _SHORTEST_SECONDS = 0.1  # of audio that a client commits, as with OpenAI
 _GATE = RATE // 50  # samples that the noise floor is compared with
@@ -107,8 +108,11 @@ class Turns:
                 "audio",
             )
 
-    def push(self, samples: Samples) -> Iterator[Began | Ended]:
-        """Add audio; returns what happened in it, in order."""
+    def push(self, samples: Samples, *, is_live: bool = False) -> Iterator[Began | Ended]:
+        """Add audio; returns what happened in it, in order.
+
+        `is_live`: the model reads utterances while they are spoken.
+        """
         self._buffer.append(samples)
         if self._activity is None:
             return
@@ -119,17 +123,18 @@ class Turns:
                     yield self._begin(at)
             elif self.speaking_since is not None:
                 yield self._end(at, heard=True)
-        while self.speaking_since is not None and self.position - self.speaking_since >= _LONGEST_SECONDS * RATE:
-            cut = self._quietest(self.speaking_since + int(_LONGEST_SECONDS * RATE))
+        longest = int((_LONGEST_LIVE_SECONDS if is_live else _LONGEST_SECONDS) * RATE)
+        while self.speaking_since is not None and self.position - self.speaking_since >= longest:
+            cut = self.position if is_live else self._quietest(self.speaking_since + longest)
             yield self._end(cut, heard=True)
             yield self._begin(cut)
         if self.speaking_since is None:
             self._keep_tail()
 
-    def current(self) -> Samples:
-        """The utterance so far; without voice activity, the audio that is not committed."""
+    def current(self, index: int = 0) -> Samples:
+        """The utterance so far, from an index on; without voice activity, the audio that is not committed."""
         start = self._buffer.start if self.speaking_since is None else self.speaking_since
-        return self._buffer.copy(start, self.position)
+        return self._buffer.copy(start + index, self.position)
 
     def commit(self) -> Ended:
         """End the utterance now.

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 import transformers
 from numpy.typing import NDArray
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoConfig, VoxtralRealtimeFeatureExtractor, VoxtralRealtimeForConditionalGeneration
 
+from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.build import CoreConfig, serve_core
+from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import MediaItem
 from tests.support.models import draw_weights
+from tests.support.server import Server, running_server
 
 VOCAB, MELS, COLUMNS = 300, 16, 8
 START, PAD = 1, 32
 WINDOW, ENCODER_WINDOW = 24, 18  # positions that decoder and encoder attend to; frames of audio, and quarters of them
+FIRST_SPECIAL = 256  # token of the tokenizer
+SPECIAL = ("<s>", "</s>", "[STREAMING_PAD]", "[STREAMING_WORD]")
+END = FIRST_SPECIAL + SPECIAL.index("</s>")
 Features = NDArray[np.float32]
 
 
@@ -89,8 +100,7 @@ def features(seed: int, frames: int) -> Features:
 
 def audio_of(part: Features) -> MediaItem:
     """The item of features."""
-    part = np.ascontiguousarray(part)
-    return MediaItem(hash=hashlib.sha256(part.data).digest(), features=part)
+    return MediaItem(hash=b"", features=np.ascontiguousarray(part))
 
 
 def expected_tokens(model: Any, prompt: list[int], audio: Features) -> list[int]:
@@ -106,3 +116,42 @@ def expected_tokens(model: Any, prompt: list[int], audio: Features) -> list[int]
             do_sample=False,
         )
     return [int(token) for token in out[0, len(prompt) :]]
+
+
+@lru_cache(maxsize=1)
+def streaming_tokenizer() -> tokenizers.Tokenizer:
+    """Bytes, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    return tokenizer
+
+
+def write_streaming_tokenizer(folder: Path) -> None:
+    """Write the tokenizer's files to a model folder; the model ends with its end token."""
+    streaming_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
+
+
+def text_of(tokens: list[int]) -> str:
+    """The text that a client gets for generated tokens."""
+    kept = tokens[: tokens.index(END)] if END in tokens else tokens
+    return streaming_tokenizer().decode([token for token in kept if token < FIRST_SPECIAL]).strip()
+
+
+@asynccontextmanager
+async def streaming_server(folder: Path, max_model_len: int | None = None, **options: Any) -> AsyncIterator[Server]:
+    """A server of a model of `save_streaming_model`, whose engine is a thread; `options` are the engine's."""
+    write_streaming_tokenizer(folder)
+    config = CoreConfig(
+        folder=folder,
+        model_config=read_model_config(folder),
+        model=ModelOptions(dtype="float32", max_model_len=max_model_len),
+        engine=EngineOptions(**{"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8, **options}),
+    )
+    core = partial(serve_core, config)
+    async with running_server(folder, core, write=lambda _: None) as server:
+        yield server

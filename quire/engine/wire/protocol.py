@@ -130,7 +130,8 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """An input beside the tokens.
 
     Attributes:
-        hash: of everything that its encoding depends on; equal hashes mean equal items.
+        hash: of everything that its encoding depends on; equal hashes mean equal items. Empty where the model reads
+            audio while it generates (see `StreamingInfo`): that is never shared.
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
             where the model only transcribes (see `SpeechInfo`, `StreamingInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechInfo.features`.

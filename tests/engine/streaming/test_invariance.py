@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
+from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.wire.protocol import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.streaming_models import (
@@ -138,13 +139,15 @@ def test_a_small_cache_bounds_the_audio(streaming_folder: Path) -> None:
     """Fewer blocks than a window has: then the context is as long as they are."""
     roomy = Engine(streaming_folder, block_size=4)
     engine = Engine(
-        streaming_folder, block_size=4, kv_cache_memory_bytes=5 * roomy.info.cache_bytes // roomy.info.num_blocks
+        streaming_folder, block_size=4, kv_cache_memory_bytes=13 * roomy.info.cache_bytes // roomy.info.num_blocks
     )
-    assert engine.info.max_model_len == 20
-    audio = features(0, 20)
+    assert engine.info.max_model_len == 52
+    audio = features(0, 52)
     tokens = engine.generate([START, PAD], greedy(99), items=(audio_of(audio),)).tokens
     assert tokens == roomy.generate([START, PAD], greedy(99), items=(audio_of(audio),)).tokens
-    assert "at most 20" in (engine.generate([START], greedy(9), items=(audio_of(features(0, 21)),)).error or "")
+    assert "at most 52" in (engine.generate([START], greedy(9), items=(audio_of(features(0, 53)),)).error or "")
+    with pytest.raises(OutOfCacheMemory, match="46 of which are the silence around the audio"):
+        Engine(streaming_folder, model=ModelOptions(max_model_len=46))
 
 
 def test_pieces_of_one_frame_give_the_bits_of_the_whole_in_bfloat16(tmp_path: Path) -> None:

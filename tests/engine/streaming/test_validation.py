@@ -46,7 +46,6 @@ ITEMS: dict[str, tuple[Callable[[MediaItem], MediaItem], str]] = {
     "nan": (changed(features=np.full((MELS, 80), np.nan, np.float32)), "NaN or infinite"),
     "tokens": (changed(start=0, length=3), "no tokens stand for it"),
     "columns": (changed(encoded=8), "all of its columns are encoded"),
-    "no hash": (changed(hash=b""), "must not be empty"),
 }
 
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from quire.api.http.errors import InvalidRequest, shortened
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.protocol import SpeechInfo
+from quire.engine.wire.streaming import StreamingInfo
+from quire.multimodal.audio.frames import frame_samples
 
 _NO_LANGUAGE = "it writes the language that it was trained for, and cannot be told another one"
+_LONGEST_STREAM = 600.0  # seconds of a window of a model that reads audio while it generates: 30 MB of features
 _NO_TEXT = "it does not read text beside the audio"
 _NO_CHOICE = "it chooses the likeliest text and does not sample"
 _ONLY_LANGUAGE = "en"  # of whispers that have no tokens for languages
@@ -54,6 +57,16 @@ def speech_abilities(info: SpeechInfo) -> Abilities:
         aligns_words=info.aligns_words,
         takes_prompt=info.previous_token is not None,
         generates=info.kind != "ctc",
+    )
+
+
+def streaming_abilities(info: StreamingInfo, max_model_len: int) -> Abilities:
+    """What a model can do that reads a frame of audio with each token."""
+    frames = max_model_len - info.left_frames - info.right_frames - 1
+    return Abilities(
+        window_seconds=max(0.5, min(_LONGEST_STREAM, frames * frame_samples(info) / info.sample_rate)),
+        languages=(),
+        takes_prompt=False,
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.abilities import check_options, speech_abilities
+from quire.api.serving.transcription.abilities import check_options, speech_abilities, streaming_abilities
 from quire.api.serving.transcription.asking import abilities_of
 from quire.api.serving.transcription.attempt import WindowResult
 from quire.api.serving.transcription.chat_window import ChatWindowDecoder
@@ -20,6 +20,7 @@ from quire.api.serving.transcription.ctc_window import CTCWindowDecoder
 from quire.api.serving.transcription.decoder import Decoder
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
+from quire.api.serving.transcription.streaming import StreamingWindowDecoder
 from quire.api.serving.transcription.tokens import SpeechTokens
 from quire.api.serving.transcription.types import (
     Finished,
@@ -63,6 +64,8 @@ class Transcriber:
             self._abilities = speech_abilities(speech)
             if self._abilities.generates:
                 self._tokens = SpeechTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
+        elif (streaming := served.info.streaming) is not None:
+            self._abilities = streaming_abilities(streaming, served.info.max_model_len)
         else:
             assert served.info.audio is not None
             self._abilities = abilities_of(served.info.audio, served.info.max_model_len)
@@ -147,6 +150,8 @@ class Transcriber:
         speech, audio = served.info.speech, served.info.audio
         if speech is not None:
             return CTCWindowDecoder(served.client, self._audio, served.renderer.tokenizer, speech, options, tenant)
+        if served.info.streaming is not None:
+            return StreamingWindowDecoder(served, served.info.streaming, self._audio, options, tenant)
         assert audio is not None
         return ChatWindowDecoder(served, audio, self._audio, options, tenant)
 
