@@ -320,7 +320,8 @@ class EngineOptions(Options):
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),
         description="size of the embeddings of audio that are kept for the following chunks of a prompt and for other "
-        "prompts with the same audio; they are beside the KV cache, and those of one item always fit",
+        "prompts with the same audio, or of the encoders of requests whose audio arrives while they run, of which it "
+        "bounds the number; it is beside the KV cache, and one item or encoder always fits",
     )
     enable_prefix_caching: Flag = Field(
         True, description="reuse the KV blocks of prompt prefixes that requests have in common"

@@ -17,7 +17,7 @@ from quire.realtime.buffer import AudioBuffer
 from quire.realtime.errors import EventError
 from quire.realtime.outbound import Outbound
 from quire.realtime.settings import TurnDetection
-from quire.realtime.turn_detection import Ended, Turns
+from quire.realtime.turn_detection import Began, Ended, Turns
 from tests.support.realtime import base64_of, dialogue
 
 
@@ -111,6 +111,23 @@ def test_utterances_do_not_overlap() -> None:
     (ended,) = turns.push(second)
     assert isinstance(ended, Ended)
     assert ended.end - ended.start == RATE // 10
+
+
+def test_utterances_that_are_read_while_they_are_spoken_are_cut_late_and_at_their_end() -> None:
+    """Every sample is in one of them: what a model has read belongs to no other utterance."""
+    activity = Told()
+    turns = Turns(TurnDetection(), lambda _: activity, 600)
+    activity.events = [SpeechStarted(0)]
+    found = [event for _ in range(1201) for event in turns.push(np.ones(RATE, np.int16), is_live=True)]
+    first, ended, second, *more = found
+    assert isinstance(ended, Ended)
+    assert isinstance(first, Began)
+    assert isinstance(second, Began)
+    assert (ended.end, second.start) == (600 * RATE, 600 * RATE)
+    assert len(ended.audio) == 600 * RATE
+    assert len(more) == 2
+    assert len(turns.current(RATE)) == 0
+    assert len(turns.current()) == RATE
 
 
 async def test_outbound_events_wait_for_room() -> None:

@@ -41,6 +41,11 @@ class CausalConvStem:
     channels: int
     act: str
 
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """What gives the same number of positions, of an even number of columns."""
+        return (Convolution(2, 2),)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedConvStem:

@@ -148,12 +148,12 @@ class StreamingScheduler:
         for request in self._running:
             if not request.steps_in_flight:
                 self._schedule(plan, scheduled, request, budget)
-        while budget.tokens > 0 and budget.frames > 0 and (request := self._next()) is not None:
+        while budget.tokens > 0 and budget.frames > 0 and (entering := self._next()) is not None:
             self._waiting.pop()
-            insort(self._running, request, key=_ORDER)
-            request.mark_scheduled()
-            plan.new.append(request.enter(None))
-            self._schedule(plan, scheduled, request, budget)
+            insort(self._running, entering, key=_ORDER)
+            entering.mark_scheduled()
+            plan.new.append(entering.enter(None))
+            self._schedule(plan, scheduled, entering, budget)
         plan.removed, self._removed = self._removed, []
         if scheduled:
             self._in_flight.append(scheduled)

@@ -93,7 +93,8 @@ def together(engine: Engine, seed: int, *, pieces: bool) -> list[list[int]]:
 
 def total(case: Case) -> int:
     """Frames."""
-    return case[1].shape[1] // COLUMNS
+    columns: int = case[1].shape[1]
+    return columns // COLUMNS
 
 
 @pytest.fixture(scope="module")

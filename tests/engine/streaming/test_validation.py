@@ -136,7 +136,7 @@ def test_requests_without_audio_hold_nothing_and_do_not_keep_the_engine_busy(str
     assert engine.results["second"].tokens == engine.results["first"].tokens[:17]
     engine.abort("silent")
     assert engine.blocks_used == engine.runner.items.streams == 0
-    assert not engine.core.scheduler._requests  # type: ignore[union-attr]
+    assert not engine.core.scheduler._requests
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
