@@ -205,7 +205,7 @@ class Session:
             await asyncio.sleep(0)  # large events leave room for other sessions
 
     async def _hear(self, samples: Samples, speech: Speech) -> None:
-        for event in self._turns.push(samples, is_live=speech.live is not None):
+        for event in self._turns.push(samples, None if speech.live is None else speech.live.longest):
             match event:
                 case Began(start=start):
                     await self._begin(start, speech)

@@ -28,7 +28,13 @@ class Transcript:
 
 
 class LiveSpeech(Protocol):
-    """A model that reads an utterance while it is spoken, and each part of it once."""
+    """A model that reads an utterance while it is spoken, and each part of it once.
+
+    Attributes:
+        longest: seconds of an utterance at most.
+    """
+
+    longest: float
 
     async def follow(
         self,

@@ -27,7 +27,9 @@ class TranscriberSpeech:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._transcriber = Transcriber(model)
-        self.live: LiveSpeech | None = None if model.info.streaming is None else StreamingSpeech(model)
+        self.live: LiveSpeech | None = None
+        if model.info.streaming is not None:
+            self.live = StreamingSpeech(model, self._transcriber.window_seconds)
 
     def check(self, settings: SessionSettings) -> None:
         """Refuse settings that the model cannot follow; see `Speech.check`."""
@@ -54,7 +56,9 @@ class TranscriberSpeech:
 class StreamingSpeech:
     """A `LiveSpeech` for models that read audio while they generate."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, longest: float) -> None:
+        """`longest`: see `LiveSpeech`."""
+        self.longest = longest
         self._model = model
 
     async def follow(

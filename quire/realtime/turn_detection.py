@@ -18,7 +18,6 @@ from quire.realtime.settings import TurnDetection
 
 _KEPT_SECONDS = 2.0  # beyond the prefix padding: how much later than it began speech may be noticed
 _LONGEST_SECONDS = 30.0  # of an utterance; then it is cut
-_LONGEST_LIVE_SECONDS = 600.0  # where models read it while it is spoken; each part once, so it is cut at its end
 _SEARCH_SECONDS = 5.0  # before the longest end, where the quietest place is searched for
 _SHORTEST_SECONDS = 0.1  # of audio that a client commits, as with OpenAI
 _GATE = RATE // 50  # samples that the noise floor is compared with
@@ -108,10 +107,13 @@ class Turns:
                 "audio",
             )
 
-    def push(self, samples: Samples, *, is_live: bool = False) -> Iterator[Began | Ended]:
+    def push(self, samples: Samples, live: float | None = None) -> Iterator[Began | Ended]:
         """Add audio; returns what happened in it, in order.
 
-        `is_live`: the model reads utterances while they are spoken.
+        Args:
+            samples: of the audio.
+            live: longest utterance in seconds, of a model that reads it while it is spoken, and each part of it once:
+                then it is cut at its end. None: the model reads utterances as a whole.
         """
         self._buffer.append(samples)
         if self._activity is None:
@@ -123,9 +125,9 @@ class Turns:
                     yield self._begin(at)
             elif self.speaking_since is not None:
                 yield self._end(at, heard=True)
-        longest = int((_LONGEST_LIVE_SECONDS if is_live else _LONGEST_SECONDS) * RATE)
+        longest = int((_LONGEST_SECONDS if live is None else live) * RATE)
         while self.speaking_since is not None and self.position - self.speaking_since >= longest:
-            cut = self.position if is_live else self._quietest(self.speaking_since + longest)
+            cut = self.position if live is not None else self._quietest(self.speaking_since + longest)
             yield self._end(cut, heard=True)
             yield self._begin(cut)
         if self.speaking_since is None:

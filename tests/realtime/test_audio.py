@@ -118,7 +118,7 @@ def test_utterances_that_are_read_while_they_are_spoken_are_cut_late_and_at_thei
     activity = Told()
     turns = Turns(TurnDetection(), lambda _: activity, 600)
     activity.events = [SpeechStarted(0)]
-    found = [event for _ in range(1201) for event in turns.push(np.ones(RATE, np.int16), is_live=True)]
+    found = [event for _ in range(1201) for event in turns.push(np.ones(RATE, np.int16), 600.0)]
     first, ended, second, *more = found
     assert isinstance(ended, Ended)
     assert isinstance(first, Began)

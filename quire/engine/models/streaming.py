@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # configs are read without torch
 
 _LEFT_FRAMES = 32  # of silence before the audio, as Mistral's tokenizers have it
 _MORE_RIGHT_FRAMES = 11  # of silence behind the audio, beside the delay: for a long last word
-_START, _PAD = ("<s>", 1), ("[STREAMING_PAD]", 32)  # tokens, and their ids where there is no tokenizer.json
+_START, _PAD = ("<s>", 1), ("[STREAMING_PAD]", 32)  # tokens, and their ids where no file tells them
 _MAX_DELAY = 1000  # frames
 _LOUDEST = 1.5  # logarithm of the power that the floor is 8 powers of ten below
 _RANGE = 8.0
@@ -51,7 +51,8 @@ def read_streaming(folder: Path, config: Any, spec: DecoderSpec) -> StreamingInf
     delay = config.default_num_delay_tokens
     if type(delay) is not int or not 0 <= delay <= _MAX_DELAY:
         raise UnsupportedModel(f"default_num_delay_tokens must be from 0 to {_MAX_DELAY}, not {delay!r}")
-    start, pad = (_token(folder, *token, spec.vocab) for token in (_START, _PAD))
+    ids = _special_ids(folder)
+    start, pad = (_token(ids, *token, spec.vocab) for token in (_START, _PAD))
     return StreamingInfo(
         sample_rate=16_000,
         num_mel_bins=rows,
@@ -65,16 +66,24 @@ def read_streaming(folder: Path, config: Any, spec: DecoderSpec) -> StreamingInf
     )
 
 
-def _token(folder: Path, text: str, usual: int, vocab: int) -> int:
-    """The id of a special token in tokenizer.json."""
-    path = folder / "tokenizer.json"
-    found = usual
-    if path.is_file():
-        try:
-            added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
-            found = next((int(token["id"]) for token in added if token["content"] == text), usual)
-        except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-            raise BrokenFolder(f"{path} cannot be read: {error}") from error
+def _special_ids(folder: Path) -> dict[str, int]:
+    """Special tokens by their texts: those of tokenizer.json, or of Mistral's tekken.json."""
+    for name, entries, text, token in (
+        ("tokenizer.json", "added_tokens", "content", "id"),
+        ("tekken.json", "special_tokens", "token_str", "rank"),
+    ):
+        path = folder / name
+        if path.is_file():
+            try:
+                found = json.loads(path.read_text(encoding="utf-8")).get(entries) or []
+                return {entry[text]: int(entry[token]) for entry in found}
+            except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+                raise BrokenFolder(f"{path} cannot be read: {error}") from error
+    return {}
+
+
+def _token(ids: dict[str, int], text: str, usual: int, vocab: int) -> int:
+    found = ids.get(text, usual)
     if not 0 <= found < vocab:
         raise UnsupportedModel(f"the token {text} is {found}, which is not in the vocabulary of {vocab}")
     return found

@@ -183,7 +183,7 @@ def test_memory_stays_flat_over_many_minutes(streaming_folder: Path) -> None:
         most = max(most, engine.blocks_used)
         if first + 5 < minutes:
             request = scheduler._requests["r"]  # type: ignore[union-attr]
-            assert not request._features  # type: ignore[union-attr]
+            assert not request._features
             assert len(items._streams["r"].embeddings) <= 5
     assert len(engine.results["r"].tokens) == minutes - 3
     assert most <= -(-(WINDOW - 1 + 16) // 4) + 1

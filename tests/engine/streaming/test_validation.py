@@ -194,6 +194,12 @@ def test_tokens_of_the_prompt_come_from_the_tokenizer(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("[1]")
     with pytest.raises(ModelError, match="cannot be read"):
         read_model_config(folder)
+    (folder / "tokenizer.json").unlink()
+    listed = [{"rank": 5, "token_str": "<s>"}, {"rank": 6, "token_str": "[STREAMING_PAD]"}]
+    (folder / "tekken.json").write_text(json.dumps({"special_tokens": listed}))
+    info = read_model_config(folder).streaming
+    assert info is not None
+    assert set(info.prompt) == {5, 6}
 
 
 @pytest.mark.parametrize("missing", ["ada_rms_norm.linear1", "post_attention_layernorm"])

@@ -75,6 +75,11 @@ class Transcriber:
         """Whether tokens are generated, one after the other, so that their number matters."""
         return self._abilities.generates
 
+    @property
+    def window_seconds(self) -> float:
+        """Longest audio that the model takes at once."""
+        return self._abilities.window_seconds
+
     def check(self, options: TranscriptionOptions) -> None:
         """Refuse what the model cannot do.
 
