@@ -14,7 +14,7 @@ import pytest
 from quire.multimodal.tokenizer import Tokenizer, TokenizerError
 
 PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-WORDS = ["th", "the", "in", "ing", " t", " th", " the", "er", "re", "ther", "gi", "é".encode(), "日".encode(), "nging"]
+WORDS = ("th", "the", "in", "ing", " t", " th", " the", "er", "re", "ther", "gi", "é", "日", "nging")
 SPECIAL = ["<unk>", "<s>", "</s>", "[INST]"]
 COUNT = 8  # special tokens
 
@@ -22,7 +22,7 @@ COUNT = 8  # special tokens
 def content(**changes: Any) -> dict[str, Any]:
     """A small tekken.json; one word more than there is room for."""
     words = [bytes([byte]) for byte in range(256)]
-    words += [word.encode() if isinstance(word, str) else word for word in WORDS] + [b"beyond"]
+    words += [word.encode() for word in WORDS] + [b"beyond"]
     vocab = [{"rank": rank, "token_bytes": base64.b64encode(word).decode()} for rank, word in enumerate(words)]
     config = {"pattern": PATTERN, "default_vocab_size": COUNT + len(vocab) - 1, "default_num_special_tokens": COUNT}
     special = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(SPECIAL)]

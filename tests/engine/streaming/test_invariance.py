@@ -172,7 +172,8 @@ def test_pieces_of_one_frame_give_the_bits_of_the_whole_in_bfloat16(tmp_path: Pa
 def test_memory_stays_flat_over_many_minutes(streaming_folder: Path) -> None:
     """Five minutes in pieces of 0.4 s: blocks, encoder and features that wait are bounded by the windows."""
     engine = Engine(streaming_folder, block_size=4, max_num_batched_tokens=16, max_num_seqs=2)
-    scheduler, items = engine.core.scheduler, engine.runner.items
+    scheduler: Any = engine.core.scheduler
+    items = engine.runner.items
     minutes, most = 5 * 750, 0
     audio = features(0, 200)
     engine.add("r", [START, PAD, PAD], greedy(1 << 20), open=True)
@@ -182,7 +183,7 @@ def test_memory_stays_flat_over_many_minutes(streaming_folder: Path) -> None:
         engine.run()
         most = max(most, engine.blocks_used)
         if first + 5 < minutes:
-            request = scheduler._requests["r"]  # type: ignore[union-attr]
+            request = scheduler._requests["r"]
             assert not request._features
             assert len(items._streams["r"].embeddings) <= 5
     assert len(engine.results["r"].tokens) == minutes - 3
