@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.transcription.attempt import Attempt, WindowResult
-from quire.api.serving.transcription.ctc import PlacedToken, collapse, place_words, segment_words
+from quire.api.serving.transcription.ctc import collapse
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.placed_words import PlacedToken, place_words, segment_words
 from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import PoolingParams, SpeechInfo

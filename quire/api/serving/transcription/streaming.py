@@ -16,6 +16,7 @@ from quire.api.serving.transcription.attempt import Attempt, WindowResult, make_
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.feed import Feed
 from quire.api.serving.transcription.joining import Joiner
+from quire.api.serving.transcription.placed_words import PlacedToken, place_words, segment_words
 from quire.api.serving.transcription.segments import Span
 from quire.api.serving.transcription.types import Finished, SpeechUsage, TranscriptionOptions
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
@@ -42,21 +43,30 @@ class StreamedText:
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
         self._logprobs = options.logprobs
         self.attempt = Attempt(options.temperature)
-        self.tokens: list[int] = []  # those of the text
+        self.tokens: list[PlacedToken] = []  # those of the text; positions count generated tokens
 
     def push(self, delta: Delta) -> None:
         """Take what has been generated; its text becomes a piece of the attempt."""
-        attempt = self.attempt
+        attempt, before = self.attempt, len(self.attempt.output)
         logprobs = [entry.logprobs[0] for entry in delta.logprobs]
         attempt.output += delta.token_ids
         attempt.logprobs += logprobs
         shown = [index for index, token in enumerate(delta.token_ids) if token not in self._special]
         tokens = [delta.token_ids[index] for index in shown]
-        self.tokens += tokens
+        self.tokens += [
+            PlacedToken(delta.token_ids[index], logprobs[index], before + index, before + index + 1) for index in shown
+        ]
         text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
         wanted = [logprobs[index] for index in shown] if self._logprobs else None
         if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
             attempt.pieces.append(piece)
+
+    def spans(self, seconds_per_token: float, seconds: float) -> list[Span]:
+        """Segments of a window of so many seconds, by when the model has written their words, less its delay."""
+        tokenizer = self._tokenizer
+        contents = [tokenizer.token_bytes(placed.token) for placed in self.tokens]
+        spaced = tokenizer.separates_words
+        return segment_words(place_words(self.tokens, contents, seconds_per_token, seconds, spaced=spaced), self.tokens)
 
 
 class StreamingWindowDecoder:
@@ -88,17 +98,17 @@ class StreamingWindowDecoder:
                 text.push(delta)
                 if feed.live:
                     feed.give(text.attempt.pieces)
-        tokens, attempt = text.tokens, text.attempt
+        attempt, frame = text.attempt, frame_samples(self._info)
         return [
             WindowResult(
                 window=window,
                 attempt=attempt,
                 quality=attempt.quality,
-                spans=[Span(0.0, window.seconds, 0, len(tokens), tuple(tokens))] if tokens else [],
+                spans=text.spans(frame / SAMPLE_RATE, window.seconds),
                 words=(),
-                text_tokens=tokens,
+                text_tokens=[placed.token for placed in text.tokens],
                 prompt_tokens=len(request.prompt),
-                audio_tokens=-(-len(samples) // frame_samples(self._info)),
+                audio_tokens=-(-len(samples) // frame),
             )
         ]
 
