@@ -1,4 +1,4 @@
-"""Turns a session's utterances into text, while they are spoken and when they have ended."""
+"""Transcribes the utterances of a session: interim passes while they are spoken, then a final one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from quire.multimodal.errors import PromptError
 from quire.realtime.audio import RATE, Samples, to_float
 from quire.realtime.dialects.dialect import Body, Dialect
 from quire.realtime.settings import SessionSettings
-from quire.realtime.speech import LiveSpeech, Speech, Transcript
 from quire.realtime.stable_prefix import StablePrefix
+from quire.realtime.utterance_transcriber import StreamingTranscriber, Transcript, UtteranceTranscriber
 from quire.workers.errors import WorkerError
 
 logger = logging.getLogger(__name__)
@@ -35,29 +35,29 @@ class Utterance:
     """Speech that is being transcribed.
 
     Attributes:
-        audio: its samples so far, from an index on.
+        audio: gives its samples so far, from an index on.
     """
 
     item: str
     settings: SessionSettings
-    speech: Speech
+    transcriber: UtteranceTranscriber
     audio: Callable[[int], Samples]
     _length: int = 0
     _ended: bool = False
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def grow(self, length: int) -> None:
-        """There are so many samples now."""
+        """Set the number of samples so far."""
         async with self._changed:
             self._length = length
             self._changed.notify_all()
 
     def complete(self, audio: Samples) -> None:
-        """This is all of its audio. To be called as soon as that is known; `end` follows."""
+        """Set all of its audio. To be called as soon as it is known, because `audio` changes then; `end` follows."""
         self.audio = lambda start: audio[start:]
 
     async def end(self) -> None:
-        """Nothing that has to be told before its transcript is left."""
+        """Mark the utterance as ended: its transcript may be sent."""
         async with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -68,7 +68,7 @@ class Utterance:
             await self._changed.wait_for(lambda: self._ended)
 
     async def pieces(self) -> AsyncGenerator[NDArray[np.float32], None]:
-        """Its audio as it comes, until its end."""
+        """Pieces of its audio as it arrives, until its end."""
         taken, ended = 0, False
         while not ended:
             async with self._changed:
@@ -81,14 +81,14 @@ class Utterance:
                 yield to_float(samples)
 
     async def reaches(self, length: int) -> int:
-        """Wait for so many samples; returns how many there are."""
+        """Wait until there are `length` samples; returns how many there are."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._length >= length)
             return self._length
 
 
 class Captions:
-    """The utterances of a session, each with a task of its own. Their texts are told in order."""
+    """The utterances of a session, each with a task of its own. Their texts are sent in order."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class Captions:
         slots: asyncio.Semaphore,
         interval: float,
     ) -> None:
-        """Nothing runs yet.
+        """Prepare for a session; nothing runs yet.
 
         Args:
             group: of the tasks.
-            send: tells the client.
-            dialect: how it is told.
-            slots: of passes over utterances that have not ended; all sessions share them.
-            interval: seconds of new audio after which there is another pass, at the earliest; 0: there are none.
+            send: sends events to the client.
+            dialect: makes the events.
+            slots: limits the interim passes that run at once, over all sessions.
+            interval: minimum seconds of new audio between two interim passes; 0: no interim passes.
         """
         self._group = group
         self._send = send
@@ -118,11 +118,15 @@ class Captions:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def begin(
-        self, item: str, settings: SessionSettings, speech: Speech, audio: Callable[[int], Samples]
+        self,
+        item: str,
+        settings: SessionSettings,
+        transcriber: UtteranceTranscriber,
+        audio: Callable[[int], Samples],
     ) -> Utterance:
-        """Start with an utterance, once there are not too many."""
+        """Start an utterance; waits while too many are not complete."""
         await self._room.acquire()
-        utterance = Utterance(item, settings, speech, audio)
+        utterance = Utterance(item, settings, transcriber, audio)
         previous, self._last = self._last, asyncio.Event()
         task = self._group.create_task(self._caption(utterance, previous, self._last), name=f"utterance {item}")
         self._tasks[item] = task
@@ -148,15 +152,15 @@ class Captions:
 
     async def _caption(self, utterance: Utterance, previous: asyncio.Event, done: asyncio.Event) -> None:
         try:
-            if (live := utterance.speech.live) is not None:
-                await self._conclude(utterance, previous, partial(self._follow, live, utterance, previous))
+            if (streaming := utterance.transcriber.streaming) is not None:
+                await self._finish(utterance, previous, partial(self._stream, streaming, utterance, previous))
                 return
             stable = StablePrefix()
             async with asyncio.TaskGroup() as group:
                 passes = group.create_task(self._caption_growing(utterance, stable, previous))
                 await utterance.ended()
                 passes.cancel()
-            await self._conclude(utterance, previous, partial(self._last_pass, utterance, stable, previous), stable)
+            await self._finish(utterance, previous, partial(self._last_pass, utterance, stable, previous), stable)
         finally:
             del self._tasks[utterance.item]
             self._room.release()
@@ -165,7 +169,7 @@ class Captions:
             done.set()
 
     async def _caption_growing(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> None:
-        """Pass after pass over the growing audio; what two of them agree on is told."""
+        """Interim passes over the growing audio; words that two passes in a row agree on are sent."""
         delay = utterance.settings.delay
         interval = self._interval if delay is None else _SECONDS_OF_DELAY[delay]
         if not self._interval:
@@ -185,28 +189,28 @@ class Captions:
                 except (ApiError, EngineError, PromptError, WorkerError) as error:  # the last pass reports it
                     logger.debug("a pass over an utterance failed: %s", error)
                     return
-            words = stable.agreed(transcript.text.strip())
+            words = stable.stable_words(transcript.text.strip())
             if words:
                 await previous.wait()
                 await self._send(self._dialect().delta(utterance.item, "".join(words)))
-                stable.tell(words)
+                stable.record_sent(words)
             # At most a third of the time is spent on passes, so that sessions slow down together when there are many.
             due = len(audio) + int(max(interval, 2 * (clock() - started)) * RATE)
 
-    async def _conclude(
+    async def _finish(
         self,
         utterance: Utterance,
         previous: asyncio.Event,
         transcribe: Callable[[], Awaitable[Transcript]],
         stable: StablePrefix | None = None,
     ) -> None:
-        """Tell the transcript of the whole utterance, or why there is none, once it has ended.
+        """Send the final transcript, or why there is none, once the utterance has ended.
 
-        `stable`: what has been told of other transcripts than this one.
+        `stable`: text that was sent of interim transcripts.
         """
         item = utterance.item
         try:
-            transcript = await self._patiently(transcribe)
+            transcript = await self._with_retries(transcribe)
         except (EngineError, PromptError, WorkerError) as error:
             failure = as_api_error(error)
         except ApiError as error:
@@ -218,31 +222,34 @@ class Captions:
             text = transcript.text.strip()
             await utterance.ended()
             await previous.wait()
-            if stable is not None and stable.told and (rest := stable.rest(text)):
-                await self._send(self._dialect().delta(item, rest))
+            if stable is not None and stable.sent and (remaining := stable.remaining(text)):
+                await self._send(self._dialect().delta(item, remaining))
             await self._send(self._dialect().completed(item, text, transcript.usage, transcript.language))
             return
         await utterance.ended()
         await previous.wait()
         fault = failure.status >= _SERVER_ERROR
-        await self._send(self._dialect().failed(item, "transcription_failed", failure.message, servers_fault=fault))
+        await self._send(self._dialect().failed(item, "transcription_failed", failure.message, is_server_error=fault))
 
     async def _last_pass(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> Transcript:
-        """The transcript; its text is told as it comes, unless some was told before."""
-        tell = None if stable.told else partial(self._tell, utterance, previous)
-        return await self._transcript(utterance, utterance.audio(0), tell, draft=False)
+        """The final transcript. Its text is sent while it is generated, unless interim text was sent before."""
+        send_text = None if stable.sent else partial(self._send_text, utterance, previous)
+        return await self._transcript(utterance, utterance.audio(0), send_text, draft=False)
 
-    async def _follow(self, live: LiveSpeech, utterance: Utterance, previous: asyncio.Event) -> Transcript:
-        """The transcript, whose text is told while the utterance is spoken."""
-        return await live.follow(utterance.pieces(), utterance.settings, partial(self._tell, utterance, previous))
+    async def _stream(
+        self, streaming: StreamingTranscriber, utterance: Utterance, previous: asyncio.Event
+    ) -> Transcript:
+        """The transcript of an utterance that is being spoken. Its text is sent while it is generated."""
+        send_text = partial(self._send_text, utterance, previous)
+        return await streaming.transcribe(utterance.pieces(), utterance.settings, send_text)
 
-    async def _tell(self, utterance: Utterance, previous: asyncio.Event, text: str) -> None:
+    async def _send_text(self, utterance: Utterance, previous: asyncio.Event, text: str) -> None:
         await previous.wait()
         await self._send(self._dialect().delta(utterance.item, text))
 
     @staticmethod
-    async def _patiently(transcribe: Callable[[], Awaitable[Transcript]]) -> Transcript:
-        """The transcript, even if the queue has been full for a while."""
+    async def _with_retries(transcribe: Callable[[], Awaitable[Transcript]]) -> Transcript:
+        """The transcript; repeated while the engine's queue is full."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await transcribe()
@@ -254,17 +261,17 @@ class Captions:
 
     @staticmethod
     async def _transcript(
-        utterance: Utterance, audio: Samples, tell: Callable[[str], Awaitable[None]] | None = None, *, draft: bool
+        utterance: Utterance, audio: Samples, send_text: Callable[[str], Awaitable[None]] | None = None, *, draft: bool
     ) -> Transcript:
-        """One pass. `tell` gets the text as it comes."""
-        told = False
-        running = utterance.speech.transcribe(to_float(audio), utterance.settings, draft=draft)
+        """One pass. `send_text` gets the text while it is generated."""
+        sent = False
+        running = utterance.transcriber.transcribe(to_float(audio), utterance.settings, draft=draft)
         async with aclosing(running) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Transcript):
                     return piece
-                text = piece if told else piece.lstrip()
-                if tell is not None and text:
-                    await tell(text)
-                    told = True
+                text = piece if sent else piece.lstrip()
+                if send_text is not None and text:
+                    await send_text(text)
+                    sent = True
         raise ApiError("The transcription has ended without a text.")

@@ -1,4 +1,4 @@
-"""Realtime speech by the transcriber that the endpoints for files use as well."""
+"""Transcribes utterances with the `Transcriber` that the endpoints for files use as well."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from numpy.typing import NDArray
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.streaming import LiveTranscription
 from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import Finished, TextDelta, TranscriptionOptions
+from quire.api.serving.transcription.types import TextDelta, TranscriptionDone, TranscriptionOptions
 from quire.realtime.audio import RATE
 from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
-from quire.realtime.speech import LiveSpeech, Speech, SpeechOf, Transcript
+from quire.realtime.utterance_transcriber import StreamingTranscriber, TranscriberOf, Transcript, UtteranceTranscriber
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 12, 16  # in a draft; fast speech has half as many
 
 
-class TranscriberSpeech:
-    """A `Speech` for models that transcribe an utterance as a whole."""
+class WholeUtteranceTranscriber:
+    """A `UtteranceTranscriber` that transcribes an utterance as a whole; `streaming` if the model can do that."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._transcriber = Transcriber(model)
-        self.live: LiveSpeech | None = None
+        self.streaming: StreamingTranscriber | None = None
         if model.info.streaming is not None:
-            self.live = StreamingSpeech(model, self._transcriber.window_seconds)
+            self.streaming = OpenRequestTranscriber(model, self._transcriber.window_seconds)
 
     def check(self, settings: SessionSettings) -> None:
-        """Refuse settings that the model cannot follow; see `Speech.check`."""
+        """Refuse settings that the model does not support; see `UtteranceTranscriber.check`."""
         self._transcriber.check(_options(settings, draft=False))
 
     async def transcribe(
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
     ) -> AsyncGenerator[str | Transcript, None]:
-        """Transcribe an utterance; see `Speech.transcribe`."""
+        """Transcribe an utterance; see `UtteranceTranscriber.transcribe`."""
         options = _options(settings, draft=draft)
         if draft and self._transcriber.generates:
             # A model that repeats itself must not hold up those who wait for their text.
@@ -49,47 +49,47 @@ class TranscriberSpeech:
                     match event:
                         case TextDelta(text=text):
                             yield text
-                        case Finished():
+                        case TranscriptionDone():
                             yield _transcript(event)
 
 
-class StreamingSpeech:
-    """A `LiveSpeech` for models that read audio while they generate."""
+class OpenRequestTranscriber:
+    """A `StreamingTranscriber` for models that read audio while they generate: an open request for each utterance."""
 
-    def __init__(self, model: ServedModel, longest: float) -> None:
-        """`longest`: see `LiveSpeech`."""
-        self.longest = longest
+    def __init__(self, model: ServedModel, max_seconds: float) -> None:
+        """`max_seconds`: see `StreamingTranscriber`."""
+        self.max_seconds = max_seconds
         self._model = model
 
-    async def follow(
+    async def transcribe(
         self,
         audio: AsyncGenerator[NDArray[np.float32], None],
         settings: SessionSettings,
-        tell: Callable[[str], Awaitable[None]],
+        send_text: Callable[[str], Awaitable[None]],
     ) -> Transcript:
-        """Transcribe an utterance while it is spoken; see `LiveSpeech.follow`."""
+        """Transcribe an utterance while it is spoken; see `StreamingTranscriber.transcribe`."""
         live = LiveTranscription(self._model, _options(settings, draft=False))
         with self._model.client.slots(1):
-            return _transcript(await live.run(audio, tell))
+            return _transcript(await live.run(audio, send_text))
 
 
-def _transcript(event: Finished) -> Transcript:
+def _transcript(event: TranscriptionDone) -> Transcript:
     usage = event.usage
     counts = (usage.audio_tokens, usage.text_tokens, usage.output_tokens)
     return Transcript(event.text, Usage(usage.seconds, *counts), event.language)
 
 
-def speech_models() -> SpeechOf:
-    """Finds the `Speech` of a model; there is one for each."""
-    known: dict[str, Speech] = {}
+def transcriber_factory() -> TranscriberOf:
+    """Returns a function that gives the `UtteranceTranscriber` of a model, one for each model."""
+    known: dict[str, UtteranceTranscriber] = {}
 
-    def speech_of(model: ServedModel) -> Speech:
+    def transcriber_of(model: ServedModel) -> UtteranceTranscriber:
         name = model.names[0]
         if name not in known:
-            known[name] = TranscriberSpeech(model)
+            known[name] = WholeUtteranceTranscriber(model)
         return known[name]
 
-    return speech_of
+    return transcriber_of
 
 
 def _options(settings: SessionSettings, *, draft: bool) -> TranscriptionOptions:

@@ -17,7 +17,7 @@ from quire.realtime.buffer import AudioBuffer
 from quire.realtime.errors import EventError
 from quire.realtime.outbound import Outbound
 from quire.realtime.settings import TurnDetection
-from quire.realtime.turn_detection import Began, Ended, Turns
+from quire.realtime.turn_detection import TurnDetector, UtteranceEnded, UtteranceStarted
 from tests.support.realtime import base64_of, dialogue
 
 
@@ -98,31 +98,31 @@ class Told:
 def test_utterances_do_not_overlap() -> None:
     """Whatever the padding says."""
     activity = Told()
-    turns = Turns(TurnDetection(), lambda _: activity, 600)
+    turns = TurnDetector(TurnDetection(), lambda _: activity, 600)
     second = np.ones(RATE, np.int16)
     activity.events = [SpeechStarted(100)]
-    assert [type(event).__name__ for event in turns.push(second)] == ["Began"]
+    assert [type(event).__name__ for event in turns.push(second)] == ["UtteranceStarted"]
     activity.events = [SpeechStopped(20_000), SpeechStarted(15_000)]
     first, began = turns.push(second)
-    assert isinstance(first, Ended)
+    assert isinstance(first, UtteranceEnded)
     assert (first.start, first.end, len(first.audio)) == (100, 20_000, 19_900)
     assert began.start == 20_000
     activity.events = [SpeechStopped(20_001)]
     (ended,) = turns.push(second)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, UtteranceEnded)
     assert ended.end - ended.start == RATE // 10
 
 
-def test_utterances_that_are_read_while_they_are_spoken_are_cut_late_and_at_their_end() -> None:
-    """Every sample is in one of them: what a model has read belongs to no other utterance."""
+def test_streamed_utterances_are_split_at_their_end_after_the_longest_time() -> None:
+    """Every sample is in exactly one of them: a model has read all samples of the utterance that is split."""
     activity = Told()
-    turns = Turns(TurnDetection(), lambda _: activity, 600)
+    turns = TurnDetector(TurnDetection(), lambda _: activity, 600)
     activity.events = [SpeechStarted(0)]
     found = [event for _ in range(1201) for event in turns.push(np.ones(RATE, np.int16), 600.0)]
     first, ended, second, *more = found
-    assert isinstance(ended, Ended)
-    assert isinstance(first, Began)
-    assert isinstance(second, Began)
+    assert isinstance(ended, UtteranceEnded)
+    assert isinstance(first, UtteranceStarted)
+    assert isinstance(second, UtteranceStarted)
     assert (ended.end, second.start) == (600 * RATE, 600 * RATE)
     assert len(ended.audio) == 600 * RATE
     assert len(more) == 2

@@ -1,4 +1,4 @@
-"""Encodes what the sequences of a step read beside their tokens: for cross-attention, or as embeddings of tokens."""
+"""Encodes multimodal items: for cross-attention, or to change the embeddings of tokens."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class NoItems(ItemEncoder):
 
 
 def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list[Tensor], Tensor]:
-    """What `AudioEncoder.run` reads of items: the input of the layers for each of them, and `cu_seqlens`."""
+    """The arguments of `AudioEncoder.run` for items: the input of the layers for each of them, and `cu_seqlens`."""
     sample = encoder.sample
     features = [torch.tensor(item.features, dtype=sample.dtype, device=sample.device) for item in items]
-    embedded = [encoder.embed(one, item.columns) for one, item in zip(features, items, strict=True)]
+    embedded = [encoder.embed(one, item.columns, item.before) for one, item in zip(features, items, strict=True)]
     return embedded, torch.tensor([0, *itertools.accumulate(map(len, embedded))])
 
 
@@ -120,7 +120,7 @@ class CrossWriter(NoItems):
 
 
 class TokenEmbedder(ItemEncoder):
-    """Keeps the embeddings of items that have tokens of their own; the scheduler decides for how long."""
+    """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
 
     changes_embeddings = True
 
@@ -143,7 +143,8 @@ class TokenEmbedder(ItemEncoder):
         """Encode items, all together, and keep their embeddings."""
         encoded = encode_items(self._encoder, [entry.item for entry in entries])
         for entry, embeddings in zip(entries, encoded, strict=True):
-            self._kept[entry.key] = embeddings if len(entries) == 1 else embeddings.clone()
+            own = embeddings[: entry.item.length]  # positions may have been filled up
+            self._kept[entry.key] = own if len(own) == len(embeddings) and len(entries) == 1 else own.clone()
 
     @override
     def missing(self, plan: StepPlan) -> list[bytes]:

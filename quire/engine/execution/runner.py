@@ -13,15 +13,15 @@ from torch import Tensor
 
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.attention.backend import AttentionBackend
-from quire.engine.execution.inputs import InputBuilder, Span, StepInputs
+from quire.engine.execution.inputs import InputBuilder, Span, StepInputs, adapted_rows
 from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.sampling.logprobs import top_logprobs
-from quire.engine.execution.sampling.sampler import Choice, Sampler
+from quire.engine.execution.sampling.sampler import SampledToken, Sampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import Changes, RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
-from quire.engine.scheduling.plan import Sampled, ScheduledSequence, SequenceError, StepPlan, StepResult
+from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of pr
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What the model has computed for a step. `hidden`: of all tokens, where more than logits is wanted."""
+    """The model's results of a step. `hidden`: hidden states of all tokens, where more than logits is wanted."""
 
     spans: Sequence[Span]
     logits: Tensor | None
@@ -105,9 +105,12 @@ class ModelRunner:
         return _Computed(inputs.spans, logits, hidden)
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
-        """The inputs with what changes the embeddings of tokens."""
+        """The inputs with the embeddings of items, and the rows that are computed with the model's adapter."""
         if not self.items.changes_embeddings:
             return inputs
+        if self._table.adapted_rows:
+            rows = adapted_rows(inputs.spans, self._table.adapted_rows, inputs.model.token_ids.device)
+            inputs = replace(inputs, model=replace(inputs.model, adapted=rows))
         of_row = {self._table.row_of(one.request_id): one for one in scheduled}
         items = self.items.embeddings([(span, of_row[span.row]) for span in inputs.spans])
         return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))
@@ -134,7 +137,7 @@ class ModelRunner:
             encoded = () if cross is None else cross.blocks
             try:
                 if not broken.isdisjoint((*blocks, *encoded)):
-                    raise RuntimeError("the computation of a request that begins alike failed")
+                    raise RuntimeError("the computation of another request with the same prefix failed")
                 self.items.prepare(plan, [item])
                 computed = self._compute([item])
             except Exception as error:  # error boundary: only this sequence fails
@@ -177,7 +180,7 @@ class ModelRunner:
         """
         end_rows = itertools.accumulate(1 + len(span.draft) for span in spans)
         firsts = [end - 1 - len(span.draft) for span, end in zip(spans, end_rows, strict=True)]
-        choices: list[list[Choice]] = [[] for _ in spans]
+        choices: list[list[SampledToken]] = [[] for _ in spans]
         active = list(range(len(spans)))
         for depth in itertools.count():
             if not active:
@@ -192,7 +195,7 @@ class ModelRunner:
                 result.errors[request_id] = error
                 continue
             logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
-            result.sampled.append(Sampled(request_id, [choice.token for choice in chosen], logprobs or None))
+            result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
 
     @contextmanager
     def _containing(self, span: Span, what: str, result: StepResult) -> Iterator[str]:
@@ -266,7 +269,7 @@ class ModelRunner:
         return entries
 
 
-def _confirmed(draft: Sequence[int], depth: int, choice: Choice) -> bool:
+def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
     return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 

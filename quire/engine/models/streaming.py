@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.models.audio import check_features
+from quire.engine.models.audio import check_log_mel
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import DecoderSpec
 from quire.engine.wire.streaming import StreamingInfo
@@ -41,7 +41,7 @@ def read_streaming(folder: Path, config: Any, spec: DecoderSpec) -> StreamingInf
     """
     assert spec.encoder is not None
     rows: int = config.audio_config.num_mel_bins
-    extractor = check_features(folder, rows)
+    extractor = check_log_mel(folder, rows)
     loudest = extractor.get("global_log_mel_max", _LOUDEST)
     if type(loudest) not in (float, int):
         raise UnsupportedModel(

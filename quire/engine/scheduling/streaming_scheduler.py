@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
-from quire.engine.scheduling.plan import EncodedAudio, Sampled, ScheduledSequence, StepPlan, StepResult
+from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.waiting import WaitingQueue
 from quire.engine.wire.protocol import (
@@ -87,7 +87,7 @@ class StreamingScheduler:
         request = StreamingRequest(
             id=message.request_id,
             tokens=message.prompt.tolist(),
-            task=message.task,
+            params=message.params,
             order=order,
             start=start,
             columns_per_frame=self._columns_per_frame,
@@ -252,7 +252,7 @@ class StreamingScheduler:
             request.blocks = request.blocks[unseen:]
             request.dropped += unseen
 
-    def _append(self, request: StreamingRequest, sampled: Sampled) -> TokensOutput:
+    def _append(self, request: StreamingRequest, sampled: SampledTokens) -> TokensOutput:
         reason, stop = request.append(sampled.tokens[0], self.limits.max_model_len)
         output = TokensOutput(
             request.id,

@@ -1,4 +1,4 @@
-"""What the front end needs to know of a model that transcribes audio while it arrives."""
+"""Facts about a model that transcribes audio while it arrives, for the front end."""
 
 from __future__ import annotations
 

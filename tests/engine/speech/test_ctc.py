@@ -207,8 +207,8 @@ def test_old_and_plain_names_of_the_positions_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"architectures": ["Wav2Vec2ForPreTraining"]}, "with a head for CTC: Wav2Vec2ForPreTraining"),
-        ({"architectures": []}, "names no architecture"),
+        ({"architectures": ["Wav2Vec2ForPreTraining"]}, "need a CTC head; the architecture is Wav2Vec2ForPreTraining"),
+        ({"architectures": []}, "has no `architectures`"),
         ({"add_adapter": True}, "add_adapter"),
         ({"adapter_attn_dim": 8}, "adapter for each language"),
         ({"feat_extract_norm": "batch"}, "feat_extract_norm"),
@@ -236,5 +236,5 @@ def test_a_sample_rate_of_its_own(tmp_path: Path) -> None:
         Engine(tmp_path)
     with pytest.raises(ModelError, match="only Quire's own implementation"):
         Engine(tmp_path, model=ModelOptions(model_impl="transformers"))
-    with pytest.raises(ModelError, match="neither generates nor pools"):
+    with pytest.raises(ModelError, match="for transcription only"):
         Engine(tmp_path, model=ModelOptions(task="embed"))

@@ -13,7 +13,7 @@ import pytest
 
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams, Task, TokenProbs
+from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams, TokenProbs
 from tests.support.engine import Engine, greedy
 from tests.support.streaming_models import (
     MELS,
@@ -44,8 +44,9 @@ ITEMS: dict[str, tuple[Callable[[MediaItem], MediaItem], str]] = {
     "part of a frame": (changed(features=np.zeros((MELS, 81), np.float32)), "a multiple of 8 columns"),
     "nothing": (changed(features=np.zeros((MELS, 0), np.float32)), "a multiple of 8 columns"),
     "nan": (changed(features=np.full((MELS, 80), np.nan, np.float32)), "NaN or infinite"),
-    "tokens": (changed(start=0, length=3), "no tokens stand for it"),
-    "columns": (changed(encoded=8), "all of its columns are encoded"),
+    "tokens": (changed(start=0, length=3), "must have start, length and before 0"),
+    "columns": (changed(encoded=8), "no `encoded`"),
+    "columns before": (changed(before=8), "must have start, length and before 0"),
 }
 
 
@@ -106,16 +107,16 @@ def test_audio_that_ends_within_the_prompt(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "text"),
+    ("params", "text"),
     [
         (PoolingParams(task="embed"), "no pooling tasks"),
-        (SamplingParams(max_tokens=3, prompt_logprobs=1), "no prompt_logprobs"),
-        (SamplingParams(max_tokens=3, token_probs=TokenProbs(0, (1,))), "no prompt_logprobs"),
-        (SamplingParams(max_tokens=3, grammar="x"), "no prompt_logprobs"),
+        (SamplingParams(max_tokens=3, prompt_logprobs=1), "does not support prompt_logprobs"),
+        (SamplingParams(max_tokens=3, token_probs=TokenProbs(0, (1,))), "does not support prompt_logprobs"),
+        (SamplingParams(max_tokens=3, grammar="x"), "does not support prompt_logprobs"),
     ],
 )
-def test_tasks(engine: Engine, task: Task, text: str) -> None:
-    assert text in (engine.generate(PROMPT, task, items=(audio_of(features(0, 9)),)).error or "")
+def test_unsupported_params(engine: Engine, params: SamplingParams | PoolingParams, text: str) -> None:
+    assert text in (engine.generate(PROMPT, params, items=(audio_of(features(0, 9)),)).error or "")
 
 
 def test_requests_without_audio_hold_nothing_and_do_not_keep_the_engine_busy(streaming_folder: Path) -> None:

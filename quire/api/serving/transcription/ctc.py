@@ -1,15 +1,15 @@
-"""Tokens from the likeliest ones that a CTC model gives each position (Graves et al. 2006)."""
+"""Tokens from the most likely one at each position of a CTC model (Graves et al. 2006)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from quire.api.serving.transcription.placed_words import PlacedToken
+from quire.api.serving.transcription.aligned_words import AlignedToken
 from quire.engine.wire.protocol import PooledArray
 
 
-def collapse(positions: PooledArray, blank: int) -> list[PlacedToken]:
-    """The tokens in the likeliest path: equal neighbours are one token, blanks are none.
+def collapse(positions: PooledArray, blank: int) -> list[AlignedToken]:
+    """The tokens in the most likely path: equal neighbours are one token, blanks are none.
 
     Args:
         positions: (positions, 2), see the task "ctc" of `PoolingParams`.
@@ -22,4 +22,4 @@ def collapse(positions: PooledArray, blank: int) -> list[PlacedToken]:
     ends = [*starts[1:].tolist(), len(tokens)]
     logprobs = np.maximum.reduceat(positions[:, 1], starts)
     runs = zip(tokens[starts].tolist(), logprobs.tolist(), starts.tolist(), ends, strict=True)
-    return [PlacedToken(*run) for run in runs if run[0] != blank]
+    return [AlignedToken(*run) for run in runs if run[0] != blank]

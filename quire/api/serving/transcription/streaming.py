@@ -1,4 +1,4 @@
-"""Transcribes with a model that reads a frame of audio with each token: files, and audio that arrives meanwhile."""
+"""Transcribes with models that read a frame of audio with each token: files, and audio while it arrives."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.attempt import Attempt, WindowResult, make_piece, sampling_params
+from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words
 from quire.api.serving.transcription.deadline import Deadline
-from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.joining import Joiner
-from quire.api.serving.transcription.placed_words import PlacedToken, place_words, segment_words
-from quire.api.serving.transcription.segments import Span
-from quire.api.serving.transcription.types import Finished, SpeechUsage, TranscriptionOptions
+from quire.api.serving.transcription.segments import SegmentSpan
+from quire.api.serving.transcription.text_stream import TextStream
+from quire.api.serving.transcription.types import TranscriptionDone, TranscriptionOptions, TranscriptionUsage
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import FeatureArray, MediaItem
 from quire.engine.wire.stream import Delta, GenerateRequest
@@ -29,24 +29,24 @@ from quire.multimodal.audio.frames import FrameMaker, frame_samples, frames_of
 from quire.multimodal.audio.reader import AudioReader
 
 Samples = NDArray[np.float32]
-Tell = Callable[[str], Awaitable[None]]
+SendText = Callable[[str], Awaitable[None]]
 _NO_TOKENS = np.empty(0, np.int32)
 
 
 class StreamedText:
-    """The text in the tokens of a request, most of which stand for none."""
+    """The text of a request: of its tokens without those that stand for no text."""
 
     def __init__(self, served: ServedModel, options: TranscriptionOptions) -> None:
-        """Nothing has been generated."""
+        """Start without tokens."""
         self._tokenizer = served.renderer.tokenizer
         self._special = frozenset(self._tokenizer.special_tokens.values()) | set(served.eos_token_ids)
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
         self._logprobs = options.logprobs
-        self.attempt = Attempt(options.temperature)
-        self.tokens: list[PlacedToken] = []  # those of the text; positions count generated tokens
+        self.attempt = DecodingAttempt(options.temperature)
+        self.tokens: list[AlignedToken] = []  # tokens of the text; a position is that of a generated token
 
     def push(self, delta: Delta) -> None:
-        """Take what has been generated; its text becomes a piece of the attempt."""
+        """Add generated tokens; their text becomes a piece of the attempt."""
         attempt, before = self.attempt, len(self.attempt.output)
         logprobs = [entry.logprobs[0] for entry in delta.logprobs]
         attempt.output += delta.token_ids
@@ -54,23 +54,23 @@ class StreamedText:
         shown = [index for index, token in enumerate(delta.token_ids) if token not in self._special]
         tokens = [delta.token_ids[index] for index in shown]
         self.tokens += [
-            PlacedToken(delta.token_ids[index], logprobs[index], before + index, before + index + 1) for index in shown
+            AlignedToken(delta.token_ids[index], logprobs[index], before + index, before + index + 1) for index in shown
         ]
         text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
         wanted = [logprobs[index] for index in shown] if self._logprobs else None
         if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
             attempt.pieces.append(piece)
 
-    def spans(self, seconds_per_token: float, seconds: float) -> list[Span]:
-        """Segments of a window of so many seconds, by when the model has written their words, less its delay."""
+    def spans(self, seconds_per_token: float, seconds: float) -> list[SegmentSpan]:
+        """Segments of a window of `seconds`, with the times at which their words were generated, minus the delay."""
         tokenizer = self._tokenizer
         contents = [tokenizer.token_bytes(placed.token) for placed in self.tokens]
         spaced = tokenizer.separates_words
-        return segment_words(place_words(self.tokens, contents, seconds_per_token, seconds, spaced=spaced), self.tokens)
+        return segment_words(align_words(self.tokens, contents, seconds_per_token, seconds, spaced=spaced), self.tokens)
 
 
 class StreamingWindowDecoder:
-    """Decodes windows of audio that is known; see `Decoder`. Text is not decoded again at other temperatures."""
+    """Decodes windows of files, without temperature fallback; implements `Decoder`."""
 
     language: str | None = None
 
@@ -85,10 +85,10 @@ class StreamingWindowDecoder:
         self._deadline = Deadline(options.timeout)
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
-        """See `Decoder`: all prompts are equal."""
+        """Do nothing: all windows have the same prompt."""
 
-    async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
-        """See `Decoder`."""
+    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+        """Transcribe a window by one request with all of its audio."""
         samples = audio[window.start : window.end]
         features = await self._reader.run(partial(frames_of, samples, self._info), tenant=self._tenant)
         request = _request(self._served, self._info, self._options, (_item(features),), self._deadline.seconds_left())
@@ -96,8 +96,8 @@ class StreamingWindowDecoder:
         async with aclosing(self._served.client.generate(request)) as deltas:
             async for delta in deltas:
                 text.push(delta)
-                if feed.live:
-                    feed.give(text.attempt.pieces)
+                if text_stream.live:
+                    text_stream.send(text.attempt.pieces)
         attempt, frame = text.attempt, frame_samples(self._info)
         return [
             WindowResult(
@@ -114,7 +114,7 @@ class StreamingWindowDecoder:
 
 
 class LiveTranscription:
-    """Transcribes one stretch of audio while it arrives, by one open request."""
+    """Transcribes audio while it arrives, by one open request."""
 
     def __init__(self, served: ServedModel, options: TranscriptionOptions) -> None:
         assert served.info.streaming is not None
@@ -124,24 +124,26 @@ class LiveTranscription:
         self._maker = FrameMaker(self._info)
         self._samples = 0
 
-    async def run(self, audio: AsyncGenerator[Samples, None], tell: Tell) -> Finished:
-        """Transcribe. The caller has reserved a place with `EngineClient.slots`; cancelling aborts the request.
+    async def run(self, audio: AsyncGenerator[Samples, None], send_text: SendText) -> TranscriptionDone:
+        """Transcribe. The caller has reserved a slot with `EngineClient.slots`; cancelling aborts the request.
 
         Args:
-            audio: pieces at 16 kHz, 1-D float32 in [-1, 1], of any length; no further ones are read once the model
-                has written its end token.
-            tell: is called with each piece of the text. All pieces together are the text.
+            audio: pieces at 16 kHz, 1-D float32 in [-1, 1], of any length; reading stops once the model has
+                generated its end token.
+            send_text: called with each piece of the text. All pieces together are the text.
 
         Raises:
             EngineError: the engine failed.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                return await self._run(group, audio, tell)
+                return await self._run(group, audio, send_text)
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
-    async def _run(self, group: asyncio.TaskGroup, audio: AsyncGenerator[Samples, None], tell: Tell) -> Finished:
+    async def _run(
+        self, group: asyncio.TaskGroup, audio: AsyncGenerator[Samples, None], send_text: SendText
+    ) -> TranscriptionDone:
         request = _request(self._served, self._info, self._options, (), self._options.timeout, is_open=True)
         assert request.request_id is not None
         text, joiner = StreamedText(self._served, self._options), Joiner(None)
@@ -153,17 +155,17 @@ class LiveTranscription:
                 text.push(delta)
                 for piece in text.attempt.pieces[given:]:
                     if (joined := joiner.add(piece)) is not None and joined.text:
-                        await tell(joined.text)
+                        await send_text(joined.text)
             feeding.cancel()
         seconds = self._samples / SAMPLE_RATE
         self._served.client.observer.on_audio(seconds)
-        usage = SpeechUsage(
+        usage = TranscriptionUsage(
             seconds=seconds,
             audio_tokens=self._maker.frames,
             text_tokens=len(request.prompt),
             output_tokens=len(text.attempt.output),
         )
-        return Finished(text=joiner.text, language=None, duration=seconds, usage=usage)
+        return TranscriptionDone(text=joiner.text, language=None, duration=seconds, usage=usage)
 
     async def _feed(self, request_id: str, audio: AsyncGenerator[Samples, None]) -> None:
         async with aclosing(audio) as pieces:
@@ -189,7 +191,7 @@ def _request(
     *,
     is_open: bool = False,
 ) -> GenerateRequest:
-    """A request for the text of audio. There is a token for each of its frames, unless the options allow fewer."""
+    """A request that transcribes audio: it generates a token for each frame, or up to `max_tokens` of the options."""
     most = served.info.max_model_len if options.max_tokens is None else options.max_tokens
     eos = served.eos_token_ids
     return GenerateRequest(
