@@ -295,7 +295,7 @@ def _scheduler(
 def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int, needed: int) -> int:
     """The context length that the KV cache can hold, so that one sequence alone always fits.
 
-    `needed`: tokens that the longest sequence holds there.
+    `needed`: number of tokens in the blocks of the longest sequence.
     """
     held = num_blocks * config.engine.block_size
     if held >= needed:

@@ -1,4 +1,4 @@
-"""Memory and scheduler of models that transcribe audio while it arrives."""
+"""Builds scheduler and encoder of models that transcribe audio while it arrives, and divides memory among them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StreamingSche
 from quire.engine.wire.streaming import StreamingInfo
 
 logger = logging.getLogger(__name__)
-_TOKENS_PER_FRAME = 4  # of a step's budget: what encoding a frame costs, about
+_TOKENS_PER_FRAME = 4  # cost of encoding a frame, in tokens of a step's budget; an estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How a model that transcribes audio while it arrives is run.
+    """Configuration of a model that transcribes audio while it arrives.
 
     Attributes:
-        size: of the state of each sequence's encoder.
-        streams: sequences that run at the same time.
-        window: positions that a token of the decoder attends to; None: all.
+        size: size of the encoder state of a sequence.
+        streams: number of sequences that run at the same time.
+        window: number of positions that a token of the decoder attends to; None: all.
     """
 
     info: StreamingInfo
@@ -40,11 +40,11 @@ class Streaming:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states of all encoders."""
+        """Bytes of all encoder states."""
         return self.streams * self.size.nbytes
 
     def longest(self, options: EngineOptions, context_len: int) -> int:
-        """Tokens in the blocks of a sequence, of any length, at most."""
+        """Most tokens that the blocks of one sequence hold."""
         limits = self._limits(options, context_len)
         return most_blocks(limits, context_len, self.window, options.block_size) * options.block_size
 
@@ -62,12 +62,12 @@ class Streaming:
             )
 
     def encoder(self, device: Device) -> StreamingEncoder:
-        """What encodes the audio."""
+        """The encoder of audio."""
         assert self.model.encoder is not None
         return StreamingEncoder(self.model.encoder, device, self.size, self.streams)
 
     def scheduler(self, options: EngineOptions, context_len: int, num_blocks: int) -> StreamingScheduler:
-        """What schedules the sequences."""
+        """The scheduler."""
         return StreamingScheduler(
             self._limits(options, context_len),
             BlockPool(num_blocks, options.block_size),
@@ -86,7 +86,7 @@ class Streaming:
 
 
 def streaming_of(loaded: LoadedModel, options: EngineOptions, device: Device) -> Streaming | None:
-    """How a model is run that transcribes audio while it arrives; None for others.
+    """The configuration of a model that transcribes audio while it arrives; None for others.
 
     As many sequences run as --encoder-cache-memory has room for, but at least one.
     """

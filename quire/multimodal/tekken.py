@@ -1,4 +1,4 @@
-"""Mistral's tokenizers, where a folder has tekken.json alone: byte-level BPE by ranks, behind special tokens."""
+"""Tokenizers in Mistral's tekken.json: byte-level BPE by ranks, with special tokens as the first ids."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _special(content: dict[str, Any], count: int) -> list[str]:
 
 
 def _merges(words: Sequence[bytes], ranks: dict[bytes, int]) -> Iterator[tuple[int, int]]:
-    """The pairs of tokens that make another one, by its rank: the pair whose result has the lowest is merged first."""
+    """The merges of BPE, in the order of the ranks of their results: pairs of tokens that make another one."""
     for word in words:
         pairs = [
             (left, right)

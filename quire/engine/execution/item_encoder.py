@@ -23,7 +23,7 @@ from quire.kernels.paged_attention import write_pages
 
 
 class ItemEncoder(Protocol):
-    """Encodes what is read beside tokens. There is an implementation for each way in which a decoder reads it.
+    """Encodes items. There is an implementation for each way in which a decoder reads them.
 
     Attributes:
         changes_embeddings: `embeddings` may return something.
@@ -32,16 +32,16 @@ class ItemEncoder(Protocol):
     changes_embeddings: bool
 
     def follow(self, plan: StepPlan) -> None:
-        """Forget what the plan says is not needed any more, and prepare for sequences that enter the batch."""
+        """Apply evictions, and sequences that leave and enter the batch."""
 
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
-        """Encode what these sequences of the plan read, as far as it is not encoded yet."""
+        """Encode the items of these sequences of the plan that are not encoded yet."""
 
     def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
-        """What the embeddings of the step's tokens are to be changed by; None: nothing.
+        """Embeddings that replace those of tokens of the step, or are added to them; None: none.
 
         Raises:
-            RuntimeError: something could not be encoded.
+            RuntimeError: an item could not be encoded.
         """
 
     def missing(self, plan: StepPlan) -> list[bytes]:
@@ -49,7 +49,7 @@ class ItemEncoder(Protocol):
 
 
 class NoItems(ItemEncoder):
-    """Of models that read nothing but tokens."""
+    """The `ItemEncoder` of models without items."""
 
     changes_embeddings = False
 

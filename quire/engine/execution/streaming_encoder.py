@@ -1,4 +1,4 @@
-"""Encodes audio piece by piece: the state of each sequence's encoder, and what it has encoded ahead."""
+"""Encodes audio that arrives in pieces: the encoder state of each sequence, and embeddings that are not read yet."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
 
 @dataclass(frozen=True, slots=True)
 class StreamingCacheSize:
-    """The memory of encoders.
+    """Size of the encoder states of sequences.
 
     Attributes:
-        shapes: of the layers' caches.
-        pages: of one sequence, a ring that holds what the positions of a piece attend to.
-        block_size: positions of a page.
-        dtype: of the elements.
-        hidden: elements of an embedding.
+        shapes: cache shapes of the layers.
+        pages: number of pages of one sequence, a ring with the positions that those of a piece attend to.
+        block_size: number of positions of a page.
+        dtype: dtype of the elements.
+        hidden: number of elements of an embedding.
     """
 
     shapes: Sequence[CacheShape]
@@ -51,7 +51,7 @@ class StreamingCacheSize:
 def streaming_cache_size(
     spec: AudioEncoderSpec, hidden: int, block_size: int, dtype: torch.dtype, alignment: int
 ) -> StreamingCacheSize:
-    """What the state of one sequence's encoder takes. `hidden`: elements of an embedding; `alignment`: the device's."""
+    """The size of one encoder state. `hidden`: elements of an embedding; `alignment`: the device's."""
     shapes = [cache_shape(_attention(layer), alignment) for layer in spec.layers]
     window = max(_window(layer) for layer in spec.layers)
     return StreamingCacheSize(shapes, _pages(window, MAX_PIECE * spec.joined, block_size), block_size, dtype, hidden)
@@ -70,19 +70,19 @@ def _window(layer: object) -> int:
 
 
 def _pages(window: int, piece: int, block_size: int) -> int:
-    """Pages that positions in a piece and those in sight before it touch, wherever they begin."""
+    """Most pages that hold the positions of a piece and those before it in its window."""
     return (window - 1 + piece - 2) // block_size + 2
 
 
 @dataclass(slots=True)
 class _Stream:
-    """The encoder of one sequence.
+    """The encoder state of one sequence.
 
     Attributes:
-        slot: its pages follow those of `slot` others.
-        encoded: frames.
-        stem: of the convolutions.
-        embeddings: (frames, hidden) of the last frames.
+        slot: index of its ring of pages.
+        encoded: number of frames.
+        stem: state of the convolutions.
+        embeddings: (frames, hidden), of the last frames.
     """
 
     slot: int
@@ -101,7 +101,7 @@ class StreamingEncoder(ItemEncoder):
     changes_embeddings = True
 
     def __init__(self, encoder: AudioEncoder, device: Device, size: StreamingCacheSize, streams: int) -> None:
-        """Allocate memory for so many sequences.
+        """Allocate memory for `streams` sequences.
 
         Raises:
             OutOfCacheMemory: there is not enough.
@@ -118,7 +118,7 @@ class StreamingEncoder(ItemEncoder):
 
     @property
     def streams(self) -> int:
-        """Sequences whose state is kept."""
+        """Number of sequences with a state."""
         return len(self._streams)
 
     @override
@@ -135,7 +135,7 @@ class StreamingEncoder(ItemEncoder):
         starts = {one.request_id: one.start for one in scheduled}
         for name, start in starts.items():
             stream = self._streams[name]
-            kept = stream.encoded - start  # what the sequence has not read
+            kept = stream.encoded - start  # frames that the sequence has not read
             stream.embeddings = stream.embeddings[len(stream.embeddings) - kept :]
         pieces = [piece for piece in plan.audio if piece.request_id in starts]
         if left := [piece for piece in pieces if piece.first == self._streams[piece.request_id].encoded]:

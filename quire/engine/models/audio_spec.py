@@ -31,11 +31,11 @@ class ConvStem:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalConvStem:
-    """As `ConvStem`, but no convolution reads what comes behind its position: zeros precede the first one.
+    """As `ConvStem`, but the convolutions are causal: no position reads later ones, and zeros precede the first one.
 
     Attributes:
-        channels: of a column of features.
-        act: an activation.
+        channels: channels of a column of features.
+        act: activation after each convolution.
     """
 
     channels: int
@@ -43,7 +43,7 @@ class CausalConvStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """What gives the same number of positions, of an even number of columns."""
+        """A convolution with as many positions, for an even number of columns."""
         return (Convolution(2, 2),)
 
 

@@ -17,7 +17,7 @@ class ItemEmbeddings:
     Attributes:
         rows: (n,) int64 indices of the tokens.
         values: (n, hidden).
-        added: they are added.
+        added: they are added; otherwise they replace.
     """
 
     rows: Tensor

@@ -184,16 +184,9 @@ def _load_transformer(
         extra_layers=config.extra_layers,
         embeds_with_head=all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     )
+    adapter = _adapter(config, names, folder)
     with bar(checkpoint.total_bytes) as progress:
-        tensors: Iterable[tuple[str, Tensor]] = checkpoint.tensors(dtype, progress)
-        if config.static is not None:
-            tensors = plain_table(tensors)
-        if config.streaming is not None:
-            tensors = fold_delay(tensors, config.streaming.delay_frames)
-        adapter = _adapter(config, names, folder)
-        if adapter is not None:
-            tensors = adapter.without_adapters(tensors)
-        tensors = audio_tensors(config.model_type, tensors)
+        tensors = _tensors(config, checkpoint.tensors(dtype, progress), adapter)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if adapter is not None:
         adapter.apply(model, dtype, target.torch_device)
@@ -211,6 +204,19 @@ def _load_transformer(
         config.streaming,
         adapter is not None,
     )
+
+
+def _tensors(
+    config: ModelConfig, tensors: Iterable[tuple[str, Tensor]], adapter: AdapterLoader | None
+) -> Iterable[tuple[str, Tensor]]:
+    """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
+    if config.static is not None:
+        tensors = plain_table(tensors)
+    if config.streaming is not None:
+        tensors = fold_delay(tensors, config.streaming.delay_frames)
+    if adapter is not None:
+        tensors = adapter.without_adapters(tensors)
+    return audio_tensors(config.model_type, tensors)
 
 
 def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLoader | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # configs are read without torch
 
 _LEFT_FRAMES = 32  # of silence before the audio, as Mistral's tokenizers have it
 _MORE_RIGHT_FRAMES = 11  # of silence behind the audio, beside the delay: for a long last word
-_START, _PAD = ("<s>", 1), ("[STREAMING_PAD]", 32)  # tokens, and their ids where no file tells them
+_START, _PAD = ("<s>", 1), ("[STREAMING_PAD]", 32)  # tokens, and their ids if no file has them
 _MAX_DELAY = 1000  # frames
 _LOUDEST = 1.5  # logarithm of the power that the floor is 8 powers of ten below
 _RANGE = 8.0
@@ -28,16 +28,16 @@ _THETA = 10_000.0
 
 
 def read_streaming(folder: Path, config: Any, spec: DecoderSpec) -> StreamingInfo:
-    """Read what the front end needs to know.
+    """Read the facts about a model that the front end needs.
 
     Args:
-        folder: of the model.
-        config: its Hugging Face config.
-        spec: made from it.
+        folder: the model's directory.
+        config: the model's Hugging Face config.
+        spec: its architecture.
 
     Raises:
         BrokenFolder: a file cannot be read, or a number in it cannot be used.
-        UnsupportedModel: features are made in another way than the one that is known here, or a token is missing.
+        UnsupportedModel: the feature extractor or the delay is not supported, or a token is missing.
     """
     assert spec.encoder is not None
     rows: int = config.audio_config.num_mel_bins
@@ -96,8 +96,8 @@ def fold_delay(tensors: Iterable[tuple[str, Tensor]], delay: int) -> Iterator[tu
     the delay. They are constants, so they become part of the norm's weight.
 
     Args:
-        tensors: names and tensors.
-        delay: in frames.
+        tensors: names and tensors of the checkpoint.
+        delay: number of frames.
     """
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors:

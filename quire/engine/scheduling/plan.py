@@ -43,7 +43,7 @@ class EncodedItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodedAudio:
-    """Audio that a step encodes of a sequence whose tokens read one frame each.
+    """Audio that a step encodes, of a sequence that reads a frame with each token.
 
     Attributes:
         first: index of the first frame, which follows those encoded before.
@@ -128,7 +128,7 @@ class StepPlan:
         prompt_extensions: sequences in the batch whose prompts have become longer.
         encoder_requests: the requests of an encoder's step, each computed in full.
         encoded: items that are encoded before the tokens are computed.
-        audio: of sequences that read a frame with each token, encoded before the tokens are computed.
+        audio: audio that is encoded before the tokens are computed, of sequences that read a frame with each token.
         evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """

@@ -14,14 +14,14 @@ from quire.engine.wire.protocol import FeatureArray, FinishReason, MediaItem
 
 @dataclass(slots=True, eq=False)
 class StreamingRequest(Request):
-    """One sequence. The token at a position can be computed once the frame of that position has arrived.
+    """One sequence. A token can be computed once the frame at its position has arrived.
 
     Attributes:
-        columns_per_frame: of features.
-        frames: that have arrived.
-        encoded: frames that are encoded once the steps in flight have finished.
+        columns_per_frame: number of columns of features of a frame.
+        frames: number of frames that have arrived.
+        encoded: number of frames that are encoded once the steps in flight have finished.
         complete: no more audio follows.
-        dropped: blocks at the beginning that no further token attends to; they are not in `blocks` any more.
+        dropped: number of blocks at the start that were freed because they left the window; not in `blocks`.
     """
 
     columns_per_frame: int = 1
@@ -39,7 +39,7 @@ class StreamingRequest(Request):
         self.complete = last
 
     def take(self, frames: int) -> FeatureArray:
-        """The features of the next frames that are not encoded, which are from now on."""
+        """The features of the next `frames` frames to encode; they count as encoded afterwards."""
         left, parts = frames * self.columns_per_frame, list[FeatureArray]()
         while left:
             part = self._features.popleft()
@@ -53,7 +53,7 @@ class StreamingRequest(Request):
 
     @property
     def ready(self) -> int:
-        """Tokens that can be computed: they are known, and so is their audio."""
+        """Number of tokens that can be computed: they are known, and their audio has arrived."""
         return min(len(self.tokens), self.frames) - self.computed
 
     @property

@@ -1,4 +1,4 @@
-"""The scheduler of models that read a frame of audio with each token."""
+"""The scheduler of models that read a frame of audio with each token (streaming audio models)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ORDER = attrgetter("order")
 
 @dataclass(slots=True)
 class _Budget:
-    """What a step may still compute: tokens, and frames of audio, of more than one sequence."""
+    """The tokens and frames of audio that a step may still compute, if they are of more than one sequence."""
 
     tokens: int
     frames: int
@@ -36,9 +36,9 @@ class _Budget:
 class StreamingScheduler:
     """Schedules sequences whose tokens read audio that arrives while they are generated; see `Scheduler`.
 
-    A sequence keeps its place in the batch, its blocks and the state of its encoder until it ends: neither could be
-    computed again without all of its audio. So it enters the batch only while the blocks that it will need at most are
-    not promised to others. There are few of them if attention has a window: blocks that it has left are given back.
+    There is no preemption: a sequence keeps its row, its blocks and its encoder state until it ends, because
+    recomputation would need all of its audio. So it enters the batch only if the most blocks that it can need are not
+    reserved by others. With a sliding window these are few: blocks outside the window are freed.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class StreamingScheduler:
         """Make a scheduler without requests.
 
         Args:
-            limits: sequences and tokens of a step, and lengths of sequences; `max_encoded` counts frames.
-            pool: the blocks of the KV cache, at least as many as `most_blocks` says for the longest sequence.
-            columns_per_frame: of features.
-            window: positions that a token attends to, its own included; None: all.
+            limits: limits of steps and sequences; `max_encoded` is a number of frames.
+            pool: the blocks of the KV cache, at least `most_blocks` of the longest sequence.
+            columns_per_frame: number of columns of features of a frame.
+            window: number of positions that a token attends to, including its own; None: all.
             by_priority: requests with a smaller priority run first.
         """
         self.limits = limits
@@ -65,7 +65,7 @@ class StreamingScheduler:
         self._window = window
         self._requests: dict[str, StreamingRequest] = {}
         self._running: list[StreamingRequest] = []  # sorted by order
-        self._silent: set[str] = set()  # ids of those that wait for their first frame, outside of the queue
+        self._no_audio: set[str] = set()  # ids of those that wait for their first frame, outside of the queue
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=False)
         self._in_flight: deque[list[StreamingRequest]] = deque()  # the sequences of each plan that has not finished
         self._removed: list[str] = []  # left the batch since the last plan
@@ -97,7 +97,7 @@ class StreamingScheduler:
         if request.frames:
             self._waiting.push(request)
         else:
-            self._silent.add(request.id)
+            self._no_audio.add(request.id)
 
     def extend(
         self, request_id: str, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()
@@ -105,7 +105,7 @@ class StreamingScheduler:
         """Append audio to an open request; unknown ids are ignored.
 
         Returns:
-            Why that is not possible, and the request has been dropped; None if it was.
+            The error, if audio cannot be appended: the request is dropped then. None if it was appended.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -115,8 +115,8 @@ class StreamingScheduler:
             self._leave(request)
             return error
         request.receive(items, last=last)
-        if request.frames and request.id in self._silent:
-            self._silent.remove(request.id)
+        if request.frames and request.id in self._no_audio:
+            self._no_audio.remove(request.id)
             self._waiting.push(request)
         if request.has_ended and not request.steps_in_flight:
             self._ended.append(TokensOutput(request.id, [], "stop", scheduled_at=request.scheduled_at))
@@ -124,7 +124,7 @@ class StreamingScheduler:
         return None
 
     def _refusal(self, request: StreamingRequest, tokens: list[int], frames: int, *, last: bool) -> str | None:
-        """Why audio cannot be appended to a request, which would have so many frames."""
+        """Why audio cannot be appended to a request, which would have `frames` frames then; None if it can."""
         if tokens:
             return "only audio can be appended to the request: its tokens are those of the prompt and those generated"
         if request.complete:
@@ -188,14 +188,14 @@ class StreamingScheduler:
         """Assert that queue, requests and the block pool are consistent."""
         self.pool.check([request.blocks for request in self._requests.values()])
         waiting, running = self._waiting.ids(), {request.id for request in self._running}
-        assert waiting | running | self._silent == set(self._requests), "a request is neither waiting nor running"
-        assert len(waiting) + len(running) + len(self._silent) == len(self._requests), "a request is in two states"
+        assert waiting | running | self._no_audio == set(self._requests), "a request is neither waiting nor running"
+        assert len(waiting) + len(running) + len(self._no_audio) == len(self._requests), "a request is in two states"
         assert self._running == sorted(self._running, key=_ORDER), "running requests are out of order"
         for request in self._requests.values():
             held = (request.dropped + len(request.blocks)) * self.pool.block_size
             assert request.computed <= min(held, request.encoded), "computed tokens without a block or audio"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
-            assert len(request.blocks) <= self._most_blocks(request), "a request holds more blocks than promised"
+            assert len(request.blocks) <= self._most_blocks(request), "a request holds more blocks than reserved"
 
     def _next(self) -> StreamingRequest | None:
         """The waiting request that can enter the batch now; None if there is none."""
@@ -205,8 +205,8 @@ class StreamingScheduler:
         if request is None:
             return None
         assert isinstance(request, StreamingRequest)
-        promised = sum(map(self._most_blocks, self._running))
-        return request if promised + self._most_blocks(request) <= self.pool.num_blocks else None
+        reserved = sum(map(self._most_blocks, self._running))
+        return request if reserved + self._most_blocks(request) <= self.pool.num_blocks else None
 
     def _most_blocks(self, request: StreamingRequest) -> int:
         length = min(request.frames, self.limits.max_model_len) if request.complete else self.limits.max_model_len
@@ -215,7 +215,7 @@ class StreamingScheduler:
     def _schedule(
         self, plan: StepPlan, scheduled: list[StreamingRequest], request: StreamingRequest, budget: _Budget
     ) -> None:
-        """Compute as many tokens of a sequence as can be, and encode further audio if they need it."""
+        """Schedule as many tokens of a sequence as possible, and the encoding of further audio if they need it."""
         count = min(request.ready, budget.tokens, MAX_PIECE)
         if count > 0 and request.computed + count > request.encoded:
             self._encode(plan, request, budget)
@@ -235,7 +235,7 @@ class StreamingScheduler:
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
 
     def _encode(self, plan: StepPlan, request: StreamingRequest, budget: _Budget) -> None:
-        """Encode the next piece of audio: more than this step needs, if it has arrived."""
+        """Schedule the encoding of the next piece of audio, which may be more than this step needs."""
         frames = min(request.frames - request.encoded, MAX_PIECE)
         if frames <= budget.frames or budget.frames == self.limits.max_encoded:
             first = request.encoded
@@ -243,7 +243,7 @@ class StreamingScheduler:
             budget.frames -= frames
 
     def _drop_blocks(self, request: StreamingRequest) -> None:
-        """Give the blocks back that the next token does not attend to any more."""
+        """Free the blocks outside the window of the next token."""
         if self._window is None:
             return
         unseen = max(0, request.computed - self._window + 1) // self.pool.block_size - request.dropped
@@ -268,7 +268,7 @@ class StreamingScheduler:
 
     def _leave(self, request: StreamingRequest) -> None:
         del self._requests[request.id]
-        self._silent.discard(request.id)
+        self._no_audio.discard(request.id)
         if request in self._running:
             self._running.remove(request)
             self.pool.release(request.blocks)
@@ -279,13 +279,13 @@ class StreamingScheduler:
 
 
 def most_blocks(limits: SchedulerLimits, length: int, window: int | None, block_size: int) -> int:
-    """Blocks that a sequence of `length` tokens holds at most: those in sight of the tokens of a step.
+    """The most blocks that a sequence holds: those in the windows of the tokens of a step.
 
     Args:
-        limits: of steps.
-        length: tokens.
+        limits: limits of steps.
+        length: number of tokens of the sequence.
         window: see `StreamingScheduler`.
-        block_size: tokens of a block.
+        block_size: number of tokens of a block.
     """
     whole = -(-length // block_size)
     if window is None:

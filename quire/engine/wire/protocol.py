@@ -386,7 +386,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         pooling: None if it has no pooling tasks.
         speech: facts about a model that only transcribes; None for others.
         audio: None if its prompts cannot have audio among their tokens.
-        streaming: of a model that transcribes audio while it arrives; None for others.
+        streaming: facts about a model that reads audio while it generates; None for others.
     """
 
     architecture: str

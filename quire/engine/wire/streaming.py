@@ -12,14 +12,14 @@ class StreamingInfo(msgspec.Struct, frozen=True, kw_only=True):
     for each frame of the delay; then one token is generated for each frame, most of which stand for no text.
 
     Attributes:
-        sample_rate: of the audio that features are made from, in Hz.
-        num_mel_bins: rows of the features.
-        columns_per_frame: columns of features that become one frame.
-        floor: of the logarithm of the features, to the base of 10.
-        delay_frames: frames of the delay, for which the weights of the model are prepared.
-        left_frames: of silence before the audio.
-        right_frames: of silence behind the audio, while which the last words are written.
-        start_token: begins each prompt.
+        sample_rate: sample rate of the audio that features are made from, in Hz.
+        num_mel_bins: number of rows of the features.
+        columns_per_frame: number of columns of features of a frame.
+        floor: smallest value of the features' logarithm to the base of 10.
+        delay_frames: number of frames of the delay, which the model's weights contain.
+        left_frames: number of frames of silence before the audio.
+        right_frames: number of frames of silence after the audio, in which the last words are generated.
+        start_token: first token of every prompt.
         pad_token: all other tokens of the prompt; generated where there is no text.
     """
 

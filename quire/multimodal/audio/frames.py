@@ -1,4 +1,4 @@
-"""Features of audio that arrives in pieces, for models that read a frame of it with each token."""
+"""Features of audio that arrives in pieces, for models that read a frame of audio with each token."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Samples = NDArray[np.float32]
 
 
 def frame_samples(info: StreamingInfo) -> int:
-    """Samples of a frame."""
+    """Number of samples of a frame."""
     return info.columns_per_frame * HOP
 
 
 class FrameMaker:
-    """Turns samples into features, a whole number of frames at a time, as transformers' extractor makes them of all.
+    """Computes features of audio that arrives in pieces: the same as transformers' extractor gives for all of it.
 
     Silence precedes the audio and follows it. A column of features is centered at every `HOP` samples.
     """
@@ -30,19 +30,19 @@ class FrameMaker:
 
     @property
     def frames(self) -> int:
-        """Frames that hold audio, so far."""
+        """Number of frames with audio so far."""
         return -(-self._received // frame_samples(self._info))
 
     def push(self, samples: Samples) -> FeatureArray:
-        """Take further samples, 1-D at 16 kHz; returns the features (rows, columns) of the frames that are complete.
+        """Add samples, 1-D at 16 kHz; returns the features (rows, columns) of the frames that are complete.
 
-        There may be none. The last 12.5 ms of a frame's features need the samples behind them.
+        There may be none. The last features of a frame need 12.5 ms of audio after it.
         """
         self._received += len(samples)
         return self._features(samples)
 
     def finish(self) -> FeatureArray:
-        """The features of the remaining frames, with the silence behind the audio."""
+        """The features of the remaining frames, with the silence after the audio."""
         size = frame_samples(self._info)
         silence = -self._received % size + self._info.right_frames * size
         return self._features(np.zeros(silence + REACH, np.float32))
@@ -59,6 +59,6 @@ class FrameMaker:
 
 
 def frames_of(samples: Samples, info: StreamingInfo) -> FeatureArray:
-    """The features of audio (1-D at 16 kHz), with the silence around it. Takes milliseconds for each second."""
+    """The features of audio (1-D at 16 kHz), with the silence around it. Takes milliseconds per second of audio."""
     maker = FrameMaker(info)
     return np.concatenate((maker.push(samples), maker.finish()), 1)

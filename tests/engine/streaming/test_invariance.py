@@ -123,7 +123,7 @@ def test_tokens_do_not_depend_on_the_pieces(streaming_folder: Path, alone: list[
 def test_requests_wait_for_blocks_and_are_never_preempted(
     streaming_folder: Path, alone: list[list[int]], in_flight: int
 ) -> None:
-    """The cache holds two windows; each sequence's blocks are promised to it until it ends."""
+    """The cache holds two windows; each sequence's blocks are reserved until it ends."""
     roomy = Engine(streaming_folder, block_size=4, max_num_batched_tokens=16)
     window = -(-(WINDOW - 1 + 16) // 4) + 1
     size = 2 * window * roomy.info.cache_bytes // roomy.info.num_blocks

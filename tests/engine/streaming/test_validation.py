@@ -122,7 +122,7 @@ def test_unsupported_params(engine: Engine, params: SamplingParams | PoolingPara
 def test_requests_without_audio_hold_nothing_and_do_not_keep_the_engine_busy(streaming_folder: Path) -> None:
     """One encoder: the first request with audio gets it, and keeps it while it waits for more."""
     engine = Engine(streaming_folder, encoder_cache_memory=1)
-    for name in ("silent", "first", "second"):
+    for name in ("no audio", "first", "second"):
         engine.add(name, PROMPT, greedy(999), open=True)
         assert not engine.busy
     audio = features(0, 20)
@@ -135,7 +135,7 @@ def test_requests_without_audio_hold_nothing_and_do_not_keep_the_engine_busy(str
     engine.abort("first")
     engine.run()
     assert engine.results["second"].tokens == engine.results["first"].tokens[:17]
-    engine.abort("silent")
+    engine.abort("no audio")
     assert engine.blocks_used == engine.runner.items.streams == 0
     assert not engine.core.scheduler._requests
 

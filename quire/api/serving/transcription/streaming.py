@@ -64,7 +64,7 @@ class StreamedText:
     def spans(self, seconds_per_token: float, seconds: float) -> list[SegmentSpan]:
         """Segments of a window of `seconds`, with the times at which their words were generated, minus the delay."""
         tokenizer = self._tokenizer
-        contents = [tokenizer.token_bytes(placed.token) for placed in self.tokens]
+        contents = [tokenizer.token_bytes(one.token) for one in self.tokens]
         spaced = tokenizer.separates_words
         return segment_words(align_words(self.tokens, contents, seconds_per_token, seconds, spaced=spaced), self.tokens)
 
@@ -106,7 +106,7 @@ class StreamingWindowDecoder:
                 quality=attempt.quality,
                 spans=text.spans(frame / SAMPLE_RATE, window.seconds),
                 words=(),
-                text_tokens=[placed.token for placed in text.tokens],
+                text_tokens=[one.token for one in text.tokens],
                 prompt_tokens=len(request.prompt),
                 audio_tokens=-(-len(samples) // frame),
             )

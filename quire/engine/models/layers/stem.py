@@ -32,7 +32,7 @@ _MAX_TIMESCALE = 10_000.0
 def make_stem(spec: Stem, hidden: int) -> nn.Module:
     """The layer of a stem: (channels, columns) of one item to (positions, hidden).
 
-    That of a `CausalConvStem` has a state as well.
+    The layer of a `CausalConvStem` also has a state.
     """
     match spec:
         case ConvStem():
@@ -65,11 +65,11 @@ class ConvStemLayer(nn.Module):
 
 
 class StemState(NamedTuple):
-    """What the convolutions read of earlier pieces.
+    """Input of the convolutions from earlier pieces.
 
     Attributes:
-        columns: (2, channels), of the features.
-        inner: (1, hidden), of the first convolution's result.
+        columns: (2, channels), the last columns of features.
+        inner: (1, hidden), the last position of the first convolution's output.
     """
 
     columns: Tensor
@@ -87,11 +87,11 @@ class CausalConvStemLayer(nn.Module):
         self._hidden = hidden
 
     def start(self, like: Tensor) -> StemState:
-        """Before the first piece: zeros with the dtype and the device of `like`."""
+        """The state before the first piece: zeros with the dtype and the device of `like`."""
         return StemState(like.new_zeros(WIDTH - 1, self.spec.channels), like.new_zeros(WIDTH - 2, self._hidden))
 
     def forward(self, features: Tensor, state: StemState) -> tuple[Tensor, StemState]:
-        """(channels, columns), an even number of them, to (columns / 2, hidden), and the state behind them."""
+        """(channels, columns), an even number of them, to (columns / 2, hidden), and the state after them."""
         columns = torch.cat((state.columns, features.T))
         inner = activation(self.conv1(windows(columns, WIDTH)), self.spec.act, in_place=True)
         inner = torch.cat((state.inner, inner))
