@@ -24,6 +24,7 @@ from torch import Tensor
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.item_encoder import NoItems
 from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
@@ -100,7 +101,8 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     cache = device.allocate_cache(model.caches, blocks, _BLOCK, torch.bfloat16, 0)
     attention = device.attention(cache, table, torch.bfloat16)
     inputs, sampler = device.input_builder(table), Sampler(table, _VOCAB)
-    runner = ModelRunner(model, inputs, attention, EagerSteps(model), table, sampler, hidden_states())
+    steps = EagerSteps(model)
+    runner = ModelRunner(model, inputs, attention, steps, table, sampler, hidden_states(), NoItems())
     limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
     core = EngineCore(scheduler, LocalExecutor(device, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]

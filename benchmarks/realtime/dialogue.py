@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import soxr
 from numpy.typing import NDArray
+
 from training.hear.recordings import record
 from training.hear.sentences import normalized
 

@@ -26,7 +26,7 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.executor import LocalExecutor
-from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
+from quire.engine.execution.item_encoder import CrossWriter, ItemEncoder, NoItems, TokenEmbedder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
@@ -44,6 +44,7 @@ from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.streaming_build import streaming_of
 from quire.engine.wire.errors import FrontEndGone
 from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
 from quire.engine.wire.transport import CoreChannel
@@ -133,6 +134,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         pooling=None if loaded.pooler is None else pooling_info(loaded.pooler, loaded.model),
         speech=_speech_info(loaded, core.scheduler.limits.max_model_len),
         audio=loaded.audio,
+        streaming=loaded.streaming,
     )
     return core, info
 
@@ -142,7 +144,7 @@ def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechToTextInfo | No
 
 
 def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
-    if loaded.speech is not None:
+    if loaded.speech is not None or loaded.streaming is not None:
         return ("transcribe",)
     if loaded.audio is not None:
         return ("generate", "transcribe")
@@ -192,19 +194,25 @@ def _build_decoder(
     available = device.free_memory() if config.memory_share is None else config.memory_share
     if max_cached := _cached_embeddings(loaded, options):
         available -= max_cached * _embedding_bytes(loaded)
+    streaming = streaming_of(loaded, options, device)
+    if streaming is not None:
+        available -= streaming.nbytes
+        options = options.model_copy(update={"max_num_seqs": streaming.streams})
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
-    longest = loaded.context_len + cross_blocks * options.block_size
-    num_blocks = count_blocks(options, per_block, longest, available)
-    context_len = _fitting_context(loaded, config, num_blocks - cross_blocks)
+    needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
+    num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
+    context_len = _fitting_context(loaded, config, num_blocks - cross_blocks, needed)
+    if streaming is not None:
+        streaming.check_context(context_len)
     model.set_context(context_len)
     prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
     cache = device.allocate_cache(shapes, num_blocks, options.block_size, cache_dtype, prefault)
     try:
         table = RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch, cross_len)
     except MemoryError as error:
-        needed = f"{options.max_num_seqs} sequences of {context_len} tokens"
-        raise OutOfCacheMemory(f"no memory for a table of {needed}: lower --max-num-seqs or --max-model-len") from error
+        rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
+        raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
     runner = ModelRunner(
         model,
@@ -214,11 +222,13 @@ def _build_decoder(
         table,
         Sampler(table, loaded.vocab_size, grammars.initial_state),
         hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
-        _item_encoder(model, cache, options.block_size),
+        _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
         _aligner(loaded, table, cache),
     )
     core = EngineCore(
-        _scheduler(options, context_len, num_blocks, model.rope_switch, loaded),
+        _scheduler(options, context_len, num_blocks, model.rope_switch, loaded)
+        if streaming is None
+        else streaming.scheduler(options, context_len, num_blocks),
         LocalExecutor(device, runner, cache),
         channel,
         vocab_size=loaded.vocab_size,
@@ -227,6 +237,7 @@ def _build_decoder(
         pooler=loaded.pooler,
         speech=None if loaded.speech is None else loaded.speech.info,
         audio=loaded.audio,
+        streaming=loaded.streaming,
     )
     return core, num_blocks, num_blocks * per_block
 
@@ -237,9 +248,9 @@ def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligne
     return Aligner(loaded.speech, table, cache.layers)
 
 
-def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> CrossWriter | TokenEmbedder | None:
+def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
     if not isinstance(model, Decoder) or model.encoder is None:
-        return None
+        return NoItems()
     assert isinstance(model.spec, DecoderSpec)
     crosses = model.spec.has_cross_attention
     return CrossWriter(model, model.encoder, cache, block_size) if crosses else TokenEmbedder(model.encoder)
@@ -281,10 +292,13 @@ def _scheduler(
     )
 
 
-def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int) -> int:
-    """The context length that the KV cache can hold, so that one sequence alone always fits."""
+def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int, needed: int) -> int:
+    """The context length that the KV cache can hold, so that one sequence alone always fits.
+
+    `needed`: number of tokens in the blocks of the longest sequence.
+    """
     held = num_blocks * config.engine.block_size
-    if held >= loaded.context_len:
+    if held >= needed:
         return loaded.context_len
     if held < 1:
         raise OutOfCacheMemory("the KV cache is too small for the audio of one request: raise --kv-cache-memory-bytes")

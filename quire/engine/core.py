@@ -21,6 +21,7 @@ from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.streaming_scheduler import StreamingScheduler
 from quire.engine.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.errors import MalformedMessage
@@ -37,6 +38,7 @@ from quire.engine.wire.protocol import (
     SpeechToTextInfo,
     StepOutput,
 )
+from quire.engine.wire.streaming import StreamingInfo
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class EngineCore:
 
     def __init__(
         self,
-        scheduler: Scheduler | EncoderScheduler,
+        scheduler: Scheduler | StreamingScheduler | EncoderScheduler,
         executor: Executor,
         channel: CoreChannel,
         *,
@@ -67,6 +69,7 @@ class EngineCore:
         pooler: PoolerSpec | None = None,
         speech: SpeechToTextInfo | None = None,
         audio: AudioInfo | None = None,
+        streaming: StreamingInfo | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -80,6 +83,7 @@ class EngineCore:
             pooler: how the model pools hidden states; None if it generates.
             speech: facts about a model that only transcribes; None for others.
             audio: facts about an audio language model; None for others.
+            streaming: facts about a model that reads audio while it generates; None for others.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -91,6 +95,7 @@ class EngineCore:
         self._pooler = pooler
         self._speech = speech
         self._audio = audio
+        self._streaming = streaming
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
@@ -237,7 +242,7 @@ class EngineCore:
             self.scheduler.add(message)
 
     def _extend(self, message: ExtendRequest) -> None:
-        if not isinstance(self.scheduler, Scheduler):
+        if isinstance(self.scheduler, EncoderScheduler):
             return  # it has no open requests
         request_id, error = message.request_id, invalid_tokens(message.tokens, self._vocab_size)
         if request_id not in self.scheduler:
@@ -245,7 +250,7 @@ class EngineCore:
         if error is None and message.items and self._speech is not None:
             error = "the model accepts one audio item per request; further pieces of the prompt cannot have items"
         elif error is None and message.items:
-            error = invalid_items(message.items, len(message.tokens), self._speech, self._audio)
+            error = invalid_items(message.items, len(message.tokens), self._speech, self._audio, self._streaming)
         if error is not None:
             self.scheduler.abort(request_id)
         else:
@@ -292,4 +297,5 @@ class EngineCore:
             pooler=self._pooler,
             speech=self._speech,
             audio=self._audio,
+            streaming=self._streaming,
         )

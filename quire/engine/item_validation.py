@@ -8,10 +8,15 @@ import numpy as np
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.protocol import MediaItem, SpeechToTextInfo
+from quire.engine.wire.streaming import StreamingInfo
 
 
 def invalid_items(
-    items: Sequence[MediaItem], tokens: int, speech: SpeechToTextInfo | None, audio: AudioInfo | None
+    items: Sequence[MediaItem],
+    tokens: int,
+    speech: SpeechToTextInfo | None,
+    audio: AudioInfo | None,
+    streaming: StreamingInfo | None = None,
 ) -> str | None:
     """What is wrong with the items of a prompt, or of a piece of one; None if they are valid.
 
@@ -20,11 +25,14 @@ def invalid_items(
         tokens: number of tokens of the prompt or piece.
         speech: facts about a model that only transcribes.
         audio: facts about a model that reads audio among its tokens.
+        streaming: facts about a model that reads audio while it generates.
     """
     if speech is not None:
         return _invalid_whole(items, speech)
     if audio is not None:
         return _invalid_spans(items, tokens) or next(filter(None, (_invalid_span(one, audio) for one in items)), None)
+    if streaming is not None:
+        return next(filter(None, (_invalid_frames(item, streaming) for item in items)), None)
     return "the model does not accept audio, only text" if items else None
 
 
@@ -72,7 +80,26 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     return _invalid_content(item)
 
 
+def _invalid_frames(item: MediaItem, streaming: StreamingInfo) -> str | None:
+    if (item.start, item.length, item.before) != (0, 0, 0) or item.encoded is not None:
+        return (
+            "the model reads audio while it generates: an item must have start, length and before 0, and no `encoded`"
+        )
+    found, each = item.features.shape, streaming.columns_per_frame
+    fits = len(found) == 2 and found[0] == streaming.num_mel_bins and found[1] > 0 and found[1] % each == 0
+    if item.features.dtype != np.float32 or not fits:
+        return (
+            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of "
+            f"{streaming.num_mel_bins} rows and a multiple of {each} columns"
+        )
+    return _not_finite(item)
+
+
 def _invalid_content(item: MediaItem) -> str | None:
     if not item.hash:
         return "the hash of an item must not be empty"
+    return _not_finite(item)
+
+
+def _not_finite(item: MediaItem) -> str | None:
     return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"

@@ -10,6 +10,7 @@ from quire.engine.item_validation import invalid_items
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, SpeechToTextInfo, TokenArray
+from quire.engine.wire.streaming import StreamingInfo
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -39,6 +40,7 @@ def invalid_reason(
     pooler: PoolerSpec | None = None,
     speech: SpeechToTextInfo | None = None,
     audio: AudioInfo | None = None,
+    streaming: StreamingInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
     params = message.params
@@ -48,7 +50,10 @@ def invalid_reason(
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
     )
-    reason = reason or invalid_items(message.items, len(message.prompt), speech, audio) or _invalid_open(message)
+    reason = reason or invalid_items(message.items, len(message.prompt), speech, audio, streaming)
+    reason = reason or _invalid_open(message)
+    if streaming is not None:
+        reason = reason or _invalid_streaming(message, streaming, max_model_len)
     if reason is not None:
         return reason
     if isinstance(params, PoolingParams):
@@ -95,6 +100,20 @@ def _invalid_open(message: AddRequest) -> str | None:
         return "only a request that generates may be open"
     if params.prompt_logprobs is not None or params.token_probs is not None or params.grammar:
         return "an open request has no prompt_logprobs, token_probs or grammar"
+    return None
+
+
+def _invalid_streaming(message: AddRequest, info: StreamingInfo, max_model_len: int) -> str | None:
+    params = message.params
+    if not isinstance(params, SamplingParams):
+        return "the model only transcribes; it has no pooling tasks"
+    if params.prompt_logprobs is not None or params.token_probs is not None or params.grammar:
+        return "the model does not support prompt_logprobs, token_probs and grammar: it reads audio while it generates"
+    frames = sum(item.features.shape[1] for item in message.items) // info.columns_per_frame
+    if frames > max_model_len:
+        return f"the audio has {frames} frames, but the context allows at most {max_model_len}"
+    if not message.open and frames <= len(message.prompt):
+        return f"the audio has {frames} frames; there must be more than the prompt's {len(message.prompt)} tokens"
     return None
 
 

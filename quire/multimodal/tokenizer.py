@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from quire.multimodal.byte_level import bytes_of_letters
 from quire.multimodal.ctc_vocabulary import character_tokenizer
 from quire.multimodal.errors import ModelFileError
 from quire.multimodal.sentence_files import colbert_markers, static_folder
+from quire.multimodal.tekken import SPECIAL, tekken_tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LFS_POINTER = b"version https://git-lfs"
@@ -71,6 +73,8 @@ class Tokenizer:
                 raise TokenizerError(f"{path} must contain a JSON object")
             if (characters := character_tokenizer(folder, config)) is not None:
                 return cls(characters, config)
+            if (tekken := tekken_tokenizer(folder)) is not None:
+                return cls(tekken, {**SPECIAL, **config})
         except TokenizerError:
             raise
         except Exception as error:
@@ -124,7 +128,7 @@ class Tokenizer:
         if token in self._added:
             return text.encode()
         if self._byte_level:
-            table = _byte_level_alphabet()
+            table = bytes_of_letters()
             return b"".join(bytes([table[char]]) if char in table else char.encode() for char in text)
         if match := _BYTE_TOKEN.fullmatch(text):
             return bytes([int(match[1], 16)])
@@ -142,14 +146,6 @@ class Tokenizer:
     def _byte_level(self) -> bool:
         decoder = self.backend.decoder
         return decoder is not None and b"ByteLevel" in decoder.__getstate__()
-
-
-@lru_cache(maxsize=1)
-def _byte_level_alphabet() -> dict[str, int]:
-    """Bytes by the characters of byte-level BPE: printable bytes are themselves, others are characters from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _token_text(entry: Any) -> str | None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.api.http.errors import ApiError, as_api_error
 from quire.engine.wire.errors import EngineError, EngineOverloaded
@@ -15,7 +19,7 @@ from quire.realtime.audio import RATE, Samples, to_float
 from quire.realtime.dialects.dialect import Body, Dialect
 from quire.realtime.settings import SessionSettings
 from quire.realtime.stable_prefix import StablePrefix
-from quire.realtime.utterance_transcriber import Transcript, UtteranceTranscriber
+from quire.realtime.utterance_transcriber import StreamingTranscriber, Transcript, UtteranceTranscriber
 from quire.workers.errors import WorkerError
 
 logger = logging.getLogger(__name__)
@@ -31,13 +35,13 @@ class Utterance:
     """Speech that is being transcribed.
 
     Attributes:
-        audio: its samples so far.
+        audio: gives its samples so far, from an index on.
     """
 
     item: str
     settings: SessionSettings
     transcriber: UtteranceTranscriber
-    audio: Callable[[], Samples]
+    audio: Callable[[int], Samples]
     _length: int = 0
     _ended: bool = False
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -48,9 +52,12 @@ class Utterance:
             self._length = length
             self._changed.notify_all()
 
-    async def end(self, audio: Samples) -> None:
-        """Mark the utterance as complete. `audio`: all of it."""
-        self.audio = lambda: audio
+    def complete(self, audio: Samples) -> None:
+        """Set all of its audio. To be called as soon as it is known, because `audio` changes then; `end` follows."""
+        self.audio = lambda start: audio[start:]
+
+    async def end(self) -> None:
+        """Mark the utterance as ended: its transcript may be sent."""
         async with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -59,6 +66,19 @@ class Utterance:
         """Wait for the end."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._ended)
+
+    async def pieces(self) -> AsyncGenerator[NDArray[np.float32], None]:
+        """Pieces of its audio as it arrives, until its end."""
+        taken, ended = 0, False
+        while not ended:
+            async with self._changed:
+                while not self._ended and self._length <= taken:
+                    await self._changed.wait()
+                ended = self._ended
+            samples = self.audio(taken)
+            taken += len(samples)
+            if len(samples):
+                yield to_float(samples)
 
     async def reaches(self, length: int) -> int:
         """Wait until there are `length` samples; returns how many there are."""
@@ -98,7 +118,11 @@ class Captions:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def begin(
-        self, item: str, settings: SessionSettings, transcriber: UtteranceTranscriber, audio: Callable[[], Samples]
+        self,
+        item: str,
+        settings: SessionSettings,
+        transcriber: UtteranceTranscriber,
+        audio: Callable[[int], Samples],
     ) -> Utterance:
         """Start an utterance; waits while too many are not complete."""
         await self._room.acquire()
@@ -128,12 +152,15 @@ class Captions:
 
     async def _caption(self, utterance: Utterance, previous: asyncio.Event, done: asyncio.Event) -> None:
         try:
+            if (streaming := utterance.transcriber.streaming) is not None:
+                await self._finish(utterance, previous, partial(self._stream, streaming, utterance, previous))
+                return
             stable = StablePrefix()
             async with asyncio.TaskGroup() as group:
                 passes = group.create_task(self._caption_growing(utterance, stable, previous))
                 await utterance.ended()
                 passes.cancel()
-            await self._caption_ended(utterance, stable, previous)
+            await self._finish(utterance, previous, partial(self._last_pass, utterance, stable, previous), stable)
         finally:
             del self._tasks[utterance.item]
             self._room.release()
@@ -153,7 +180,7 @@ class Captions:
             await utterance.reaches(due)
             async with self._slots:
                 started = clock()
-                audio = utterance.audio()
+                audio = utterance.audio(0)
                 try:
                     transcript = await self._transcript(utterance, audio, draft=True)
                 except EngineOverloaded:
@@ -170,11 +197,20 @@ class Captions:
             # At most a third of the time is spent on passes, so that sessions slow down together when there are many.
             due = len(audio) + int(max(interval, 2 * (clock() - started)) * RATE)
 
-    async def _caption_ended(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> None:
-        """The final pass, over the whole utterance."""
-        dialect, item = self._dialect(), utterance.item
+    async def _finish(
+        self,
+        utterance: Utterance,
+        previous: asyncio.Event,
+        transcribe: Callable[[], Awaitable[Transcript]],
+        stable: StablePrefix | None = None,
+    ) -> None:
+        """Send the final transcript, or why there is none, once the utterance has ended.
+
+        `stable`: text that was sent of interim transcripts.
+        """
+        item = utterance.item
         try:
-            transcript = await self._last_pass(utterance, stable, previous)
+            transcript = await self._with_retries(transcribe)
         except (EngineError, PromptError, WorkerError) as error:
             failure = as_api_error(error)
         except ApiError as error:
@@ -184,27 +220,39 @@ class Captions:
             failure = ApiError("Internal server error")
         else:
             text = transcript.text.strip()
+            await utterance.ended()
             await previous.wait()
-            if stable.sent and (remaining := stable.remaining(text)):
-                await self._send(dialect.delta(item, remaining))
-            await self._send(dialect.completed(item, text, transcript.usage, transcript.language))
+            if stable is not None and stable.sent and (remaining := stable.remaining(text)):
+                await self._send(self._dialect().delta(item, remaining))
+            await self._send(self._dialect().completed(item, text, transcript.usage, transcript.language))
             return
+        await utterance.ended()
         await previous.wait()
         fault = failure.status >= _SERVER_ERROR
-        await self._send(dialect.failed(item, "transcription_failed", failure.message, is_server_error=fault))
+        await self._send(self._dialect().failed(item, "transcription_failed", failure.message, is_server_error=fault))
 
     async def _last_pass(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> Transcript:
         """The final transcript. Its text is sent while it is generated, unless interim text was sent before."""
+        send_text = None if stable.sent else partial(self._send_text, utterance, previous)
+        return await self._transcript(utterance, utterance.audio(0), send_text, draft=False)
 
-        async def send_text(text: str) -> None:
-            await previous.wait()
-            await self._send(self._dialect().delta(utterance.item, text))
+    async def _stream(
+        self, streaming: StreamingTranscriber, utterance: Utterance, previous: asyncio.Event
+    ) -> Transcript:
+        """The transcript of an utterance that is being spoken. Its text is sent while it is generated."""
+        send_text = partial(self._send_text, utterance, previous)
+        return await streaming.transcribe(utterance.pieces(), utterance.settings, send_text)
 
+    async def _send_text(self, utterance: Utterance, previous: asyncio.Event, text: str) -> None:
+        await previous.wait()
+        await self._send(self._dialect().delta(utterance.item, text))
+
+    @staticmethod
+    async def _with_retries(transcribe: Callable[[], Awaitable[Transcript]]) -> Transcript:
+        """The transcript; repeated while the engine's queue is full."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return await self._transcript(
-                    utterance, utterance.audio(), None if stable.sent else send_text, draft=False
-                )
+                return await transcribe()
             except EngineOverloaded as error:
                 if attempt == _ATTEMPTS:
                     raise

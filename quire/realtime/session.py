@@ -205,7 +205,7 @@ class Session:
             await asyncio.sleep(0)  # large events leave room for other sessions
 
     async def _hear(self, samples: Samples, speech: UtteranceTranscriber) -> None:
-        for event in self._turns.push(samples):
+        for event in self._turns.push(samples, None if speech.streaming is None else speech.streaming.max_seconds):
             match event:
                 case UtteranceStarted(start=start):
                     await self._begin(start, speech)
@@ -224,14 +224,17 @@ class Session:
         if self._utterance is None:
             if not ended.by_voice_activity:
                 self._item = _new_item()
-            speech = self._speech()
-            self._utterance = await self._captions.begin(self._item, self._facts.settings, speech, lambda: ended.audio)
+            settings, speech = self._facts.settings, self._speech()
+            audio = ended.audio
+            self._utterance = await self._captions.begin(self._item, settings, speech, lambda start: audio[start:])
+        else:
+            self._utterance.complete(ended.audio)
         if ended.by_voice_activity:
             await self._send(self._dialect.speech_stopped(self._item, _milliseconds(ended.end)))
         await self._send(self._dialect.committed(self._item, self._previous_item))
         self._previous_item = self._item
         utterance, self._utterance = self._utterance, None
-        await utterance.end(ended.audio)
+        await utterance.end()
 
     async def _commit(self, final: bool | msgspec.UnsetType) -> None:
         speech = self._speech()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -10,22 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
+from quire.api.serving.transcription.streaming import LiveTranscription
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import TextDelta, TranscriptionDone, TranscriptionOptions
 from quire.realtime.audio import RATE
 from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
-from quire.realtime.utterance_transcriber import TranscriberOf, Transcript, UtteranceTranscriber
+from quire.realtime.utterance_transcriber import StreamingTranscriber, TranscriberOf, Transcript, UtteranceTranscriber
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 12, 16  # in a draft; fast speech has half as many
 
 
 class WholeUtteranceTranscriber:
-    """A `UtteranceTranscriber` for models that transcribe an utterance as a whole."""
+    """A `UtteranceTranscriber` that transcribes an utterance as a whole; `streaming` if the model can do that."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._transcriber = Transcriber(model)
+        self.streaming: StreamingTranscriber | None = None
+        if model.info.streaming is not None:
+            self.streaming = OpenRequestTranscriber(model, self._transcriber.window_seconds)
 
     def check(self, settings: SessionSettings) -> None:
         """Refuse settings that the model does not support; see `UtteranceTranscriber.check`."""
@@ -45,9 +49,34 @@ class WholeUtteranceTranscriber:
                     match event:
                         case TextDelta(text=text):
                             yield text
-                        case TranscriptionDone(usage=usage):
-                            counts = (usage.audio_tokens, usage.text_tokens, usage.output_tokens)
-                            yield Transcript(event.text, Usage(usage.seconds, *counts), event.language)
+                        case TranscriptionDone():
+                            yield _transcript(event)
+
+
+class OpenRequestTranscriber:
+    """A `StreamingTranscriber` for models that read audio while they generate: an open request for each utterance."""
+
+    def __init__(self, model: ServedModel, max_seconds: float) -> None:
+        """`max_seconds`: see `StreamingTranscriber`."""
+        self.max_seconds = max_seconds
+        self._model = model
+
+    async def transcribe(
+        self,
+        audio: AsyncGenerator[NDArray[np.float32], None],
+        settings: SessionSettings,
+        send_text: Callable[[str], Awaitable[None]],
+    ) -> Transcript:
+        """Transcribe an utterance while it is spoken; see `StreamingTranscriber.transcribe`."""
+        live = LiveTranscription(self._model, _options(settings, draft=False))
+        with self._model.client.slots(1):
+            return _transcript(await live.run(audio, send_text))
+
+
+def _transcript(event: TranscriptionDone) -> Transcript:
+    usage = event.usage
+    counts = (usage.audio_tokens, usage.text_tokens, usage.output_tokens)
+    return Transcript(event.text, Usage(usage.seconds, *counts), event.language)
 
 
 def transcriber_factory() -> TranscriberOf:

@@ -107,8 +107,16 @@ class TurnDetector:
                 "audio",
             )
 
-    def push(self, samples: Samples) -> Iterator[UtteranceStarted | UtteranceEnded]:
-        """Add audio; returns what happened in it, in order."""
+    def push(
+        self, samples: Samples, streaming_seconds: float | None = None
+    ) -> Iterator[UtteranceStarted | UtteranceEnded]:
+        """Add audio; returns what happened in it, in order.
+
+        Args:
+            samples: further audio.
+            streaming_seconds: longest utterance of a `StreamingTranscriber`, which is split at its end, as the model
+                has read all of it. None: utterances are transcribed as a whole, and long ones split at a quiet point.
+        """
         self._buffer.append(samples)
         if self._activity is None:
             return
@@ -119,17 +127,18 @@ class TurnDetector:
                     yield self._begin(at)
             elif self.speaking_since is not None:
                 yield self._end(at, by_voice_activity=True)
-        while self.speaking_since is not None and self.position - self.speaking_since >= _LONGEST_SECONDS * RATE:
-            cut = self._quietest(self.speaking_since + int(_LONGEST_SECONDS * RATE))
+        longest = int((_LONGEST_SECONDS if streaming_seconds is None else streaming_seconds) * RATE)
+        while self.speaking_since is not None and self.position - self.speaking_since >= longest:
+            cut = self._quietest(self.speaking_since + longest) if streaming_seconds is None else self.position
             yield self._end(cut, by_voice_activity=True)
             yield self._begin(cut)
         if self.speaking_since is None:
             self._keep_tail()
 
-    def current(self) -> Samples:
-        """The utterance so far; without voice activity, the audio that is not committed."""
+    def current(self, index: int = 0) -> Samples:
+        """The samples from `index` on of the utterance so far; without voice activity, of the uncommitted audio."""
         start = self._buffer.start if self.speaking_since is None else self.speaking_since
-        return self._buffer.copy(start, self.position)
+        return self._buffer.copy(start + index, self.position)
 
     def commit(self) -> UtteranceEnded:
         """End the utterance now.

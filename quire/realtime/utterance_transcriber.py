@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,8 +27,41 @@ class Transcript:
     language: str | None = None
 
 
+class StreamingTranscriber(Protocol):
+    """A model that transcribes an utterance while it is spoken, and reads each part of it once.
+
+    Attributes:
+        max_seconds: longest utterance.
+    """
+
+    max_seconds: float
+
+    async def transcribe(
+        self,
+        audio: AsyncGenerator[NDArray[np.float32], None],
+        settings: SessionSettings,
+        send_text: Callable[[str], Awaitable[None]],
+    ) -> Transcript:
+        """Transcribe an utterance. Cancelling aborts the engine's request.
+
+        Args:
+            audio: pieces of it at 16 kHz, 1-D, in [-1, 1], as they arrive.
+            settings: settings of the session.
+            send_text: called with each piece of the text. All pieces together are the text.
+
+        Raises:
+            ApiError, EngineError: it is not possible.
+        """
+
+
 class UtteranceTranscriber(Protocol):
-    """A model that transcribes utterances."""
+    """A model that transcribes utterances.
+
+    Attributes:
+        streaming: transcribes them while they are spoken; None: the model transcribes complete audio only.
+    """
+
+    streaming: StreamingTranscriber | None
 
     def check(self, settings: SessionSettings) -> None:
         """Refuse settings that the model does not support.

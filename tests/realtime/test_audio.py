@@ -17,7 +17,7 @@ from quire.realtime.buffer import AudioBuffer
 from quire.realtime.errors import EventError
 from quire.realtime.outbound import Outbound
 from quire.realtime.settings import TurnDetection
-from quire.realtime.turn_detection import TurnDetector, UtteranceEnded
+from quire.realtime.turn_detection import TurnDetector, UtteranceEnded, UtteranceStarted
 from tests.support.realtime import base64_of, dialogue
 
 
@@ -111,6 +111,23 @@ def test_utterances_do_not_overlap() -> None:
     (ended,) = turns.push(second)
     assert isinstance(ended, UtteranceEnded)
     assert ended.end - ended.start == RATE // 10
+
+
+def test_streamed_utterances_are_split_at_their_end_after_the_longest_time() -> None:
+    """Every sample is in exactly one of them: a model has read all samples of the utterance that is split."""
+    activity = Told()
+    turns = TurnDetector(TurnDetection(), lambda _: activity, 600)
+    activity.events = [SpeechStarted(0)]
+    found = [event for _ in range(1201) for event in turns.push(np.ones(RATE, np.int16), 600.0)]
+    first, ended, second, *more = found
+    assert isinstance(ended, UtteranceEnded)
+    assert isinstance(first, UtteranceStarted)
+    assert isinstance(second, UtteranceStarted)
+    assert (ended.end, second.start) == (600 * RATE, 600 * RATE)
+    assert len(ended.audio) == 600 * RATE
+    assert len(more) == 2
+    assert len(turns.current(RATE)) == 0
+    assert len(turns.current()) == RATE
 
 
 async def test_outbound_events_wait_for_room() -> None:

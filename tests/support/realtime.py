@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from quire.api.http.errors import InvalidRequest
 from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
-from quire.realtime.utterance_transcriber import Transcript
+from quire.realtime.utterance_transcriber import StreamingTranscriber, Transcript
 from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
@@ -49,6 +49,7 @@ class FakeSpeech:
     active: int = 0
     heard: list[tuple[float, SessionSettings]] = field(default_factory=list)
     failure: Exception | None = None
+    streaming: StreamingTranscriber | None = None
 
     def __post_init__(self) -> None:
         self.go.set()

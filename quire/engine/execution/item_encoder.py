@@ -1,22 +1,73 @@
-"""Encodes multimodal items: for cross-attention, or to replace the embeddings of placeholder tokens."""
+"""Encodes multimodal items: for cross-attention, or to change the embeddings of tokens."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.execution.attention.cross import pad_heads
 from quire.engine.execution.attention.varlen import VarlenAttend
 from quire.engine.execution.cache import KVCache
+from quire.engine.execution.inputs import Span
 from quire.engine.models.audio_encoder import AudioEncoder
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.inputs import ItemEmbeddings
-from quire.engine.scheduling.plan import CrossItem, EncodedItem, ItemPart
+from quire.engine.scheduling.plan import CrossItem, EncodedItem, ItemPart, ScheduledSequence, StepPlan
 from quire.engine.wire.protocol import MediaItem
 from quire.kernels.paged_attention import write_pages
+
+
+class ItemEncoder(Protocol):
+    """Encodes items. There is an implementation for each way in which a decoder reads them.
+
+    Attributes:
+        changes_embeddings: `embeddings` may return something.
+    """
+
+    changes_embeddings: bool
+
+    def follow(self, plan: StepPlan) -> None:
+        """Apply evictions, and sequences that leave and enter the batch."""
+
+    def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
+        """Encode the items of these sequences of the plan that are not encoded yet."""
+
+    def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
+        """Embeddings that replace those of tokens of the step, or are added to them; None: none.
+
+        Raises:
+            RuntimeError: an item could not be encoded.
+        """
+
+    def missing(self, plan: StepPlan) -> list[bytes]:
+        """Keys of the plan's items whose encoding has failed."""
+
+
+class NoItems(ItemEncoder):
+    """The `ItemEncoder` of models without items."""
+
+    changes_embeddings = False
+
+    @override
+    def follow(self, plan: StepPlan) -> None:
+        return None
+
+    @override
+    def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
+        return None
+
+    @override
+    def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
+        return None
+
+    @override
+    def missing(self, plan: StepPlan) -> list[bytes]:
+        return []
 
 
 def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list[Tensor], Tensor]:
@@ -33,7 +84,7 @@ def encode_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> list[Tens
     return encoder.run(embedded, VarlenAttend(offsets), offsets)
 
 
-class CrossWriter:
+class CrossWriter(NoItems):
     """Encodes items and writes the keys and values that cross-attention reads to blocks of `cache`."""
 
     def __init__(self, model: Decoder, encoder: AudioEncoder, cache: KVCache, block_size: int) -> None:
@@ -41,6 +92,13 @@ class CrossWriter:
         self._encoder = encoder
         self._cache = cache
         self._block_size = block_size
+
+    @override
+    def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
+        names = {one.request_id for one in scheduled}
+        entries = [new.cross for new in plan.new if new.cross is not None and new.request_id in names]
+        if left := [entry for entry in entries if entry.item is not None]:
+            self.encode(left)
 
     def encode(self, entries: Sequence[CrossItem]) -> None:
         """Encode the items of `entries`, all together, and write each one's keys and values to its blocks."""
@@ -61,17 +119,25 @@ class CrossWriter:
             write_pages(cache.keys, cache.values, slots, k, v)
 
 
-class TokenEmbedder:
+class TokenEmbedder(ItemEncoder):
     """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
+
+    changes_embeddings = True
 
     def __init__(self, encoder: AudioEncoder) -> None:
         self._encoder = encoder
         self._kept: dict[bytes, Tensor] = {}
 
-    def evict(self, keys: Iterable[bytes]) -> None:
-        """Forget items."""
-        for key in keys:
+    @override
+    def follow(self, plan: StepPlan) -> None:
+        for key in plan.evicted:
             self._kept.pop(key, None)
+
+    @override
+    def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
+        keys = {part.key for one in scheduled for part in one.items}
+        if left := [entry for entry in self._missing(plan.encoded) if entry.key in keys]:
+            self.encode(left)
 
     def encode(self, entries: Sequence[EncodedItem]) -> None:
         """Encode items, all together, and keep their embeddings."""
@@ -80,16 +146,18 @@ class TokenEmbedder:
             own = embeddings[: entry.item.length]  # positions may have been filled up
             self._kept[entry.key] = own if len(own) == len(embeddings) and len(entries) == 1 else own.clone()
 
-    def missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
-        """The items that are not kept."""
+    @override
+    def missing(self, plan: StepPlan) -> list[bytes]:
+        return [entry.key for entry in self._missing(plan.encoded)]
+
+    def _missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
         return [entry for entry in entries if entry.key not in self._kept]
 
-    def embeddings(self, parts: Sequence[tuple[int, ItemPart]]) -> ItemEmbeddings | None:
-        """Replacements of placeholder embeddings. `parts`: with the index of the first token of each in the step.
-
-        Raises:
-            RuntimeError: an item is not kept, because its encoding has failed.
-        """
+    @override
+    def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
+        parts: list[tuple[int, ItemPart]] = [
+            (span.offset + part.start - span.start, part) for span, one in sequences for part in one.items
+        ]
         if not parts:
             return None
         rows, values = [], []

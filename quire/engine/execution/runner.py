@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,22 +14,14 @@ from torch import Tensor
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.inputs import InputBuilder, Span, StepInputs, adapted_rows
-from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
+from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.sampler import SampledToken, Sampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import Changes, RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
-from quire.engine.scheduling.plan import (
-    CrossItem,
-    EncodedItem,
-    SampledTokens,
-    ScheduledSequence,
-    SequenceError,
-    StepPlan,
-    StepResult,
-)
+from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -57,18 +49,17 @@ class ModelRunner:
         table: RequestTable,
         sampler: Sampler,
         pooler: Pooler,
-        items: CrossWriter | TokenEmbedder | None = None,
+        items: ItemEncoder,
         aligner: Aligner | None = None,
     ) -> None:
         self.model = model
         self.steps = steps
+        self.items = items
         self._inputs = inputs
         self._attention = attention
         self._table = table
         self._sampler = sampler
         self._pooler = ChunkPooler(table, pooler)
-        self._crosses = items if isinstance(items, CrossWriter) else None
-        self._embedder = items if isinstance(items, TokenEmbedder) else None
         self._aligner = aligner
 
     @torch.inference_mode()
@@ -78,18 +69,15 @@ class ModelRunner:
         if any(changes):
             self._follow(changes)
         result = StepResult()
-        if self._embedder is not None:
-            self._embedder.evict(plan.evicted)
+        self.items.follow(plan)
         if not plan.scheduled:
             return result
-        crosses = {new.request_id: new.cross for new in plan.new if new.cross is not None}
         try:
-            self._encode(crosses.values())
-            self._embed(plan.encoded)
+            self.items.prepare(plan, plan.scheduled)
             computed = self._compute(plan.scheduled)
         except Exception:  # error boundary: only the sequences for which it fails alone end
             logger.exception("a step failed; its sequences are computed one by one")
-            self._execute_alone(plan, crosses, result)
+            self._execute_alone(plan, result)
         else:
             self._finish(computed, result)
         return result
@@ -101,20 +89,6 @@ class ModelRunner:
         self._pooler.update(changes.freed, changes.filled)
         if self._aligner is not None:
             self._aligner.update(changes.freed, changes.filled)
-
-    def _encode(self, crosses: Iterable[CrossItem]) -> None:
-        """Encode the items of sequences that have entered the batch, where they are not cached."""
-        entries = [cross for cross in crosses if cross.item is not None]
-        if entries:
-            assert self._crosses is not None, "the model accepts no items"
-            self._crosses.encode(entries)
-
-    def _embed(self, entries: Sequence[EncodedItem]) -> None:
-        """Make embeddings of items that are to stand in for tokens, as far as they are not made yet."""
-        if entries:
-            assert self._embedder is not None, "the model accepts no items"
-            if left := self._embedder.missing(entries):
-                self._embedder.encode(left)
 
     def _compute(self, scheduled: Sequence[ScheduledSequence]) -> _Computed:
         """Run the model."""
@@ -132,18 +106,14 @@ class ModelRunner:
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """The inputs with the embeddings of items, and the rows that are computed with the model's adapter."""
-        if self._embedder is None:
+        if not self.items.changes_embeddings:
             return inputs
         if self._table.adapted_rows:
             rows = adapted_rows(inputs.spans, self._table.adapted_rows, inputs.model.token_ids.device)
             inputs = replace(inputs, model=replace(inputs.model, adapted=rows))
-        reading = {self._table.row_of(one.request_id): one.items for one in scheduled if one.items}
-        if not reading:
-            return inputs
-        parts = [
-            (span.offset + part.start - span.start, part) for span in inputs.spans for part in reading.get(span.row, ())
-        ]
-        return replace(inputs, model=replace(inputs.model, items=self._embedder.embeddings(parts)))
+        of_row = {self._table.row_of(one.request_id): one for one in scheduled}
+        items = self.items.embeddings([(span, of_row[span.row]) for span in inputs.spans])
+        return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))
 
     def _finish(self, computed: _Computed, result: StepResult) -> None:
         """Sample, and report what is wanted of hidden states."""
@@ -156,8 +126,9 @@ class ModelRunner:
             self._pool(computed.hidden, [span for span in spans if span.row in self._pooler.rows], result)
             self._align([span for span in spans if self._aligns(span)], result)
 
-    def _execute_alone(self, plan: StepPlan, crosses: Mapping[str, CrossItem], result: StepResult) -> None:
+    def _execute_alone(self, plan: StepPlan, result: StepResult) -> None:
         """Run each sequence of a step that failed, in order: a sequence may read blocks that an earlier one writes."""
+        crosses = {new.request_id: new.cross for new in plan.new if new.cross is not None}
         broken: set[int] = set()  # blocks that were not computed
         for item in plan.scheduled:
             row = self._table.row_of(item.request_id)
@@ -167,9 +138,7 @@ class ModelRunner:
             try:
                 if not broken.isdisjoint((*blocks, *encoded)):
                     raise RuntimeError("the computation of another request with the same prefix failed")
-                self._encode([] if cross is None else [cross])
-                keys = {part.key for part in item.items}
-                self._embed([entry for entry in plan.encoded if entry.key in keys])
+                self.items.prepare(plan, [item])
                 computed = self._compute([item])
             except Exception as error:  # error boundary: only this sequence fails
                 logger.exception("the model failed for request %s", item.request_id)
@@ -178,8 +147,7 @@ class ModelRunner:
                 broken.update(encoded if cross is not None and cross.item is not None else ())
             else:
                 self._finish(computed, result)
-        if self._embedder is not None:
-            result.not_encoded.extend(entry.key for entry in self._embedder.missing(plan.encoded))
+        result.not_encoded.extend(self.items.missing(plan))
 
     def check(self) -> None:
         """Assert that the request table is consistent."""

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.models.adapter_config import AdapterConfig, read_adapter
-from quire.engine.models.audio_spec import ChunkedConvStem, Conv2dStem, ConvStem, LinearStem, QueryProjector, WaveStem
+from quire.engine.models.audio_spec import (
+    CausalConvStem,
+    ChunkedConvStem,
+    Conv2dStem,
+    ConvStem,
+    LinearStem,
+    QueryProjector,
+    WaveStem,
+)
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import AudioEncoderSpec
@@ -58,8 +66,8 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
             fields = _padded(extractor, kind, encoder, encoder.stem)
         case Conv2dStem():
             fields = _kaldi(extractor, encoder, encoder.stem)
-        case WaveStem():
-            raise UnsupportedModel(f"{kind} reads samples, which is not supported in language models")
+        case WaveStem() | CausalConvStem():
+            raise UnsupportedModel(f"the audio encoder of {kind} is not supported in language models")
     return AudioInfo(
         placeholder=placeholder,
         sample_rate=_RATE,
@@ -82,6 +90,22 @@ def read_audio_adapter(folder: Path, config: Any) -> AdapterConfig | None:
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise BrokenFolder(f"config.json: speech_lora must be an object with a number lora_alpha, not {inside!r}")
     return AdapterConfig(file=None, name="speech", alpha=float(alpha))
+
+
+def check_log_mel(folder: Path, rows: int) -> Mapping[str, Any]:
+    """Check that a model's features are log-mel spectrograms like Whisper's; returns its feature extractor's config.
+
+    Args:
+        folder: the model's directory.
+        rows: rows of the features that the encoder reads.
+
+    Raises:
+        BrokenFolder: a file cannot be read.
+        UnsupportedModel: the feature extractor is not supported.
+    """
+    extractor = _extractor(folder)
+    _check(extractor, {**_LOG_MEL, "feature_size": rows})
+    return extractor
 
 
 def _placeholder(config: Any, vocab: int) -> int:

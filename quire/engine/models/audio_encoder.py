@@ -23,7 +23,7 @@ from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.positions import make_positions
 from quire.engine.models.layers.query_projector import QueryProjectorLayer
 from quire.engine.models.layers.relative_bias import RelativeBiasTable
-from quire.engine.models.layers.rope import RopeTables
+from quire.engine.models.layers.rope import RopeTables, cos_sin
 from quire.engine.models.layers.stem import make_stem
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedAttention, Rope
@@ -84,6 +84,7 @@ class AudioEncoder(LayerStack):
         attend: Attend,
         cu_seqlens: Tensor,
         between_layers: Callable[[], None] | None = None,
+        positions: Tensor | None = None,
     ) -> list[Tensor]:
         """Encode items.
 
@@ -92,6 +93,7 @@ class AudioEncoder(LayerStack):
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
             between_layers: called after each layer but the last.
+            positions: (positions,) int64, of all items; None: each begins at 0.
 
         Returns:
             (tokens, size) of each item.
@@ -101,7 +103,7 @@ class AudioEncoder(LayerStack):
         if any(isinstance(layer.attn, RelativeAttention) for layer in self.spec.layers):
             distances = sinusoids(max(lengths), self.spec.hidden, items[0].dtype, items[0].device)
         step = StepContext(
-            self._ropes(lengths),
+            self._ropes(lengths, positions),
             attend,
             cu_seqlens=cu_seqlens,
             relative_bias=None if self.relative_bias is None else self.relative_bias(),
@@ -133,13 +135,15 @@ class AudioEncoder(LayerStack):
                 between_layers()
         return torch.cat((*kept, x), 1)
 
-    def _ropes(self, lengths: Sequence[int]) -> dict[Rope, CosSin]:
+    def _ropes(self, lengths: Sequence[int], positions: Tensor | None) -> dict[Rope, CosSin]:
         """Cosines and sines of the positions of items."""
         layers = (layer for layer in self.spec.layers if not isinstance(layer, ConformerLayer))
         ropes = {layer.attn.rope for layer in layers if layer.attn.rope is not None}
         if not ropes:
             return {}
         device = self.sample.device
+        if positions is not None:  # which may be large: a table would be
+            return {rope: cos_sin(rope, positions.to(device)) for rope in ropes}
         if self._tables is None:
             self._tables = RopeTables(ropes, self.spec.max_positions, None, device)
         return self._tables.at(torch.cat([torch.arange(length, device=device) for length in lengths]))

@@ -30,6 +30,24 @@ class ConvStem:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CausalConvStem:
+    """As `ConvStem`, but the convolutions are causal: no position reads later ones, and zeros precede the first one.
+
+    Attributes:
+        channels: channels of a column of features.
+        act: activation after each convolution.
+    """
+
+    channels: int
+    act: str
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """A convolution with as many positions, for an even number of columns."""
+        return (Convolution(2, 2),)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChunkedConvStem:
     """Three convolutions over features and time, which halve both, each followed by `act`; then a projection.
 
@@ -259,5 +277,5 @@ class TimeConv:
     mixes: bool = False
 
 
-Stem = ConvStem | ChunkedConvStem | WaveStem | Conv2dStem | LinearStem
+Stem = ConvStem | CausalConvStem | ChunkedConvStem | WaveStem | Conv2dStem | LinearStem
 Positions = LearnedPositions | ConvPositions

@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.engine.models.audio_spec import (
     BlockAttention,
+    CausalConvStem,
     ChunkedConvStem,
     Conv2dStem,
     ConvPositions,
@@ -63,6 +64,7 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),
     AudioEncoderSpec: ("hidden", "max_positions", "averaged", "joined"),
     ConvStem: ("channels",),
+    CausalConvStem: ("channels",),
     ChunkedConvStem: ("rows", "channels", "chunk"),
     WaveConv: ("size", "kernel", "stride"),
     Conv2dStem: ("bands", "channels", "layers", "kernel"),

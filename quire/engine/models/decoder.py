@@ -147,7 +147,7 @@ class Decoder(Transformer):
         super().__init__(spec, head if spec.tied else None)
         self.head = head
         self.lm_head = LMHead(spec, head)
-        self.caches: Sequence[CacheShape] = [_cache_shape(layer.attn) for layer in spec.layers]
+        self.caches: Sequence[CacheShape] = [cache_shape(layer.attn) for layer in spec.layers]
         self.encoder = None if spec.encoder is None else AudioEncoder(spec.encoder)
 
     def cross_keys_and_values(self, encoded: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -158,8 +158,9 @@ class Decoder(Transformer):
                 yield index, *layer.cross.keys_and_values(encoded)
 
 
-def _cache_shape(spec: Attention) -> CacheShape:
+def cache_shape(spec: Attention, alignment: int = 1) -> CacheShape:
+    """What a layer of attention caches; see `CacheShape.alignment`."""
     if isinstance(spec, GroupedAttention):
-        return CacheShape(spec.kv_heads, spec.head_dim, spec.head_dim)
+        return CacheShape(spec.kv_heads, spec.head_dim, spec.head_dim, alignment=alignment)
     assert isinstance(spec, LatentAttention)
-    return CacheShape(1, spec.kv_rank + spec.rope.dim, spec.kv_rank, values_in_keys=True)
+    return CacheShape(1, spec.kv_rank + spec.rope.dim, spec.kv_rank, values_in_keys=True, alignment=alignment)

@@ -12,15 +12,21 @@ from quire.kernels.paged_attention import AttentionParams
 
 @dataclass(frozen=True, slots=True)
 class ItemEmbeddings:
-    """Embeddings that replace those of placeholder tokens.
+    """Embeddings that replace those of placeholder tokens, or are added to those of tokens.
 
     Attributes:
         rows: (n,) int64 indices of the tokens.
         values: (n, hidden).
+        added: they are added; otherwise they replace.
     """
 
     rows: Tensor
     values: Tensor
+    added: bool = False
+
+    def apply(self, x: Tensor) -> Tensor:
+        """(tokens, hidden), the embeddings of all tokens of a step."""
+        return x.index_add(0, self.rows, self.values) if self.added else x.index_copy(0, self.rows, self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class ModelInputs:
             all rows.
         type_ids: (tokens,) int64 token types; None for models without any.
         cu_seqlens: (sequences + 1,) int64, for encoders: the first token of each sequence, and the number of tokens.
-        items: embeddings of the tokens that stand for items; None if there are none.
+        items: embeddings of the tokens that stand for items, or that audio is added to; None if there are none.
         adapted: rows that the model's adapter applies to; None: none.
     """
 

@@ -19,6 +19,7 @@ from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.audio import ADAPTED
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.audio_spec import (
+    CausalConvStem,
     ChunkedConvStem,
     Conv2dStem,
     ConvPositions,
@@ -53,8 +54,10 @@ from quire.engine.models.spec import (
 )
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
+from quire.engine.models.streaming import fold_delay
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
+from quire.engine.wire.streaming import StreamingInfo
 from quire.kernels.activation import ACTIVATIONS
 
 logger = logging.getLogger(__name__)
@@ -85,6 +88,7 @@ class LoadedModel:
         pooler: its pooling; None if it generates.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
+        streaming: facts about a model that reads audio while it generates; None for others.
         is_adapted: requests with audio are computed with an adapter.
     """
 
@@ -98,6 +102,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
+    streaming: StreamingInfo | None = None
     is_adapted: bool = False
 
 
@@ -179,14 +184,9 @@ def _load_transformer(
         extra_layers=config.extra_layers,
         embeds_with_head=all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     )
+    adapter = _adapter(config, names, folder)
     with bar(checkpoint.total_bytes) as progress:
-        tensors: Iterable[tuple[str, Tensor]] = checkpoint.tensors(dtype, progress)
-        if config.static is not None:
-            tensors = plain_table(tensors)
-        adapter = _adapter(config, names, folder)
-        if adapter is not None:
-            tensors = adapter.without_adapters(tensors)
-        tensors = audio_tensors(config.model_type, tensors)
+        tensors = _tensors(config, checkpoint.tensors(dtype, progress), adapter)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if adapter is not None:
         adapter.apply(model, dtype, target.torch_device)
@@ -201,8 +201,22 @@ def _load_transformer(
         config.pooler,
         config.speech,
         config.audio,
+        config.streaming,
         adapter is not None,
     )
+
+
+def _tensors(
+    config: ModelConfig, tensors: Iterable[tuple[str, Tensor]], adapter: AdapterLoader | None
+) -> Iterable[tuple[str, Tensor]]:
+    """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
+    if config.static is not None:
+        tensors = plain_table(tensors)
+    if config.streaming is not None:
+        tensors = fold_delay(tensors, config.streaming.delay_frames)
+    if adapter is not None:
+        tensors = adapter.without_adapters(tensors)
+    return audio_tensors(config.model_type, tensors)
 
 
 def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLoader | None:
@@ -305,7 +319,7 @@ def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
     if spec.projector is not None:
         acts.add(spec.projector.act)
     match spec.stem:
-        case ConvStem(act=act) | ChunkedConvStem(act=act):
+        case ConvStem(act=act) | CausalConvStem(act=act) | ChunkedConvStem(act=act):
             return acts | {act}
         case WaveStem(convs=convs):
             return acts | {conv.act for conv in convs}

@@ -32,8 +32,10 @@ from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
 from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
 from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.static_embedding import static_spec
+from quire.engine.models.streaming import read_streaming
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
+from quire.engine.wire.streaming import StreamingInfo
 
 STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
@@ -54,6 +56,7 @@ class ModelConfig:
         fp8: scales of the checkpoint's FP8 weights, if it has any.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
+        streaming: facts about a model that reads audio while it generates; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
     """
 
@@ -65,6 +68,7 @@ class ModelConfig:
     speech: SpeechToTextSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
+    streaming: StreamingInfo | None = None
     adapter: AdapterConfig | None = None
 
 
@@ -118,6 +122,9 @@ def read_model_config(
             )
         if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
             return ModelConfig(config.model_type, spec, extra, scales, speech=_speech(folder, config, spec))
+        if isinstance(spec, DecoderSpec) and spec.adds_encoder:
+            streaming = read_streaming(folder, config, spec)
+            return ModelConfig(config.model_type, spec, extra, scales, streaming=streaming)
         audio = read_audio(folder, config, encoder, spec.vocab)
         adapter = read_audio_adapter(folder, config)
         return ModelConfig(config.model_type, spec, extra, scales, audio=audio, adapter=adapter)

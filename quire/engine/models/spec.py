@@ -375,6 +375,7 @@ class DecoderSpec(TransformerSpec):
         logit_softcap: logits become cap * tanh(logits / cap).
         encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
             tokens. None if there is none.
+        adds_encoder: its outputs are added to the embeddings of all tokens instead, one to each.
     """
 
     tied: bool = False
@@ -382,6 +383,7 @@ class DecoderSpec(TransformerSpec):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
+    adds_encoder: bool = False
 
     @property
     def has_cross_attention(self) -> bool:

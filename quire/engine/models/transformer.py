@@ -47,7 +47,7 @@ class Transformer(LayerStack):
         """Hidden states of a step, as `LanguageModel.run` describes; `between_layers` is called between two layers."""
         x = self.embed(inputs.token_ids)
         if inputs.items is not None:
-            x = x.index_copy(0, inputs.items.rows, inputs.items.values)
+            x = inputs.items.apply(x)
         x = self.embed_sum(x, inputs)
         step = StepContext(
             self._ropes.at(inputs.positions),

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.engine.wire.protocol import (
     AddRequest,
+    FeatureArray,
     MediaItem,
     PooledArray,
     PoolingParams,
@@ -38,6 +39,20 @@ class EncodedItem:
 
     key: bytes
     item: MediaItem
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedAudio:
+    """Audio that a step encodes, of a sequence that reads a frame with each token.
+
+    Attributes:
+        first: index of the first frame, which follows those encoded before.
+        features: (rows, columns).
+    """
+
+    request_id: str
+    first: int
+    features: FeatureArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +128,7 @@ class StepPlan:
         prompt_extensions: sequences in the batch whose prompts have become longer.
         encoder_requests: the requests of an encoder's step, each computed in full.
         encoded: items that are encoded before the tokens are computed.
+        audio: audio that is encoded before the tokens are computed, of sequences that read a frame with each token.
         evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """
@@ -123,6 +139,7 @@ class StepPlan:
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     encoder_requests: list[AddRequest] = field(default_factory=list)
     encoded: list[EncodedItem] = field(default_factory=list)
+    audio: list[EncodedAudio] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
     stats: StepStats = field(default_factory=StepStats)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
+from quire.engine.wire.streaming import StreamingInfo
 from quire.engine.wire.token_mask import TokenMask, has_other_token
 
 TokenArray = NDArray[np.int32]
@@ -126,9 +127,10 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """An input beside the tokens.
 
     Attributes:
-        hash: hash of everything that its encoding depends on; equal hashes mean equal items.
+        hash: hash of everything that its encoding depends on; equal hashes mean equal items. Empty if the model reads
+            audio while it generates (see `StreamingInfo`): such audio is never shared.
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
-            where the model only transcribes (see `SpeechToTextInfo`): the item then has no tokens.
+            where the model only transcribes (see `SpeechToTextInfo`, `StreamingInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
         encoded: number of columns (frames before the encoder) to encode; only convolutions read later ones. None: all.
         before: number of columns before them, of the audio that the item continues; only convolutions read them.
@@ -153,7 +155,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
 
     Attributes:
         items: inputs beside the tokens, in the order of their spans, which do not overlap.
-        open: more of the prompt follows, in `ExtendRequest` messages; nothing is generated before its end.
+        open: more follows in `ExtendRequest` messages: of the prompt, and nothing is generated before its end; or of
+            the audio, if the model reads it while it generates (see `StreamingInfo`).
     """
 
     request_id: str
@@ -180,11 +183,11 @@ class AddRequests(msgspec.Struct, frozen=True, tag="add_many"):
 
 
 class ExtendRequest(msgspec.Struct, frozen=True, tag="extend"):
-    """Append tokens to the prompt of an open request; ignored if there is none of that id.
+    """Append tokens to the prompt of an open request, or audio to its audio; ignored if there is none of that id.
 
     Attributes:
-        tokens: 1-D int32 token ids; may be empty.
-        last: the prompt is complete.
+        tokens: 1-D int32 token ids; may be empty, and must be if the model reads audio while it generates.
+        last: the prompt or the audio is complete.
         items: items whose spans are in these tokens; their `start` counts from the first of them.
     """
 
@@ -383,6 +386,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         pooling: None if it has no pooling tasks.
         speech: facts about a model that only transcribes; None for others.
         audio: None if its prompts cannot have audio among their tokens.
+        streaming: facts about a model that reads audio while it generates; None for others.
     """
 
     architecture: str
@@ -399,6 +403,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     pooling: PoolingInfo | None = None
     speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
+    streaming: StreamingInfo | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 SAMPLE_RATE = 16_000  # samples per second
 HOP = 160  # samples between frames
 _WINDOW = 400  # samples of a frame
-_PAD = _WINDOW // 2
+REACH = _WINDOW // 2  # samples of a frame on each side of its center
 _FLOOR = 1e-10  # of the power
 _RANGE = 8.0  # powers of ten below the loudest value that are kept
 _SLICE = 1024  # frames that are transformed at once: 6 MiB
@@ -44,20 +44,31 @@ def log_mel(samples: NDArray[np.float32], num_mel_bins: int, seconds: float = 30
     samples = samples[:total]
     padded = _padded(samples, total)
     # Frames that begin behind the audio are silent.
-    sounding = min(frames, -(-(len(samples) + _PAD) // HOP) + 1)
+    sounding = min(frames, -(-(len(samples) + REACH) // HOP) + 1)
     spectrogram = np.full((num_mel_bins, frames), np.log10(_FLOOR), np.float64)
-    filters = mel_filters(num_mel_bins)
-    views = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::HOP]
-    for start in range(0, sounding, _SLICE):
-        part = views[start : min(start + _SLICE, sounding)] * _hann()
-        transformed = np.fft.rfft(part)
-        power = transformed.real**2 + transformed.imag**2
-        mels = np.maximum(filters @ power.T, _FLOOR)
-        spectrogram[:, start : start + len(part)] = np.log10(mels)
+    spectrogram[:, :sounding] = log_mel_columns(padded[: (sounding - 1) * HOP + _WINDOW], num_mel_bins)
     np.maximum(spectrogram, spectrogram.max() - _RANGE, out=spectrogram)
     spectrogram += 4.0
     spectrogram /= 4.0
     return spectrogram.astype(np.float32)
+
+
+def log_mel_columns(samples: NDArray[np.float64], num_mel_bins: int) -> NDArray[np.float64]:
+    """Logarithms to the base of 10 of the power in each band, of every frame of 400 samples within `samples`.
+
+    Frames begin `HOP` samples apart.
+
+    Returns:
+        Array of shape (num_mel_bins, frames).
+    """
+    filters = mel_filters(num_mel_bins)
+    views = np.lib.stride_tricks.sliding_window_view(samples, _WINDOW)[::HOP]
+    columns = np.empty((num_mel_bins, len(views)))
+    for start in range(0, len(views), _SLICE):
+        transformed = np.fft.rfft(views[start : start + _SLICE] * _hann())
+        power = transformed.real**2 + transformed.imag**2
+        columns[:, start : start + len(power)] = np.log10(np.maximum(filters @ power.T, _FLOOR))
+    return columns
 
 
 def normalized_log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:
@@ -157,10 +168,10 @@ def normalized_samples(samples: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _padded(samples: NDArray[np.float32], total: int) -> NDArray[np.float64]:
     """The audio, then silence, with both ends reflected: a frame is centered at each multiple of the hop."""
-    padded = np.zeros(total + 2 * _PAD, np.float64)
-    padded[_PAD : _PAD + len(samples)] = samples
-    padded[:_PAD] = padded[2 * _PAD : _PAD : -1]
-    padded[total + _PAD :] = padded[total + _PAD - 2 : total - 2 : -1]
+    padded = np.zeros(total + 2 * REACH, np.float64)
+    padded[REACH : REACH + len(samples)] = samples
+    padded[:REACH] = padded[2 * REACH : REACH : -1]
+    padded[total + REACH :] = padded[total + REACH - 2 : total - 2 : -1]
     return padded
 
 

@@ -200,13 +200,13 @@ def test_an_item_of_several_chunks_is_encoded_once(audio_folders: dict[str, Path
     engine = Engine(
         audio_folders["qwen2_audio"], max_num_batched_tokens=4, max_num_seqs=4, prefix_caching_hash_algo="xxhash"
     )
-    encode, encoded = engine.runner._embedder.encode, list[bytes]()
+    encode, encoded = engine.runner.items.encode, list[bytes]()
 
     def counting(entries: Any) -> None:
         encoded.extend(entry.key for entry in entries)
         encode(entries)
 
-    engine.runner._embedder.encode = counting
+    engine.runner.items.encode = counting
     assert engine.info.audio is not None
     prompt, items = prompt_with(engine.info.audio, noise(0, 1.0), [3], noise(1, 1.0), [4], noise(0, 1.0), [5])
     for index in range(3):
@@ -218,13 +218,13 @@ def test_an_item_of_several_chunks_is_encoded_once(audio_folders: dict[str, Path
 def test_a_step_encodes_within_its_budget(audio_folders: dict[str, Path]) -> None:
     """Items beyond the budget wait for the next step; the first one is encoded however long it is."""
     engine = Engine(audio_folders["qwen2_audio"], max_num_batched_tokens=30, max_num_seqs=8)
-    encode, counts = engine.runner._embedder.encode, list[int]()
+    encode, counts = engine.runner.items.encode, list[int]()
 
     def counting(entries: Any) -> None:
         counts.append(sum(entry.item.length for entry in entries))
         encode(entries)
 
-    engine.runner._embedder.encode = counting
+    engine.runner.items.encode = counting
     for index in range(6):
         assert engine.info.audio is not None
         prompt, items = prompt_with(engine.info.audio, [index], noise(index, 0.5), [7])
@@ -244,14 +244,14 @@ def test_an_item_that_cannot_be_encoded_fails_alone(
     info = engine.info.audio
     assert info is not None
     (bad,) = prompt_with(info, noise(7, 0.5))[1]
-    encode, broken = engine.runner._embedder.encode, True
+    encode, broken = engine.runner.items.encode, True
 
     def fail(entries: Any) -> None:
         if broken and any(entry.item.hash == bad.hash for entry in entries):
             raise RuntimeError("no")
         encode(entries)
 
-    monkeypatch.setattr(engine.runner._embedder, "encode", fail)
+    monkeypatch.setattr(engine.runner.items, "encode", fail)
     for name, sound in (("good", 1), ("bad", 7), ("too", 7), ("other", 2)):
         prompt, items = prompt_with(info, [4], noise(sound, 0.5), [5])
         engine.add(name, prompt, greedy(4), items=items)

@@ -151,7 +151,7 @@ def test_an_item_that_was_evicted_in_part_is_encoded_again(whisper_folder: Path)
 def test_an_item_that_cannot_be_encoded_fails_alone(whisper_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests on it fail, others and later ones do not, and nothing of it is found again."""
     engine = Engine(whisper_folder)
-    encode, bad = engine.runner._crosses.encode, item(7)
+    encode, bad = engine.runner.items.encode, item(7)
     broken = True
 
     def fail(entries: Any) -> None:
@@ -159,7 +159,7 @@ def test_an_item_that_cannot_be_encoded_fails_alone(whisper_folder: Path, monkey
             raise RuntimeError("no")
         encode(entries)
 
-    monkeypatch.setattr(engine.runner._crosses, "encode", fail)
+    monkeypatch.setattr(engine.runner.items, "encode", fail)
     for name, one in (("good", item(1)), ("bad", bad), ("too", bad), ("other", item(2))):
         engine.add(name, [START], greedy(4), items=(one,))
     engine.run()

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from quire.api.http.errors import InvalidRequest, shortened
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.protocol import SpeechToTextInfo
+from quire.engine.wire.streaming import StreamingInfo
+from quire.multimodal.audio.frames import frame_samples
 
 _NO_LANGUAGE = "it transcribes one language only"
 _NO_TEXT = "it takes no text prompt"
 _NO_CHOICE = "it always returns the most likely text, without sampling"
+_STREAMING_SECONDS = 600.0  # longest window of a model that reads audio while it generates: 30 MB of features
 _ONLY_LANGUAGE = "en"  # of whispers that have no tokens for languages
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
@@ -54,6 +57,16 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
         aligns_words=info.aligns_words,
         takes_prompt=info.previous_token is not None,
         generates=info.kind != "ctc",
+    )
+
+
+def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilities:
+    """Capabilities of a model that reads audio while it generates."""
+    frames = max_model_len - info.left_frames - info.right_frames - 1
+    return Capabilities(
+        window_seconds=max(0.5, min(_STREAMING_SECONDS, frames * frame_samples(info) / info.sample_rate)),
+        languages=(),
+        takes_prompt=False,
     )
 
 

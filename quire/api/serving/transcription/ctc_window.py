@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.ctc import AlignedToken, align_words, collapse, segment_words
+from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words
+from quire.api.serving.transcription.ctc import collapse
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult
 from quire.api.serving.transcription.text_stream import TextStream

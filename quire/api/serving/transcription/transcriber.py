@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.capabilities import check_options, speech_to_text_capabilities
+from quire.api.serving.transcription.capabilities import (
+    check_options,
+    speech_to_text_capabilities,
+    streaming_capabilities,
+)
 from quire.api.serving.transcription.chat_prompt import capabilities_of
 from quire.api.serving.transcription.chat_window import ChatWindowDecoder
 from quire.api.serving.transcription.ctc_window import CTCWindowDecoder
@@ -20,6 +24,7 @@ from quire.api.serving.transcription.decoder import Decoder
 from quire.api.serving.transcription.decoding_attempt import WindowResult
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
+from quire.api.serving.transcription.streaming import StreamingWindowDecoder
 from quire.api.serving.transcription.tokens import TranscriptionTokens
 from quire.api.serving.transcription.types import (
     Segment,
@@ -63,6 +68,8 @@ class Transcriber:
             self._capabilities = speech_to_text_capabilities(speech)
             if self._capabilities.generates:
                 self._tokens = TranscriptionTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
+        elif (streaming := served.info.streaming) is not None:
+            self._capabilities = streaming_capabilities(streaming, served.info.max_model_len)
         else:
             assert served.info.audio is not None
             self._capabilities = capabilities_of(served.info.audio, served.info.max_model_len)
@@ -71,6 +78,11 @@ class Transcriber:
     def generates(self) -> bool:
         """Whether tokens are generated, one after the other, so that their number matters."""
         return self._capabilities.generates
+
+    @property
+    def window_seconds(self) -> float:
+        """Longest audio of one request to the engine."""
+        return self._capabilities.window_seconds
 
     def check(self, options: TranscriptionOptions) -> None:
         """Refuse options that the model does not support.
@@ -147,6 +159,8 @@ class Transcriber:
         speech, audio = served.info.speech, served.info.audio
         if speech is not None:
             return CTCWindowDecoder(served.client, self._audio, served.renderer.tokenizer, speech, options, tenant)
+        if served.info.streaming is not None:
+            return StreamingWindowDecoder(served, served.info.streaming, self._audio, options, tenant)
         assert audio is not None
         return ChatWindowDecoder(served, audio, self._audio, options, tenant)
 

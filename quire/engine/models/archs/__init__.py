@@ -28,6 +28,7 @@ from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, 
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.archs.moonshine import moonshine
 from quire.engine.models.archs.phi4_multimodal import phi4_multimodal
+from quire.engine.models.archs.voxtral_realtime import voxtral_realtime
 from quire.engine.models.archs.whisper import whisper
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
@@ -59,6 +60,7 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "smollm3": smollm3,
     "stablelm": stablelm,
     "starcoder2": starcoder2,
+    "voxtral_realtime": voxtral_realtime,
     "whisper": whisper,
 }
 # Given the config of the whole model, and the spec of its language model.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.audio_spec import (
+    CausalConvStem,
     ChunkedConvStem,
     Conv2dStem,
     ConvStem,
@@ -27,10 +30,15 @@ _MAX_TIMESCALE = 10_000.0
 
 
 def make_stem(spec: Stem, hidden: int) -> nn.Module:
-    """The layer of a stem: (channels, columns) of one item to (positions, hidden)."""
+    """The layer of a stem: (channels, columns) of one item to (positions, hidden).
+
+    The layer of a `CausalConvStem` also has a state.
+    """
     match spec:
         case ConvStem():
             return ConvStemLayer(spec, hidden)
+        case CausalConvStem():
+            return CausalConvStemLayer(spec, hidden)
         case ChunkedConvStem():
             return ChunkedConvStemLayer(spec, hidden)
         case WaveStem():
@@ -54,6 +62,41 @@ class ConvStemLayer(nn.Module):
         """(channels, columns) of one item to (columns / 2 rounded up, hidden)."""
         x = activation(self.conv1(windows(F.pad(features.T, (0, 0, 1, 1)), WIDTH)), self.act, in_place=True)
         return activation(self.conv2(windows(F.pad(x, (0, 0, 1, 1)), WIDTH, 2)), self.act, in_place=True)
+
+
+class StemState(NamedTuple):
+    """Input of the convolutions from earlier pieces.
+
+    Attributes:
+        columns: (2, channels), the last columns of features.
+        inner: (1, hidden), the last position of the first convolution's output.
+    """
+
+    columns: Tensor
+    inner: Tensor
+
+
+class CausalConvStemLayer(nn.Module):
+    """The layer of a `CausalConvStem`; weights are as in `ConvStemLayer`."""
+
+    def __init__(self, spec: CausalConvStem, hidden: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.conv1 = Linear(WIDTH * spec.channels, hidden, bias=True)
+        self.conv2 = Linear(WIDTH * hidden, hidden, bias=True)
+        self._hidden = hidden
+
+    def start(self, like: Tensor) -> StemState:
+        """The state before the first piece: zeros with the dtype and the device of `like`."""
+        return StemState(like.new_zeros(WIDTH - 1, self.spec.channels), like.new_zeros(WIDTH - 2, self._hidden))
+
+    def forward(self, features: Tensor, state: StemState) -> tuple[Tensor, StemState]:
+        """(channels, columns), an even number of them, to (columns / 2, hidden), and the state after them."""
+        columns = torch.cat((state.columns, features.T))
+        inner = activation(self.conv1(windows(columns, WIDTH)), self.spec.act, in_place=True)
+        inner = torch.cat((state.inner, inner))
+        x = activation(self.conv2(windows(inner, WIDTH, 2)), self.spec.act, in_place=True)
+        return x, StemState(columns[1 - WIDTH :].clone(), inner[2 - WIDTH :].clone())
 
 
 class ChunkedConvStemLayer(nn.Module):

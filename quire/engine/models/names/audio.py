@@ -33,6 +33,17 @@ def _square_convolution(weight: Tensor) -> Tensor:
     return weight.permute(0, 2, 3, 1).flatten(1)
 
 
+_CAUSAL_LAYER, _CAUSAL_TO = _TOWER + r"layers\.(?P<index>\d+)\.", "encoder.layers.{index}."
+_CAUSAL = (
+    (_TOWER + r"embedder\.conv(?P<conv>1|2)" + KIND, "encoder.stem.conv{conv}.{kind}"),
+    (_CAUSAL_LAYER + r"self_attn\.(?P<part>q|k|v)_proj" + KIND, _CAUSAL_TO + "attn.qkv.{kind}"),
+    (_CAUSAL_LAYER + r"self_attn\.o_proj" + KIND, _CAUSAL_TO + "attn.out.{kind}"),
+    (_CAUSAL_LAYER + r"self_attn_layer_norm\.weight", _CAUSAL_TO + "attn_norm.weight"),
+    (_CAUSAL_LAYER + r"mlp\.(?P<part>gate|up)_proj\.weight", _CAUSAL_TO + "ffn.gate_up.weight"),
+    (_CAUSAL_LAYER + r"mlp\.down_proj" + KIND, _CAUSAL_TO + "ffn.down.{kind}"),
+    (_CAUSAL_LAYER + r"final_layer_norm\.weight", _CAUSAL_TO + "ffn_norm.weight"),
+    (_TOWER + r"norm\.weight", "encoder.norm.weight"),
+)
 _WHISPER_LIKE = WeightNames(
     (*LLAMA.rules, *encoder_rules(_TOWER), *_PROJECTOR),
     prefixes=_PREFIXES,
@@ -46,7 +57,19 @@ _QWEN3_ASR = WeightNames(
     ignored=_IGNORED,
     convert={f"encoder.stem.conv{index}.weight": _square_convolution for index in (1, 2, 3)},
 )
-_AUDIO_NAMES = {"qwen2_audio": _WHISPER_LIKE, "voxtral": _WHISPER_LIKE, "qwen3_asr": _QWEN3_ASR}
+_VOXTRAL_REALTIME = WeightNames(
+    (*LLAMA.rules, *_CAUSAL, *_PROJECTOR),
+    prefixes=_PREFIXES,
+    ignored=_IGNORED,
+    convert={f"encoder.stem.conv{index}.weight": linear_weight for index in (1, 2)},
+    zero_keys=r"encoder\.layers\.\d+\.attn\.qkv\.bias",
+)
+_AUDIO_NAMES = {
+    "qwen2_audio": _WHISPER_LIKE,
+    "qwen3_asr": _QWEN3_ASR,
+    "voxtral": _WHISPER_LIKE,
+    "voxtral_realtime": _VOXTRAL_REALTIME,
+}
 _GRANITE = ("granite_speech", "granite_speech_plus")
 
 

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from transformers import Wav2Vec2CTCTokenizer
 
-from quire.api.serving.transcription.ctc import align_words, collapse, segment_words
+from quire.api.serving.transcription.aligned_words import align_words, segment_words
+from quire.api.serving.transcription.ctc import collapse
 from tests.support.ctc import CHARACTERS
 
 SPACE, SHIFT = 4, 0.02

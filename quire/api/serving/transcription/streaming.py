@@ -1,0 +1,208 @@
+"""Transcribes with models that read a frame of audio with each token: files, and audio while it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.api.serving.models import ServedModel
+from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words
+from quire.api.serving.transcription.deadline import Deadline
+from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
+from quire.api.serving.transcription.joining import Joiner
+from quire.api.serving.transcription.segments import SegmentSpan
+from quire.api.serving.transcription.text_stream import TextStream
+from quire.api.serving.transcription.types import TranscriptionDone, TranscriptionOptions, TranscriptionUsage
+from quire.engine.wire.detokenizer import Detokenizer, TextParams
+from quire.engine.wire.protocol import FeatureArray, MediaItem
+from quire.engine.wire.stream import Delta, GenerateRequest
+from quire.engine.wire.streaming import StreamingInfo
+from quire.multimodal.audio.cuts import Window
+from quire.multimodal.audio.features import SAMPLE_RATE
+from quire.multimodal.audio.frames import FrameMaker, frame_samples, frames_of
+from quire.multimodal.audio.reader import AudioReader
+
+Samples = NDArray[np.float32]
+SendText = Callable[[str], Awaitable[None]]
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+class StreamedText:
+    """The text of a request: of its tokens without those that stand for no text."""
+
+    def __init__(self, served: ServedModel, options: TranscriptionOptions) -> None:
+        """Start without tokens."""
+        self._tokenizer = served.renderer.tokenizer
+        self._special = frozenset(self._tokenizer.special_tokens.values()) | set(served.eos_token_ids)
+        self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
+        self._logprobs = options.logprobs
+        self.attempt = DecodingAttempt(options.temperature)
+        self.tokens: list[AlignedToken] = []  # tokens of the text; a position is that of a generated token
+
+    def push(self, delta: Delta) -> None:
+        """Add generated tokens; their text becomes a piece of the attempt."""
+        attempt, before = self.attempt, len(self.attempt.output)
+        logprobs = [entry.logprobs[0] for entry in delta.logprobs]
+        attempt.output += delta.token_ids
+        attempt.logprobs += logprobs
+        shown = [index for index, token in enumerate(delta.token_ids) if token not in self._special]
+        tokens = [delta.token_ids[index] for index in shown]
+        self.tokens += [
+            AlignedToken(delta.token_ids[index], logprobs[index], before + index, before + index + 1) for index in shown
+        ]
+        text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
+        wanted = [logprobs[index] for index in shown] if self._logprobs else None
+        if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
+            attempt.pieces.append(piece)
+
+    def spans(self, seconds_per_token: float, seconds: float) -> list[SegmentSpan]:
+        """Segments of a window of `seconds`, with the times at which their words were generated, minus the delay."""
+        tokenizer = self._tokenizer
+        contents = [tokenizer.token_bytes(one.token) for one in self.tokens]
+        spaced = tokenizer.separates_words
+        return segment_words(align_words(self.tokens, contents, seconds_per_token, seconds, spaced=spaced), self.tokens)
+
+
+class StreamingWindowDecoder:
+    """Decodes windows of files, without temperature fallback; implements `Decoder`."""
+
+    language: str | None = None
+
+    def __init__(
+        self, served: ServedModel, info: StreamingInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
+    ) -> None:
+        self._served = served
+        self._info = info
+        self._reader = reader
+        self._options = options
+        self._tenant = tenant
+        self._deadline = Deadline(options.timeout)
+
+    async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
+        """Do nothing: all windows have the same prompt."""
+
+    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+        """Transcribe a window by one request with all of its audio."""
+        samples = audio[window.start : window.end]
+        features = await self._reader.run(partial(frames_of, samples, self._info), tenant=self._tenant)
+        request = _request(self._served, self._info, self._options, (_item(features),), self._deadline.seconds_left())
+        text = StreamedText(self._served, self._options)
+        async with aclosing(self._served.client.generate(request)) as deltas:
+            async for delta in deltas:
+                text.push(delta)
+                if text_stream.live:
+                    text_stream.send(text.attempt.pieces)
+        attempt, frame = text.attempt, frame_samples(self._info)
+        return [
+            WindowResult(
+                window=window,
+                attempt=attempt,
+                quality=attempt.quality,
+                spans=text.spans(frame / SAMPLE_RATE, window.seconds),
+                words=(),
+                text_tokens=[one.token for one in text.tokens],
+                prompt_tokens=len(request.prompt),
+                audio_tokens=-(-len(samples) // frame),
+            )
+        ]
+
+
+class LiveTranscription:
+    """Transcribes audio while it arrives, by one open request."""
+
+    def __init__(self, served: ServedModel, options: TranscriptionOptions) -> None:
+        assert served.info.streaming is not None
+        self._served = served
+        self._info = served.info.streaming
+        self._options = options
+        self._maker = FrameMaker(self._info)
+        self._samples = 0
+
+    async def run(self, audio: AsyncGenerator[Samples, None], send_text: SendText) -> TranscriptionDone:
+        """Transcribe. The caller has reserved a slot with `EngineClient.slots`; cancelling aborts the request.
+
+        Args:
+            audio: pieces at 16 kHz, 1-D float32 in [-1, 1], of any length; reading stops once the model has
+                generated its end token.
+            send_text: called with each piece of the text. All pieces together are the text.
+
+        Raises:
+            EngineError: the engine failed.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                return await self._run(group, audio, send_text)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _run(
+        self, group: asyncio.TaskGroup, audio: AsyncGenerator[Samples, None], send_text: SendText
+    ) -> TranscriptionDone:
+        request = _request(self._served, self._info, self._options, (), self._options.timeout, is_open=True)
+        assert request.request_id is not None
+        text, joiner = StreamedText(self._served, self._options), Joiner(None)
+        async with aclosing(self._served.client.generate(request)) as deltas:
+            # It begins once this task waits: then the request has been sent.
+            feeding = group.create_task(self._feed(request.request_id, audio))
+            async for delta in deltas:
+                given = len(text.attempt.pieces)
+                text.push(delta)
+                for piece in text.attempt.pieces[given:]:
+                    if (joined := joiner.add(piece)) is not None and joined.text:
+                        await send_text(joined.text)
+            feeding.cancel()
+        seconds = self._samples / SAMPLE_RATE
+        self._served.client.observer.on_audio(seconds)
+        usage = TranscriptionUsage(
+            seconds=seconds,
+            audio_tokens=self._maker.frames,
+            text_tokens=len(request.prompt),
+            output_tokens=len(text.attempt.output),
+        )
+        return TranscriptionDone(text=joiner.text, language=None, duration=seconds, usage=usage)
+
+    async def _feed(self, request_id: str, audio: AsyncGenerator[Samples, None]) -> None:
+        async with aclosing(audio) as pieces:
+            async for samples in pieces:
+                for start in range(0, len(samples), SAMPLE_RATE):
+                    part = samples[start : start + SAMPLE_RATE]
+                    self._samples += len(part)
+                    self._extend(request_id, self._maker.push(part))
+                    await asyncio.sleep(0)  # a second of audio takes a millisecond or two; others have their turn
+        self._extend(request_id, self._maker.finish(), last=True)
+
+    def _extend(self, request_id: str, features: FeatureArray, *, last: bool = False) -> None:
+        if features.shape[1]:
+            self._served.client.extend(request_id, _NO_TOKENS, last=last, items=(_item(features),))
+
+
+def _request(
+    served: ServedModel,
+    info: StreamingInfo,
+    options: TranscriptionOptions,
+    items: tuple[MediaItem, ...],
+    timeout: float | None,
+    *,
+    is_open: bool = False,
+) -> GenerateRequest:
+    """A request that transcribes audio: it generates a token for each frame, or up to `max_tokens` of the options."""
+    most = served.info.max_model_len if options.max_tokens is None else options.max_tokens
+    eos = served.eos_token_ids
+    return GenerateRequest(
+        prompt=np.array(info.prompt, np.int32),
+        params=sampling_params(options, options.temperature, max_tokens=most, eos_token_ids=eos),
+        items=items,
+        timeout=timeout,
+        open=is_open,
+        request_id=uuid.uuid4().hex if is_open else None,
+    )
+
+
+def _item(features: FeatureArray) -> MediaItem:
+    return MediaItem(hash=b"", features=np.ascontiguousarray(features))

@@ -1,0 +1,251 @@
+"""A tiny Voxtral Realtime behind the endpoints: transcriptions of files, and sessions while audio arrives."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from quire.engine.models.model_config import read_model_config
+from quire.multimodal.audio.frames import frames_of
+from tests.support.audio import Samples, voice, wav
+from tests.support.audio_chat import asked, encoded, input_audio
+from tests.support.realtime import Client, at_24k, client_of, pcm, session_of, silence, speech
+from tests.support.server import Server, until
+from tests.support.streaming_models import (
+    expected_tokens,
+    make_streaming_model,
+    save_streaming_model,
+    streaming_server,
+    text_of,
+    write_streaming_tokenizer,
+)
+
+DELTA = "conversation.item.input_audio_transcription.delta"
+COMPLETED = "conversation.item.input_audio_transcription.completed"
+FRAME = 1280  # samples
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    made = make_streaming_model(seed=3)
+    made.generation_config.eos_token_id = None
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_streaming_model(model, tmp_path_factory.mktemp("served"))
+    write_streaming_tokenizer(folder)
+    return folder
+
+
+def expected(model: Any, folder: Path, samples: Samples) -> tuple[str, int, int]:
+    """What transformers makes of audio in 16 bits: the text, how many tokens up to the end, and which begins a word."""
+    info = read_model_config(folder).streaming
+    assert info is not None
+    tokens = expected_tokens(model, info.prompt, frames_of(read(samples), info))
+    end = [index for index, token in enumerate(tokens) if token == 257]
+    words = [index for index, token in enumerate(tokens) if token < 256 and text_of([token])]
+    return text_of(tokens), end[0] + 1 if end else len(tokens), words[0]
+
+
+def read(samples: Samples) -> Samples:
+    """Samples as the server gets them, from a file of 16 bits."""
+    found: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
+    return found
+
+
+async def transcribed(server: Server, samples: Samples, path: str = "transcriptions", **fields: Any) -> Any:
+    files = {"file": ("a.wav", wav(samples[:, None]))}
+    return await server.http.post(f"/v1/audio/{path}", files=files, data={"model": "fake", **fields})
+
+
+async def left_nothing(server: Server) -> None:
+    """The engine holds nothing, and no place is taken."""
+    client = server.state.models[0].client
+    await until(lambda: client.stats.running == client.stats.waiting == client.stats.blocks_used == 0)
+    await until(lambda: client.slots_in_use == client.open_streams == 0)
+
+
+async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path) -> None:
+    samples = voice(2.3)
+    text, tokens, first = expected(model, folder, samples)
+    assert len(text) > 10
+    async with streaming_server(folder) as server:
+        response = await transcribed(server, samples, include=["logprobs"])
+        assert response.status_code == 200, response.text
+        assert response.json()["text"] == text
+        assert response.json()["logprobs"]
+        assert (await transcribed(server, samples, response_format="text")).text.strip() == text
+        whole = (await transcribed(server, samples, response_format="verbose_json")).json()
+        assert whole["text"] == text
+        times = [time for one in whole["segments"] for time in (one["start"], one["end"])]
+        assert times == sorted(times)
+        assert times[-1] <= 2.3
+        assert times[0] == pytest.approx(0.08 * first)
+        assert "".join(one["text"] for one in whole["segments"]).strip() == text
+        streamed = await transcribed(server, samples, stream="true")
+        events = [
+            json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line[:6] == "data: "
+        ]
+        deltas = [event["delta"] for event in events if event["type"] == "transcript.text.delta"]
+        assert len(deltas) > 3
+        assert "".join(deltas) == events[-1]["text"] == text
+        usage = events[-1]["usage"]
+        assert usage["input_token_details"] == {"audio_tokens": -(-len(samples) // FRAME), "text_tokens": 36}
+        assert usage["output_tokens"] == tokens
+        await left_nothing(server)
+
+
+async def test_long_files_are_cut_where_the_context_ends(model: Any, folder: Path) -> None:
+    """Each window is transcribed by itself; all of them together are the text."""
+    samples = np.concatenate([voice(1.4), np.zeros(8000, np.float32), voice(1.2, hertz=180.0)])
+    async with streaming_server(folder) as roomy:
+        whole = (await transcribed(roomy, samples)).json()["text"]
+    async with streaming_server(folder, max_model_len=80) as server:
+        response = (await transcribed(server, samples, response_format="verbose_json")).json()
+        assert len({one["seek"] for one in response["segments"]}) == 2
+        assert response["text"] != whole
+        await left_nothing(server)
+
+
+async def test_what_the_model_cannot_do_is_refused_by_name(folder: Path) -> None:
+    samples = voice(0.5)
+    async with streaming_server(folder) as server:
+        for field, value in (("language", "en"), ("prompt", "words"), ("hotwords", "words")):
+            response = await transcribed(server, samples, **{field: value})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == field
+        words = await transcribed(
+            server, samples, response_format="verbose_json", **{"timestamp_granularities[]": "word"}
+        )
+        assert words.status_code == 400
+        assert (await transcribed(server, samples, "translations")).status_code == 400
+        chat = await server.post("/v1/chat/completions", asked("hi", input_audio(encoded(samples)), model="fake"))
+        assert chat.status_code == 400
+        assert chat.json()["error"]["message"] == (
+            "Unsupported task: 'generate'. The model `fake` supports: transcribe."
+        )
+        card = (await server.http.get("/v1/models")).json()["data"][0]
+        assert (card["input_modalities"], card["tasks"]) == (["audio"], ["transcribe"])
+
+
+@asynccontextmanager
+async def vllm_session(server: Server) -> AsyncIterator[Client]:
+    async with client_of(server, "") as client:
+        await client.expect("session.created")
+        await client.send("session.update", model="fake")
+        yield client
+
+
+async def test_committed_audio_gives_the_text_of_a_file(model: Any, folder: Path) -> None:
+    samples = voice(1.7)
+    text, tokens, _ = expected(model, folder, samples)
+    async with streaming_server(folder) as server:
+        async with session_of(server, turn_detection=None) as client:
+            await client.append(np.round(read(samples) * 32768).astype(np.int16))
+            await client.send("input_audio_buffer.commit")
+            events = await client.until(COMPLETED)
+        assert events[-1]["transcript"] == text == "".join(e["delta"] for e in events if e["type"] == DELTA)
+        usage = events[-1]["usage"]
+        assert usage["input_token_details"] == {"audio_tokens": -(-len(samples) // FRAME), "text_tokens": 36}
+        assert usage["output_tokens"] == tokens
+        await left_nothing(server)
+
+
+@pytest.mark.parametrize("dialect", ["ga", "beta", "vllm"])
+async def test_deltas_come_while_one_speaks(folder: Path, dialect: str) -> None:
+    """The first ones come before the rest of the audio is sent; together they are the transcript."""
+    delta, done = (DELTA, COMPLETED) if dialect != "vllm" else ("transcription.delta", "transcription.done")
+    async with streaming_server(folder) as server:
+        if dialect == "vllm":
+            session = vllm_session(server)
+        elif dialect == "ga":
+            session = session_of(server)
+        else:
+            session = client_of(server, "?intent=transcription", additional_headers={"OpenAI-Beta": "realtime=v1"})
+        async with session as client:
+            rate = 24_000 if dialect == "beta" else 16_000
+            convert = at_24k if dialect == "beta" else np.asarray
+            audio = convert(speech(3.0))
+            await client.append(convert(silence(0.5)), rate=rate)
+            await client.append(audio[: rate * 2], rate=rate)
+            events = await client.until(delta)
+            assert done not in {event["type"] for event in events}
+            await client.append(audio[rate * 2 :], rate=rate)
+            await client.append(convert(silence(1.5)), rate=rate)
+            if dialect == "vllm":
+                await client.send("input_audio_buffer.commit", final=True)
+            events += await client.until(done)
+            text = events[-1]["text" if dialect == "vllm" else "transcript"]
+            assert "".join(event["delta"] for event in events if event["type"] == delta).strip() == text
+            assert len(text) > 10
+        await left_nothing(server)
+
+
+async def test_utterances_come_in_order_and_each_begins_anew(folder: Path) -> None:
+    """One encoder: the second utterance waits for the first, and loses nothing."""
+    audio = np.concatenate([silence(0.6), speech(1.5), silence(1.2), speech(1.5), silence(1.2)])
+    texts = []
+    for memory in (1, 1 << 28):
+        async with streaming_server(folder, encoder_cache_memory=memory) as server, session_of(server) as client:
+            await client.append(audio)
+            events = [*await client.until(COMPLETED), *await client.until(COMPLETED)]
+            items = [event["item_id"] for event in events if event["type"] in (DELTA, COMPLETED)]
+            assert items == sorted(items, key=items.index)
+            texts.append([event["transcript"] for event in events if event["type"] == COMPLETED])
+    assert texts[0] == texts[1]
+
+
+async def test_cleared_and_killed_sessions_leave_nothing_in_the_engine(folder: Path) -> None:
+    async with streaming_server(folder) as server:
+        engine = server.state.models[0].client
+        async with session_of(server) as client:
+            await client.append(np.concatenate([silence(0.5), speech(2.0)]))
+            await client.until(DELTA)
+            assert engine.open_streams == 1
+            await client.send("input_audio_buffer.clear")
+            await client.until("input_audio_buffer.cleared")
+            await left_nothing(server)
+            await client.append(np.concatenate([silence(0.5), speech(1.0), silence(1.0)]))
+            assert (await client.until(COMPLETED))[-1]["transcript"]
+        async with session_of(server) as one, session_of(server) as other:
+            for client in (one, other):
+                await client.append(np.concatenate([silence(0.5), speech(2.0)]))
+            await one.until(DELTA)
+            await other.until(DELTA)
+            one.connection.transport.abort()
+            await until(lambda: engine.open_streams == 1)
+            await other.append(np.concatenate([speech(0.5), silence(1.0)]))
+            assert (await other.until(COMPLETED))[-1]["transcript"]
+        await until(lambda: server.sessions.running == 0)
+        await left_nothing(server)
+
+
+async def test_an_engine_that_dies_fails_the_utterance(folder: Path) -> None:
+    async with streaming_server(folder) as server, session_of(server) as client:
+        await client.append(np.concatenate([silence(0.5), speech(1.5)]))
+        await client.until(DELTA)
+        server.state.models[0].client.fail("told to die")
+        await client.append(silence(1.0))
+        failed = await client.until("conversation.item.input_audio_transcription.failed")
+        assert failed[-1]["error"]["type"] == "server_error"
+        await client.send("input_audio_buffer.clear")
+        await client.expect("input_audio_buffer.cleared")
+
+
+async def test_wrong_rates_are_refused(folder: Path) -> None:
+    async with streaming_server(folder) as server, session_of(server) as client:
+        audio_input = {"format": {"type": "audio/pcm", "rate": 44_100}}
+        await client.send("session.update", session={"type": "transcription", "audio": {"input": audio_input}})
+        assert "rate" in (await client.expect("error"))["error"]["message"]
+        await client.append(pcm(np.concatenate([np.zeros(8000, np.float32), voice(1.0), np.zeros(16_000, np.float32)])))
+        assert (await client.until(COMPLETED))[-1]["transcript"]

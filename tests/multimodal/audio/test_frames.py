@@ -1,0 +1,61 @@
+"""Features of audio that arrives in pieces are those of transformers' extractor, for all of it at once."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from transformers import VoxtralRealtimeFeatureExtractor
+
+from quire.engine.wire.streaming import StreamingInfo
+from quire.multimodal.audio.frames import FrameMaker, frames_of
+from tests.support.audio import voice
+
+INFO = StreamingInfo(
+    sample_rate=16_000,
+    num_mel_bins=128,
+    columns_per_frame=8,
+    floor=-6.5,
+    delay_frames=6,
+    left_frames=32,
+    right_frames=17,
+    start_token=1,
+    pad_token=32,
+)
+FRAME = 1280
+
+
+@pytest.mark.parametrize("samples", [1, 1279, 1280, 1281, 20_000, 41_111])
+def test_features_are_those_of_transformers(samples: int) -> None:
+    """With the silence that Mistral's tokenizer puts around the audio."""
+    audio = voice(3.0)[:samples]
+    frames = 32 + -(-samples // FRAME) + 17
+    padded = np.pad(audio, (32 * FRAME, frames * FRAME - 32 * FRAME - samples))
+    extract = VoxtralRealtimeFeatureExtractor()
+    expected = extract(padded, sampling_rate=16_000, return_tensors="np")["input_features"][0]
+    features = frames_of(audio, INFO)
+    assert features.shape == expected.shape == (128, 8 * frames)
+    np.testing.assert_allclose(features, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_of_any_size_give_the_same_features(seed: int) -> None:
+    rng, audio = random.Random(seed), voice(2.7)
+    maker, parts, at = FrameMaker(INFO), [], 0
+    while at < len(audio):
+        size = rng.choice([0, 1, 160, rng.randint(1, 900), rng.randint(1, 9000)])
+        parts.append(maker.push(audio[at : at + size]))
+        assert parts[-1].shape[1] % 8 == 0
+        at += size
+    assert maker.frames == -(-len(audio) // FRAME)
+    np.testing.assert_array_equal(np.concatenate([*parts, maker.finish()], 1), frames_of(audio, INFO))
+
+
+def test_frames_are_complete_as_soon_as_they_can_be() -> None:
+    """40 samples behind a frame, which its last column reaches, are enough; the silence needs some of the audio."""
+    maker = FrameMaker(INFO)
+    assert maker.push(np.zeros(39, np.float32)).shape[1] == 31 * 8
+    assert maker.push(np.zeros(1, np.float32)).shape[1] == 8
+    assert maker.push(np.zeros(FRAME - 1, np.float32)).shape[1] == 0
+    assert maker.push(np.zeros(1, np.float32)).shape[1] == 8
