@@ -25,7 +25,6 @@ from torch import Tensor
 
 from benchmarks.cpu.limits import Limits
 from quire.kernels import native
-from quire.kernels.activation import activation
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
@@ -71,16 +70,14 @@ class Ours:
         return x
 
     def _layer(self, x: Tensor, offsets: Tensor, layer: Layer, packed: dict[str, PackedWeight]) -> Tensor:
-        def linear(name: str, x: Tensor) -> Tensor:
-            return self._timed(name, lambda: packed[name](x, layer.biases[name]))
+        def linear(name: str, x: Tensor, act: str | None = None) -> Tensor:
+            return self._timed(name, lambda: packed[name](x, layer.biases[name], act=act))
 
         q, k, v = linear("qkv", x).view(len(x), 3, HEADS, -1).unbind(1)
         attended = self._timed("attention", lambda: varlen_attention(q, k, v, offsets, self._params)).flatten(1)
         branch = linear("out", attended)
         x = self._timed("norm", lambda: layer_norm(branch, *layer.norms[0], EPS, x))
-        hidden = linear("up", x)
-        hidden = self._timed("gelu", lambda: activation(hidden, "gelu", in_place=True))
-        branch = linear("down", hidden)
+        branch = linear("down", linear("up", x, "gelu"))
         return self._timed("norm", lambda: layer_norm(branch, *layer.norms[1], EPS, x))
 
     def _timed(self, name: str, call: Callable[[], Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.kernels import native
+from quire.kernels.activation import activation
 from quire.kernels.linear import PackedBFloat16, pack_weight
 from quire.kernels.quantized import PackedInteger
 
@@ -67,6 +68,18 @@ def test_rows_with_nan_or_inf_become_nan(bits: int, odd: float) -> None:
     out = panels(x, None)
     assert out[2].isnan().all()
     assert out[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_activation_is_that_of_the_outputs(quantization: str, act: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, bias = torch.randn(40, 512).bfloat16(), torch.randn(208)
+    panels = pack_weight(torch.randn(208, 512).bfloat16(), quantization)  # type: ignore[arg-type]
+    assert panels is not None
+    expected = activation(panels(x, bias, out_dtype=dtype), "gelu_new" if act == "gelu_tanh" else act)
+    assert torch.equal(panels(x, bias, act=act, out_dtype=dtype), expected)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.kernels.activation import activation, kernel_activation
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 
 
@@ -60,11 +61,21 @@ class Linear(Packable):
     def packed_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.nbytes
 
-    def forward(self, x: Tensor, *, out_dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
-        """(tokens, size_in) to (tokens, sum(parts)); see `PackedWeight` for `out_dtype` and `out`."""
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        act: str | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """(tokens, size_in) to (tokens, sum(parts)), and then the activation `act`; see `PackedWeight` for the others."""
         if self.packed is not None:
-            return self.packed(x, self.bias, out_dtype=out_dtype, out=out)
+            fused = kernel_activation(act, sum(self.parts))
+            y = self.packed(x, self.bias, act=fused, out_dtype=out_dtype, out=out)
+            return y if act is None or fused is not None else activation(y, act, in_place=True)
         assert self.weight is not None
         y = F.linear(x, self.weight, self.bias)
+        y = y if act is None else activation(y, act, in_place=True)
         y = y if out_dtype is None else y.to(out_dtype)
         return y if out is None else out.copy_(y)

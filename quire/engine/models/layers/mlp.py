@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
-from quire.kernels.activation import act_and_mul, activation
+from quire.kernels.activation import act_and_mul
 
 
 class GatedMLPLayer(nn.Module):
@@ -35,5 +35,5 @@ class PlainMLPLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
-        out: Tensor = self.down(activation(self.up(x), self.act, in_place=True))
+        out: Tensor = self.down(self.up(x, act=self.act))
         return out
