@@ -25,7 +25,7 @@ from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes,
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, WholeRunner
-from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
 from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
 from quire.engine.execution.runner import ModelRunner
@@ -162,16 +162,14 @@ def _build_encoder(
         convolutions=() if speech is None else speech.convolutions,
     )
     runner = _encoder_runner(model, loaded.context_len)
-    core = EngineCore(
+    return EngineCore(
         EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority"),
-        LocalExecutor(device, runner),
+        ParallelExecutor(device, runner),
         channel,
         vocab_size=loaded.vocab_size,
         pooler=loaded.pooler,
         speech=speech,
     )
-    runner.between_layers = core.run_urgent
-    return core
 
 
 def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> WholeRunner:

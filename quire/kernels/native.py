@@ -44,6 +44,15 @@ def supports(*tensors: Tensor) -> bool:
     return kernels is not None and not _thread.disabled and kernels.supports(*tensors)
 
 
+def set_threads(count: int) -> None:
+    """Set on how many threads kernels and torch's operators run that this thread calls; kernels have to be there.
+
+    torch.set_num_threads does so for threads that begin later, too.
+    """
+    torch.get_num_threads()  # or the first operator in this thread would set torch's default
+    kernels.set_threads(count)
+
+
 @contextmanager
 def disabled() -> Iterator[None]:
     """Run the torch references in this thread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -59,20 +59,13 @@ class AudioEncoder(LayerStack):
         embedded: Tensor = self.positions_norm(self.positions(x))
         return embedded
 
-    def run(
-        self,
-        items: Sequence[Tensor],
-        attend: Attend,
-        cu_seqlens: Tensor,
-        between_layers: Callable[[], None] | None = None,
-    ) -> list[Tensor]:
+    def run(self, items: Sequence[Tensor], attend: Attend, cu_seqlens: Tensor) -> list[Tensor]:
         """Encode items.
 
         Args:
             items: of each the result of `embed`.
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
-            between_layers: called after each layer but the last.
 
         Returns:
             (tokens, size) of each item.
@@ -82,7 +75,7 @@ class AudioEncoder(LayerStack):
         if any(isinstance(layer, ConformerLayer) for layer in self.spec.layers):
             distances = sinusoids(max(lengths), self.spec.hidden, items[0].dtype, items[0].device)
         step = StepContext(self._ropes(lengths), attend, cu_seqlens=cu_seqlens, relative_positions=distances)
-        x = self.run_layers(_concatenated(items), step, between_layers, normed=False)
+        x = self.run_layers(_concatenated(items), step, normed=False)
         if self.spec.averaged > 1:
             parts = [_averaged(part, self.spec.averaged) for part in x.split(lengths)]
             lengths = [len(part) for part in parts]
@@ -143,14 +136,8 @@ class CTCModel(nn.Module):
         self.encoder = AudioEncoder(spec.encoder)
         self.head = Linear(spec.encoder.hidden, spec.vocab, bias=True)
 
-    def run(
-        self,
-        items: Sequence[Tensor],
-        attend: Attend,
-        cu_seqlens: Tensor,
-        between_layers: Callable[[], None] | None = None,
-    ) -> list[Tensor]:
+    def run(self, items: Sequence[Tensor], attend: Attend, cu_seqlens: Tensor) -> list[Tensor]:
         """Logits (positions, vocab) float32 of each item; see `AudioEncoder.run`."""
-        encoded = self.encoder.run(items, attend, cu_seqlens, between_layers)
+        encoded = self.encoder.run(items, attend, cu_seqlens)
         logits: Tensor = self.head(_concatenated(encoded), out_dtype=torch.float32)
         return list(logits.split([len(item) for item in encoded]))

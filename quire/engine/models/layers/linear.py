@@ -69,7 +69,7 @@ class Linear(Packable):
         out_dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """(tokens, size_in) to (tokens, sum(parts)), and then the activation `act`; see `PackedWeight` for the others."""
+        """(tokens, size_in) to (tokens, sum(parts)), then the activation `act`; see `PackedWeight` for the others."""
         if self.packed is not None:
             fused = kernel_activation(act, sum(self.parts))
             y = self.packed(x, self.bias, act=fused, out_dtype=out_dtype, out=out)
