@@ -124,7 +124,7 @@ class ParallelExecutor(Executor):
     """Runs several steps at once, each in a thread of its own; for runners without state.
 
     Threads that share a step wait for each other at the end of every op. So the cores are divided among the steps in
-    flight: with as many steps as cores, each has one, and a step that is alone has all of them. Without compiled kernels
+    flight: with as many steps as cores each has one, and a step that is alone has all of them. Without compiled kernels
     one step has all cores, as torch has no way to say how many threads operators may use in one thread.
     """
 
