@@ -66,7 +66,7 @@ def fake_core(address: str) -> None:
             due = time.monotonic() + STEP_SECONDS
             while (message := channel.receive(max(0.0, due - time.monotonic()))) is not None:
                 match message:
-                    case AddRequest(request_id=request_id, task=SamplingParams() as params):
+                    case AddRequest(request_id=request_id, params=SamplingParams() as params):
                         left[request_id] = params.max_tokens
                     case Abort(request_ids=ids):
                         for request_id in ids:

@@ -57,7 +57,7 @@ def fake_core(address: str) -> None:
             while (message := channel.receive(max(0.0, due - time.monotonic()))) is not None:
                 match message:
                     case AddRequest():
-                        left[message.request_id] = message.params.max_tokens
+                        left[message.request_id] = message.sampling_params.max_tokens
                     case Abort(request_ids=ids):
                         for request_id in ids:
                             left.pop(request_id, None)

@@ -1,9 +1,10 @@
-"""Transcription by the engine beside transformers and CTranslate2, which faster-whisper runs: random weights, features.
+"""Transcription by the engine beside transformers, CTranslate2, which faster-whisper runs, and whisper.cpp.
 
 python -m benchmarks.speech --size tiny --out benchmarks/results/FILE.json
 
-Files of 30 s become --tokens tokens each. Rounds alternate between all; a result is the fastest round. CTranslate2
-(package ctranslate2) is left out where it is not installed. Features are given: audio is not decoded.
+Weights and features are random. Files of 30 s become --tokens tokens each. Rounds alternate between all; a result is
+the fastest round. CTranslate2 (package ctranslate2) and whisper.cpp (package pywhispercpp) are left out where they are
+not installed. Features are given, except to whisper.cpp, which computes its own; audio is not decoded.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cpu.limits import Limits
 from benchmarks.cpu.steps import RecordingChannel
+from benchmarks.whisper_cpp import whisper_cpp_run, write_model
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, build_core
 from quire.engine.models.model_config import read_model_config
@@ -50,6 +52,7 @@ def make_folder(folder: Path, size: str) -> Path:
         vocab_size=_VOCAB, d_model=hidden, pad_token_id=_END, eos_token_id=_END, bos_token_id=_END, **stacks
     )
     model = transformers.WhisperForConditionalGeneration(config).to(torch.bfloat16)
+    model.get_output_embeddings().weight.data[_END] = 0.0  # greedy decoding never ends early
     model.generation_config = transformers.GenerationConfig(eos_token_id=_END, pad_token_id=_END, max_length=448)
     model.generation_config.no_timestamps_token_id = _PROMPT[-1]
     model.save_pretrained(folder)
@@ -173,6 +176,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if importlib.util.find_spec("ctranslate2") is not None:
             for compute_type in ("float32", "int8"):
                 runs[f"ctranslate2 {compute_type}"] = ctranslate2_run(folder, compute_type, tokens, threads)
+        if importlib.util.find_spec("_pywhispercpp") is not None:
+            model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+            for file_type in ("float16", "q8_0"):
+                write_model(folder / f"{file_type}.bin", model, file_type)
+                run = whisper_cpp_run(folder / f"{file_type}.bin", tokens, threads, SECONDS)
+                runs[f"whisper.cpp {file_type}"] = run
         rounds = [{name: seconds(run, files) for name, run in runs.items()} for _ in range(options.rounds)]
     times = {name: min(one[name] for one in rounds) for name in runs}
     speeds = {name: round(len(files) * SECONDS / spent, 1) for name, spent in times.items()}

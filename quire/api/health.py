@@ -40,7 +40,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/ping", response_class=Response, responses=_UNHEALTHY)
     @routes.post("/ping", response_class=Response, responses=_UNHEALTHY)
     async def health() -> Response:
-        """Whether all engines run and make progress. The body says what else does not work."""
+        """Whether all engines run and make progress. The body lists other parts that do not work."""
         if (reason := state.unhealthy_reason()) is not None:
             raise Unavailable(reason)
         if degraded := state.degraded_reasons():

@@ -19,7 +19,13 @@ from quire.api.pooling.tei import answer_tei_embed, answer_tei_predict, answer_t
 from quire.api.protocol.chat import ChatCompletion, ChatRequest
 from quire.api.protocol.common import streamed
 from quire.api.protocol.completions import Completion, CompletionRequest
-from quire.api.protocol.pooling.answers import ClassifiedList, EmbeddingList, PooledList, Reranked, ScoreList
+from quire.api.protocol.pooling.answers import (
+    ClassificationResponse,
+    EmbeddingResponse,
+    PoolingResponse,
+    RerankResponse,
+    ScoreResponse,
+)
 from quire.api.protocol.pooling.requests import (
     SCORE_FIELDS,
     ClassifyChatRequest,
@@ -63,11 +69,11 @@ _KINDS: dict[str, tuple[type[BaseModel], _Answer]] = {
 _ANSWERS = (
     ChatCompletion
     | Completion
-    | EmbeddingList
-    | ClassifiedList
-    | PooledList
-    | ScoreList
-    | Reranked
+    | EmbeddingResponse
+    | ClassificationResponse
+    | PoolingResponse
+    | ScoreResponse
+    | RerankResponse
     | TeiRanks
     | TeiVectors
     | TeiLabels
@@ -98,7 +104,8 @@ def _invocation(state: ServerState) -> Any:
             lambda body: _kind(body, state),
             custom_error_type="no_handler",
             custom_error_message="Expected an object with `messages`, for a chat, `prompt`, for a completion, `input`, "
-            "for embeddings or classes, `query` and `documents`, for a rerank, or `text_1` and `text_2`, for scores",
+            "for embeddings or classification, `query` and `documents`, for a rerank, or `text_1` and `text_2`, "
+            "for scores",
         ),
     ]
 

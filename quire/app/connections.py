@@ -18,7 +18,7 @@ _OTHER_FILES = 256  # files and sockets besides connections: models, the databas
 
 
 class Connection(Protocol):
-    """What the table needs of a connection."""
+    """The interface of connections in the table."""
 
     transport: asyncio.Transport
 
@@ -27,7 +27,7 @@ class Connection(Protocol):
 
 
 class UnreadResponse:
-    """Notices that a client reads nothing of what is written to it."""
+    """Detects that a client does not read its response."""
 
     def __init__(self, table: Connections, transport: asyncio.Transport) -> None:
         self._table = table
@@ -36,7 +36,7 @@ class UnreadResponse:
         self.read_at = table.clock  # when the client last read something, or had nothing to read
 
     def overdue(self) -> bool:
-        """Whether that was too long ago. Called regularly."""
+        """Whether the client has not read for too long. To be called regularly."""
         now, unsent = self._table.clock, self._transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent:
             self.read_at = now
@@ -78,7 +78,7 @@ class Connections:
         return len(self._open)
 
     def deadline(self, seconds: float) -> float:
-        """The time on the clock at which so many seconds have passed."""
+        """The time on the clock in `seconds` from now."""
         return self.clock + seconds + self._interval
 
     def add(self, connection: Connection) -> bool:

@@ -29,7 +29,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def end_process_after(seconds: float) -> None:
-    """End the process if it still runs after so many seconds, whatever it is doing then."""
+    """End the process by force if it still runs after `seconds`."""
 
     def end() -> None:
         time.sleep(seconds)

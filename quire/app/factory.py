@@ -23,7 +23,7 @@ from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.serving.models import ServerState
-from quire.api.speech import routes as speech
+from quire.api.speech_to_text import routes as speech
 from quire.app import page
 from quire.app.host_check import host_check
 from quire.app.middleware import (
@@ -49,7 +49,7 @@ def create_app(
     """The app with all routes and middleware."""
     app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
     app.state.strict_fields = server.strict_fields
-    app.state.heap = state.heap
+    app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values
     errors.install_error_handlers(app)
     for module in (completions, chat, anthropic, generate, pooling, speech, models, health, invocations):

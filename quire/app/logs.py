@@ -21,8 +21,8 @@ Entry = logging.LogRecord | threading.Event  # an event is set once everything b
 class BackgroundHandler(QueueHandler):
     """Passes messages to a thread that writes them to a file descriptor.
 
-    Who reads the other end of a pipe may stop reading, and a disk may be full. Then up to `limit` messages wait, and
-    further ones are dropped; the next line that can be written says how many.
+    The reader of a pipe may stop reading, and a disk may be full. Then up to `limit` messages wait, and
+    further ones are dropped, and their number is logged with the next line.
     """
 
     def __init__(self, descriptor: int, limit: int = _MAX_WAITING) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from quire.config.command import ConfigError
 
-BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed"}  # name -> directory in the package
+# name -> directory in the package
+BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed", "quire-nano-hear": "nano_hear"}
 # A pattern also matches files in subdirectories, such as those of sentence-transformers' modules.
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "artifact.metadata"]
 

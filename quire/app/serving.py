@@ -40,7 +40,7 @@ from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.media.sources import media_policy
 from quire.realtime.sessions import Sessions
-from quire.realtime.transcribers import speech_models
+from quire.realtime.transcribers import transcriber_factory
 
 logger = logging.getLogger("quire")
 
@@ -54,10 +54,10 @@ def serve(
     """Serve the models, then end the process with its exit status. Returns the status if it did not get to serve.
 
     Args:
-        settings: of the command.
+        settings: settings of the command.
         sources: the models.
-        model_configs: their configs, which are being read.
-        sockets: to listen on.
+        model_configs: configs of the models, which are being read.
+        sockets: sockets to listen on.
     """
     try:
         status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))
@@ -112,7 +112,7 @@ async def _serve_models(
         observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
     responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
-    sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, speech_models())
+    sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, transcriber_factory())
     app = create_app(state, metrics, responses, sessions, options)
     server = Server(
         app,
@@ -128,7 +128,7 @@ async def _serve_models(
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
-    watching.append(asyncio.create_task(state.heap.trim_regularly(lambda: state.in_flight == 0)))
+    watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
         await server.serve(sockets)
     finally:

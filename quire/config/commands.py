@@ -51,7 +51,8 @@ class Serve(
 
     model: CliPositionalArg[Names] = Field(
         (),
-        description="Hugging Face ids or directories of models; default: the bundled quire-nano and quire-nano-embed",
+        description="Hugging Face ids or directories of models; default: the bundled quire-nano, "
+        "quire-nano-embed and quire-nano-hear",
     )
 
     @classmethod
@@ -81,22 +82,26 @@ class Listen(Command):
     """Settings of `quire listen`."""
 
     name = "listen"
-    summary = "print what is said in a file or into a microphone, by a server's realtime transcription"
+    summary = "print a live transcription of a file, standard input or a microphone, by a server's realtime API"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path | None] = Field(
         None, description="audio file, or - for 16-bit PCM of one channel at standard input; default: the microphone"
     )
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of the server")
-    model_name: str | None = Field(None, description="model that transcribes; default: the server's first such")
+    model_name: str | None = Field(None, description="model to use; default: the server's first model that transcribes")
     api_key: str | None = Field(None, description="API key of the server")
-    language: str | None = Field(None, description="code of the language that is spoken; default: the model finds out")
-    prompt: str | None = Field(None, description="text that the model takes for what was said before")
+    language: str | None = Field(
+        None, description="code of the language that is spoken; default: detected by the model"
+    )
+    prompt: str | None = Field(None, description="earlier text, as context for the model")
     rate: Literal["16000", "24000"] = Field(
         "16000", description="samples per second of standard input, or of the microphone"
     )
-    paced: Flag = Field(False, description="send a file as fast as it was spoken, instead of as fast as possible")
-    input_device: str | None = Field(None, description="name or number of the microphone; default: the system's")
+    paced: Flag = Field(False, description="send a file at real-time speed, instead of as fast as possible")
+    input_device: str | None = Field(
+        None, description="name or number of the microphone; default: the system's default input"
+    )
 
 
 class Embed(Command):
@@ -119,18 +124,20 @@ class Embed(Command):
     model_name: str | None = Field(
         None,
         description="name of a model at the server, or without --url the Hugging Face id or directory of the one "
-        "that this process runs; default: the server's first one that embeds, or the bundled quire-nano-embed",
+        "that this process runs; default: the server's first model that embeds, or the bundled quire-nano-embed",
     )
     api_key: str | None = Field(None, description="API key of the server")
     serve_args: str = Field("", description="without --url: flags of `quire serve` for the model, as one quoted string")
-    text_field: str = Field("text", description="field of the objects that has the text")
-    batch_size: Annotated[int, Field(ge=1, le=2048)] = Field(256, description="texts in a request")
-    concurrency: PositiveInt = Field(2, description="requests at the same time")
-    prompt_name: str | None = Field(None, description="one of the model's prompts, which is put before each text")
-    dimensions: PositiveInt | None = Field(
-        None, description="length of the embeddings, of a model that can shorten them"
+    text_field: str = Field("text", description="field of the JSON objects that contains the text")
+    batch_size: Annotated[int, Field(ge=1, le=2048)] = Field(256, description="number of texts per request")
+    concurrency: PositiveInt = Field(2, description="maximum number of concurrent requests")
+    prompt_name: str | None = Field(
+        None, description="name of one of the model's prompts, which is prepended to each text"
     )
-    truncate: Flag = Field(True, description="cut texts that are longer than the model's context")
+    dimensions: PositiveInt | None = Field(
+        None, description="length of the embeddings, if the model supports shorter ones (Matryoshka)"
+    )
+    truncate: Flag = Field(True, description="truncate texts that are longer than the model's context")
     timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
 
 
@@ -157,7 +164,7 @@ class BenchServe(Command):
     )
     prefix_len: NonNegativeInt = Field(0, description="length of the shared prefix of all prompts, in words")
     output_len: PositiveInt = Field(128, description="tokens to generate per request")
-    abandon: Fraction = Field(0.0, description="share of streams that the client aborts midway")
+    abort_fraction: Fraction = Field(0.0, description="fraction of streams that the client aborts midway")
     ignore_eos: Flag = Field(
         True, description="generate output-len tokens even if the model emits an end token earlier"
     )
@@ -174,7 +181,7 @@ class BenchPooling(Command):
     summary = "benchmark embeddings or rerank: throughput and latency"
 
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of an OpenAI-compatible server")
-    model_name: str | None = Field(None, description="model to benchmark; default: the first one that has the task")
+    model_name: str | None = Field(None, description="model to benchmark; default: the first model that has the task")
     api_key: str | None = Field(None, description="API key of the server")
     endpoint: Literal["embeddings", "rerank"] = Field("embeddings", description="API to benchmark")
     num_requests: PositiveInt = Field(64, description="number of requests")
@@ -185,10 +192,12 @@ class BenchPooling(Command):
     request_rate: Seconds | None = Field(
         None, description="requests per second, as a Poisson process; default: as fast as possible"
     )
-    batch_size: PositiveInt = Field(32, description="texts in a request, or documents of a rerank")
+    batch_size: PositiveInt = Field(32, description="number of texts per request, or documents of a rerank")
     min_len: PositiveInt = Field(8, description="length of the shortest texts, in words of about one token")
     max_len: PositiveInt = Field(400, description="length of the longest texts, in words of about one token")
-    truncate: Flag = Field(False, description="ask the server to cut texts that are longer than the model's context")
+    truncate: Flag = Field(
+        False, description="ask the server to truncate texts that are longer than the model's context"
+    )
     query_len: PositiveInt = Field(12, description="length of the query of a rerank, in words of about one token")
     encoding_format: Literal["float", "base64"] = Field("base64", description="format of the embeddings")
     workload_seed: NonNegativeInt = Field(0, description="seed of texts and arrival times")

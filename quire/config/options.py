@@ -47,7 +47,7 @@ class Options(BaseModel):
 class ServerOptions(Options):
     """Where the server listens, and which clients it accepts."""
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all interfaces")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port to listen on; 0 picks a free one")
     uds: Path | None = Field(
         None, description="path of a Unix domain socket to listen on, instead of --host and --port"
@@ -66,7 +66,8 @@ class ServerOptions(Options):
     ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
     ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
     strict_fields: Flag = Field(
-        False, description="refuse unknown request fields instead of ignoring them with a header"
+        False,
+        description="refuse unknown request fields with status 400; default: they are ignored and named in a header",
     )
     sse_keep_alive_interval: SecondsOrNever = Field(
         15.0,
@@ -74,7 +75,7 @@ class ServerOptions(Options):
         "proxies keep the connection open; 0: never",
     )
     enable_force_include_usage: Flag = Field(
-        False, description="end every stream of chats and completions with the token counts"
+        False, description="end every stream of chats and completions with a chunk that has `usage`"
     )
     return_tokens_as_token_ids: Flag = Field(
         False, description="write tokens of log-probabilities as token_id:N unless a request asks for their text"
@@ -116,7 +117,7 @@ class ConnectionOptions(Options):
 
     limit_concurrency: PositiveInt = Field(
         8192,
-        description="maximum number of requests that are answered at the same time; further requests except probes get "
+        description="maximum number of concurrent HTTP requests; further requests, except health probes, get "
         "status 503 with Retry-After; reduced to what the process's file limit allows",
     )
     max_header_count: PositiveInt = Field(256, description="maximum number of headers of a request")
@@ -129,8 +130,8 @@ class ConnectionOptions(Options):
     )
     body_timeout: Seconds = Field(
         20.0,
-        description="seconds in which a client has to send the body of a request, extended by one for each KiB; then "
-        "status 408",
+        description="seconds in which a client has to send the body of a request; each received KiB postpones the "
+        "deadline by a second, but never to more than this many seconds in the future; then status 408",
     )
     write_timeout: Seconds = Field(
         30.0, description="seconds after which a client that reads nothing of its response is disconnected"
@@ -145,7 +146,7 @@ class LimitOptions(Options):
     max_json_values: Annotated[int, Field(ge=1024)] = Field(
         1 << 20,
         description="maximum number of JSON values in a request body; of these at most a quarter may be strings, and "
-        "an eighth each arrays, objects and keys of objects",
+        "at most an eighth arrays, objects and keys of objects, counted together",
     )
     max_num_queued_seqs: NonNegativeInt = Field(
         512,
@@ -158,7 +159,9 @@ class LimitOptions(Options):
     max_n: PositiveInt = Field(64, description="maximum of `n` in a request")
     max_prompts: PositiveInt = Field(1024, description="maximum number of prompts in a completions request")
     max_inputs: Annotated[int, Field(ge=1, le=1 << 14)] = Field(
-        2048, description="maximum number of inputs, documents or pairs in a request for embeddings, scores or classes"
+        2048,
+        description="maximum number of inputs, documents or pairs in a request for embeddings, classification or "
+        "scores",
     )
     max_stop: PositiveInt = Field(16, description="maximum number of stop strings in a request")
     max_bad_words: PositiveInt = Field(128, description="maximum number of bad_words in a request")
@@ -170,13 +173,13 @@ class LimitOptions(Options):
 
 
 class AudioOptions(Options):
-    """Audio that requests bring."""
+    """Limits of audio files, and the events of transcriptions."""
 
     max_audio_size: Annotated[Size, Field(ge=1 << 10)] = Field(
         ByteSize(25 << 20), description="largest audio file, e.g. 25MiB; --max-body-size must be larger"
     )
     max_audio_seconds: Annotated[float, Field(gt=0, le=24 * 3600)] = Field(
-        3600.0, description="longest audio in seconds; an hour takes 220 MiB while it is transcribed"
+        3600.0, description="longest audio in seconds; an hour of audio takes 220 MiB of memory while it is transcribed"
     )
     max_audio_decoded_size: Annotated[Size, Field(ge=1 << 20)] = Field(
         ByteSize(4 << 30),
@@ -184,37 +187,39 @@ class AudioOptions(Options):
         "a larger one is refused (it is decoded in pieces, so this is not the memory that decoding takes)",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
-        "openai", description="events of streamed transcriptions, unless a request says otherwise: OpenAI's or vLLM's"
+        "openai",
+        description="format of streamed transcriptions without `stream_format`: OpenAI's events or vLLM's chunks",
     )
 
 
 class MediaOptions(Options):
-    """What messages may refer to."""
+    """Media in messages, and the URLs that may be fetched."""
 
     allowed_media_domains: Origins = Field(
         (),
-        description="host names from which audio in messages may be fetched, without redirects; default: none, so that "
-        "it comes in data URLs only",
+        description="host names from which audio in messages may be fetched, without redirects; default: none, so "
+        "audio must be sent in data URLs",
     )
     allowed_local_media_path: Path | None = Field(
-        None, description="directory from which messages may name files by file:// URLs; default: none"
+        None, description="directory whose files may be used in messages by file:// URLs; default: none"
     )
-    media_fetch_timeout: Seconds = Field(10.0, description="seconds that fetching a URL in a message may take")
-    max_audio_parts: NonNegativeInt = Field(16, description="maximum number of pieces of audio in a chat")
+    media_fetch_timeout: Seconds = Field(10.0, description="timeout of fetching a URL in a message, in seconds")
+    max_audio_parts: NonNegativeInt = Field(16, description="maximum number of audio content parts in a chat")
 
 
 class RealtimeOptions(Options):
-    """Sessions of /v1/realtime."""
+    """Limits of sessions of /v1/realtime."""
 
     max_realtime_sessions: PositiveInt = Field(
         64, description="maximum number of realtime sessions; further ones get status 503 with Retry-After"
     )
     max_realtime_event_size: Size = Field(
         ByteSize(21 << 20),
-        description="maximum size of an event of a realtime client; the default holds 15 MiB of audio in base64",
+        description="maximum number of characters of an event of a realtime client; a message of more bytes than twice "
+        "this number closes the connection; the default holds 15 MiB of audio in base64",
     )
     max_realtime_audio: Seconds = Field(
-        600.0, description="seconds of audio that a realtime client may send without committing it"
+        600.0, description="maximum seconds of audio in the input buffer that a realtime client has not committed"
     )
     realtime_idle_timeout: SecondsOrNever = Field(
         120.0, description="seconds without an event after which a realtime session ends; 0: never"
@@ -224,8 +229,8 @@ class RealtimeOptions(Options):
     )
     realtime_interim_interval: SecondsOrNever = Field(
         0.5,
-        description="seconds of new audio after which an utterance that is being spoken is transcribed again, at the "
-        "earliest; 0: it is transcribed once, when it has ended",
+        description="minimum seconds of new audio between two interim transcriptions of an utterance that is being "
+        "spoken; 0: no interim transcriptions",
     )
 
 
@@ -243,7 +248,7 @@ class ModelOptions(Options):
     device: Literal["cpu", "reference"] = Field(
         "cpu",
         description="what runs the model; cpu: compiled kernels on the CPU; reference: plain PyTorch on the CPU, "
-        "slower, for comparisons",
+        "several times slower, which cpu also uses if the compiled kernels are not installed",
     )
     max_model_len: PositiveInt | None = Field(
         None, description="context length in tokens; default: that of the model, reduced to what fits into the KV cache"
@@ -257,13 +262,13 @@ class ModelOptions(Options):
         description="auto: Quire's implementation if it supports the architecture, otherwise that of transformers",
     )
     task: Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"] = Field(
-        "auto", description="what the model is used for; auto: read from its configuration files"
+        "auto", description="task of the model; auto: read from its configuration files"
     )
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
-        description="use a causal language model for another task; embed: its hidden states become embeddings; "
-        "classify: its logits of the tokens in classifier_from_token of config.json (default: no and yes) become "
-        "scores, as for rerank",
+        description="use of a causal language model for another task; none: the model is used for its own task; "
+        "embed: its hidden states become embeddings; classify: its logits of the tokens in "
+        "classifier_from_token of config.json (default: no and yes) become scores, as for rerank",
     )
     pooler_config: JsonObject = Field(
         {},
@@ -315,16 +320,14 @@ class EngineOptions(Options):
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,
         description="share of the memory that is free after the models are loaded, used for the KV caches of all "
-        "models; weights are not part of it, unlike in vLLM's --gpu-memory-utilization",
+        "models; does not include weights, unlike vLLM's --gpu-memory-utilization",
     )
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),
-        description="size of the embeddings of audio that are kept for the following chunks of a prompt and for other "
-        "prompts with the same audio; they are beside the KV cache, and those of one item always fit",
+        description="size of the encoder cache: embeddings of audio, kept for later chunks of a prompt and for other "
+        "prompts with the same audio; in addition to the KV cache, and at least the size of one audio item",
     )
-    enable_prefix_caching: Flag = Field(
-        True, description="reuse the KV blocks of prompt prefixes that requests have in common"
-    )
+    enable_prefix_caching: Flag = Field(True, description="reuse the KV blocks of common prompt prefixes")
     prefix_caching_hash_algo: Literal["sha256", "xxhash"] = Field(
         "sha256",
         description="hash function of KV blocks; xxhash is faster, but a malicious client could produce collisions",
@@ -338,7 +341,7 @@ class EngineOptions(Options):
         "unchanged",
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
-        16, description="maximum number of draft tokens of a sequence in a step"
+        16, description="maximum number of draft tokens of a sequence per step"
     )
     engine_process: Flag = Field(False, description="run the engine in a separate process instead of a thread")
     on_engine_death: Literal["exit", "restart"] = Field(
@@ -349,4 +352,4 @@ class EngineOptions(Options):
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
         None, description="CPU threads of the engine; default: all cores"
     )
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="seed of requests without a seed")
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="base seed for requests without `seed`")

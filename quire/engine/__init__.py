@@ -1,1 +1,1 @@
-"""Everything between a prompt and its tokens. `wire` is the only door, `core` the only file to know both sides."""
+"""The engine: from token ids to tokens or arrays. Other packages import `wire` only; `core` connects all parts."""

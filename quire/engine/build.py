@@ -24,7 +24,7 @@ from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, WholeRunner
+from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
 from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
@@ -45,7 +45,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.errors import FrontEndGone
-from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechInfo
+from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """What a core is started with. `memory_share`: bytes for its KV cache, if several engines share the memory."""
+    """Configuration of a core. `memory_share`: bytes for its KV cache, if several engines share the memory."""
 
     folder: Path
     model_config: ModelConfig
@@ -137,7 +137,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     return core, info
 
 
-def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechInfo | None:
+def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechToTextInfo | None:
     return None if loaded.speech is None else structs.replace(loaded.speech.info, max_output_tokens=context_len)
 
 
@@ -172,7 +172,7 @@ def _build_encoder(
     )
 
 
-def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> WholeRunner:
+def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> PackedRunner:
     if isinstance(model, CTCModel):
         return CTCRunner(model)
     model.set_context(context_len)
@@ -268,6 +268,7 @@ def _scheduler(
         convolutions=() if speech is None else speech.convolutions,
         max_encoded=options.max_num_batched_tokens,
         max_cached=_cached_embeddings(loaded, options),
+        adapts_items=loaded.is_adapted,
     )
     return Scheduler(
         limits,

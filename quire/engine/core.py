@@ -34,7 +34,7 @@ from quire.engine.wire.protocol import (
     Pong,
     SamplingParams,
     Shutdown,
-    SpeechInfo,
+    SpeechToTextInfo,
     StepOutput,
 )
 from quire.engine.wire.transport import CoreChannel
@@ -66,7 +66,7 @@ class EngineCore:
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
         pooler: PoolerSpec | None = None,
-        speech: SpeechInfo | None = None,
+        speech: SpeechToTextInfo | None = None,
         audio: AudioInfo | None = None,
     ) -> None:
         """Assemble a core.
@@ -76,11 +76,11 @@ class EngineCore:
             executor: runs the steps.
             channel: connection to the front end.
             vocab_size: number of columns of the model's logits.
-            seed: from which requests without a seed get theirs.
+            seed: base seed for requests without one.
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
-            pooler: what the model does with hidden states; None if it generates.
-            speech: what a model that only transcribes reads; None for others.
-            audio: how a model reads audio among its tokens; None if it does not.
+            pooler: how the model pools hidden states; None if it generates.
+            speech: facts about a model that only transcribes; None for others.
+            audio: facts about an audio language model; None for others.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -151,7 +151,7 @@ class EngineCore:
         """Run short requests in this thread: they need not wait for the steps in flight, which belong to others."""
         assert isinstance(self.executor, ParallelExecutor)
         plan = scheduler.plan_urgent(step.plan for step in self._in_flight)
-        if plan.whole:
+        if plan.encoder_requests:
             self._finish(_SubmittedStep(plan, self.executor.run_beside(plan), time.monotonic()))
 
     def _finish(self, step: _SubmittedStep) -> None:
@@ -224,20 +224,20 @@ class EngineCore:
         return max(0.0, min(tasks) - time.monotonic()) if tasks else None
 
     def _add(self, message: AddRequest) -> None:
-        task = message.task
-        if isinstance(task, SamplingParams):
-            task = drop_unknown_end_tokens(task, self._vocab_size)
-            if task.seed is None:
-                task = msgspec.structs.replace(task, seed=next(self._seeds))
-            message = msgspec.structs.replace(message, task=task)
-        elif task.kind is None:
+        params = message.params
+        if isinstance(params, SamplingParams):
+            params = drop_unknown_end_tokens(params, self._vocab_size)
+            if params.seed is None:
+                params = msgspec.structs.replace(params, seed=next(self._seeds))
+            message = msgspec.structs.replace(message, params=params)
+        elif params.kind is None:
             kind = "last" if self._pooler is None else self._pooler.kind
-            message = msgspec.structs.replace(message, task=msgspec.structs.replace(task, kind=kind))
+            message = msgspec.structs.replace(message, params=msgspec.structs.replace(params, kind=kind))
         error = self._invalid_reason(message)
         if error is not None:
             self._send_refusal(message.request_id, error)
-        elif self._grammars is not None and isinstance(task, SamplingParams) and task.grammar:
-            self._preparing.append((message, self._grammars.prepare(message.request_id, task)))
+        elif self._grammars is not None and isinstance(params, SamplingParams) and params.grammar:
+            self._preparing.append((message, self._grammars.prepare(message.request_id, params)))
         else:
             self.scheduler.add(message)
 
@@ -248,7 +248,7 @@ class EngineCore:
         if request_id not in self.scheduler:
             return
         if error is None and message.items and self._speech is not None:
-            error = "the model reads one audio item, which comes with the request"
+            error = "the model accepts one audio item per request; further pieces of the prompt cannot have items"
         elif error is None and message.items:
             error = invalid_items(message.items, len(message.tokens), self._speech, self._audio)
         if error is not None:

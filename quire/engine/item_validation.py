@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem, SpeechInfo
+from quire.engine.wire.protocol import MediaItem, SpeechToTextInfo
 
 
 def invalid_items(
-    items: Sequence[MediaItem], tokens: int, speech: SpeechInfo | None, audio: AudioInfo | None
+    items: Sequence[MediaItem], tokens: int, speech: SpeechToTextInfo | None, audio: AudioInfo | None
 ) -> str | None:
-    """Why the items of a prompt, or of a piece of one, cannot be read; None if they can.
+    """What is wrong with the items of a prompt, or of a piece of one; None if they are valid.
 
     Args:
-        items: of the request.
-        tokens: of the prompt or piece.
-        speech: of a model that only transcribes.
-        audio: of a model that reads audio among its tokens.
+        items: items of the request.
+        tokens: number of tokens of the prompt or piece.
+        speech: facts about a model that only transcribes.
+        audio: facts about a model that reads audio among its tokens.
     """
     if speech is not None:
         return _invalid_whole(items, speech)
@@ -28,13 +28,13 @@ def invalid_items(
     return "the model does not accept audio, only text" if items else None
 
 
-def _invalid_whole(items: Sequence[MediaItem], speech: SpeechInfo) -> str | None:
+def _invalid_whole(items: Sequence[MediaItem], speech: SpeechToTextInfo) -> str | None:
     if len(items) != 1:
-        return f"the model reads exactly one audio item, not {len(items)}"
+        return f"the model needs exactly one audio item, not {len(items)}"
     item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
     even = speech.kind == "whisper"
     if (item.start, item.length) != (0, 0):
-        return "the model reads audio beside the prompt: no tokens of the prompt stand for it"
+        return "the model reads audio by cross-attention: its item must have start 0 and length 0"
     found = item.features.shape
     fits = len(found) == 2 and found[0] == rows and found[1] in range(speech.min_columns, most + 1)
     if item.features.dtype != np.float32 or not fits or (even and found[1] % 2):
@@ -53,17 +53,19 @@ def _invalid_spans(items: Sequence[MediaItem], tokens: int) -> str | None:
         if item.length < 1:
             return f"an item has {item.length} tokens; it needs at least one"
         if item.start < end:
-            return f"the item at token {item.start} begins before token {end}, where it could at the earliest"
+            return f"the item at token {item.start} must begin at token {end} or later"
         end = item.start + item.length
-    return f"an item ends at token {end}, but there are {tokens}" if end > tokens else None
+    return f"an item ends at token {end}, but the prompt has {tokens} tokens" if end > tokens else None
 
 
 def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     found, rows = item.features.shape, audio.num_mel_bins
     if item.features.dtype != np.float32 or len(found) != 2 or found[0] != rows:
         return f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of {rows} rows"
-    columns, most = item.columns, min(found[1], audio.item_columns)
-    if not 1 <= columns <= most or found[1] > audio.item_columns + audio.context:
+    if item.before not in (0, audio.before):
+        return f"{item.before} columns of features precede those that are encoded, not 0 or {audio.before}"
+    columns, most = item.columns, min(found[1] - item.before, audio.item_columns)
+    if not 1 <= columns <= most or found[1] > item.before + audio.item_columns + audio.context:
         return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"
     if (length := audio.lengths.tokens(columns)) != item.length:
         return f"{columns} columns of features become {length} tokens, not {item.length}"

@@ -9,7 +9,7 @@ import msgspec
 from quire.engine.item_validation import invalid_items
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, SpeechInfo, TokenArray
+from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, SpeechToTextInfo, TokenArray
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -37,29 +37,29 @@ def invalid_reason(
     vocab_size: int,
     max_model_len: int,
     pooler: PoolerSpec | None = None,
-    speech: SpeechInfo | None = None,
+    speech: SpeechToTextInfo | None = None,
     audio: AudioInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
-    task = message.task
+    params = message.params
     if speech is not None and speech.kind == "ctc":
         return _invalid_ctc(message, speech)
-    generates = isinstance(task, SamplingParams)
+    generates = isinstance(params, SamplingParams)
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
     )
     reason = reason or invalid_items(message.items, len(message.prompt), speech, audio) or _invalid_open(message)
     if reason is not None:
         return reason
-    if isinstance(task, PoolingParams):
-        return _invalid_pooling(task, message, pooler, speech)
+    if isinstance(params, PoolingParams):
+        return _invalid_pooling(params, message, pooler, speech)
     if pooler is not None:
         return f"the model does not generate; its tasks are {', '.join(pooler.tasks)}"
     return (
-        _invalid_numbers(task)
-        or _invalid_ids(task, vocab_size)
-        or _invalid_positions(task, len(message.prompt))
-        or _no_choice(task, vocab_size)
+        _invalid_numbers(params)
+        or _invalid_ids(params, vocab_size)
+        or _invalid_positions(params, len(message.prompt))
+        or _no_choice(params, vocab_size)
     )
 
 
@@ -78,9 +78,9 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
 
 
-def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
-    task = message.task
-    if not isinstance(task, PoolingParams) or task.task != "ctc":
+def _invalid_ctc(message: AddRequest, speech: SpeechToTextInfo) -> str | None:
+    params = message.params
+    if not isinstance(params, PoolingParams) or params.task != "ctc":
         return "the model supports only the pooling task 'ctc'"
     if len(message.prompt):
         return "the model reads audio; the prompt must be empty"
@@ -88,18 +88,18 @@ def _invalid_ctc(message: AddRequest, speech: SpeechInfo) -> str | None:
 
 
 def _invalid_open(message: AddRequest) -> str | None:
-    task = message.task
+    params = message.params
     if not message.open:
         return None
-    if not isinstance(task, SamplingParams):
+    if not isinstance(params, SamplingParams):
         return "only a request that generates may be open"
-    if task.prompt_logprobs is not None or task.token_probs is not None or task.grammar:
+    if params.prompt_logprobs is not None or params.token_probs is not None or params.grammar:
         return "an open request has no prompt_logprobs, token_probs or grammar"
     return None
 
 
 def _invalid_pooling(
-    params: PoolingParams, message: AddRequest, pooler: PoolerSpec | None, speech: SpeechInfo | None
+    params: PoolingParams, message: AddRequest, pooler: PoolerSpec | None, speech: SpeechToTextInfo | None
 ) -> str | None:
     tasks: tuple[str, ...] = ("embed", "token_embed") if pooler is None else pooler.tasks
     if speech is not None:

@@ -41,9 +41,9 @@ _NATIVE = {
 }
 
 
-def kernel_activation(act: str | None, size: int) -> str | None:
-    """What the kernels call an activation; None if they do not compute it for rows of `size` elements."""
-    return _NATIVE.get(act) if act is not None and size % native.LANES == 0 else None
+def kernel_activation(act: str, size: int) -> str | None:
+    """The kernels' name of an activation; None if they do not compute it for rows of `size` elements."""
+    return _NATIVE.get(act) if size % native.LANES == 0 else None
 
 
 def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:

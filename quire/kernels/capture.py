@@ -22,7 +22,7 @@ _READS = ("aten::resolve_conj", "aten::resolve_neg")  # the only operators that 
 
 
 class RowKind(IntEnum):
-    """What the rows of a kernel call are."""
+    """The kinds of rows of a kernel call."""
 
     TOKENS = 0  # all tokens of a step
     LOGITS = 1  # the rows that logits are computed for
@@ -55,7 +55,7 @@ class CapturedCalls:
         """Run a function and capture its kernel calls.
 
         Args:
-            counts: how many rows of each kind there are in this run, by `RowKind`.
+            counts: number of rows of each kind in this run, by `RowKind`.
         """
         assert native.kernels is not None
         dispatch = _ComputeDetector()

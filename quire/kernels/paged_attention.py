@@ -24,14 +24,14 @@ _MAX_SCORES = 1 << 24  # elements of scores that the reference computes at a tim
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """What is applied to the products of queries and keys.
+    """Parameters applied to the products of queries and keys.
 
     Attributes:
-        window: how many positions a query attends to, its own included; None for all.
+        window: number of positions a query attends to, its own included; None for all.
         softcap: scores become softcap * tanh(score / softcap); None for no cap.
         sinks: (heads,) one more logit per head in the softmax, without a value.
         alibi: (heads,) float32; scores lose alibi * distance.
-        bias: of encoders, see `EncoderAttentionParams.biases`.
+        bias: bias of scores in encoders, see `EncoderAttentionParams.biases`.
     """
 
     scale: float

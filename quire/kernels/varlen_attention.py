@@ -18,7 +18,7 @@ _MAX_SCORES = 1 << 24  # elements of scores that the reference computes at a tim
 
 @dataclass(frozen=True, slots=True)
 class EncoderAttentionParams:
-    """What is applied to the products of queries and keys.
+    """Parameters applied to the products of queries and keys.
 
     Attributes:
         scale: above 0.

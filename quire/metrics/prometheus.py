@@ -21,8 +21,8 @@ _LABELS = ("model_name", "engine")
 _STEP_COUNTERS = {
     "prefix_queries": "prefix_queries",
     "prefix_hits": "prefix_hits",
-    "item_queries": "item_queries",
-    "item_hits": "item_hits",
+    "encoder_queries": "item_queries",
+    "encoder_hits": "item_hits",
     "preemptions": "preemptions",
     "drafts": "drafts",
     "drafted": "drafted_tokens",
@@ -33,9 +33,13 @@ _CACHE_LABELS = (
     *("block_size", "num_gpu_blocks", "cache_dtype", "kv_cache_free_memory_fraction", "enable_prefix_caching"),
     "prefix_caching_hash_algo",
 )
-# Metrics that vLLM does not have, which get no name of its own.
+# Metrics that vLLM does not have. Its mm_cache_* count another cache, that of preprocessed media.
 _QUIRE_ONLY = {
-    _PREFIX + name for name in ("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds")
+    _PREFIX + name
+    for name in (
+        *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
+        *("encoder_cache_queries", "encoder_cache_hits"),
+    )
 }
 _REASONS = ("stop", "length", "abort", "error")
 
@@ -47,7 +51,7 @@ class _Alias(Collector):
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """Renamed copies."""
+        """Copies of the metrics with the prefix `vllm:`."""
         for metric in self._source.collect():
             if metric.name in _QUIRE_ONLY:
                 continue
@@ -99,7 +103,7 @@ class Metrics:
 
     def _define_engine(self, tokens: tuple[int, ...]) -> None:
         self.running = self._gauge("num_requests_running", "Sequences in the batch")
-        self.waiting = self._gauge("num_requests_waiting", "Sequences that wait to be scheduled")
+        self.waiting = self._gauge("num_requests_waiting", "Sequences waiting to be scheduled")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self.cache_config = Gauge(
             _PREFIX + "cache_config_info", "Settings of the KV cache", (*_LABELS, *_CACHE_LABELS), registry=self._engine
@@ -107,23 +111,28 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_cache_blocks_used", "KV blocks in use")
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self.item_queries = self._counter("mm_cache_queries", "Pieces of audio of sequences that entered the batch")
-        self.item_hits = self._counter("mm_cache_hits", "Pieces of audio that were encoded before")
+        self.encoder_queries = self._counter("encoder_cache_queries", "Audio items looked up in the encoder cache")
+        self.encoder_hits = self._counter("encoder_cache_hits", "Audio items found in the encoder cache")
         self.preemptions = self._counter("num_preemptions", "Sequences that were preempted because KV blocks ran out")
-        self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding")
+        self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding that were verified")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have generated a token")
-        self.prompt_cached = self._counter("prompt_tokens_cached", "Those of them that were in the prefix cache")
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens of finished sequences, except those that ended without a token or result"
+        )
+        self.prompt_cached = self._counter(
+            "prompt_tokens_cached",
+            "Part of prompt_tokens that was in the prefix cache; prefix_cache_hits also counts unfinished sequences",
+        )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
-        self.restarts = self._counter("engine_restarts", "Restarts of the engine after it died")
-        self.audio_seconds = self._counter("audio_seconds", "Seconds of audio that were transcribed")
-        self.success = self._counter("request_success", "Sequences that ended", "finished_reason")
+        self.restarts = self._counter("engine_restarts", "Restarts of the engine after its death")
+        self.audio_seconds = self._counter("audio_seconds", "Seconds of transcribed audio")
+        self.success = self._counter("request_success", "Finished sequences by finish reason", "finished_reason")
         self.realtime_sessions = Gauge(
-            _PREFIX + "websocket_connections_active", "Realtime sessions that are open", registry=self._engine
+            _PREFIX + "websocket_connections_active", "Open realtime sessions", registry=self._engine
         )
         self.realtime_opened = Counter(
-            _PREFIX + "websocket_connections", "Realtime sessions that were opened", registry=self._engine
+            _PREFIX + "websocket_connections", "Realtime sessions opened so far", registry=self._engine
         )
         self.realtime_seconds = Histogram(
             _PREFIX + "websocket_connection_duration_seconds",
@@ -141,7 +150,7 @@ class Metrics:
             "request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache", tokens
         )
         self.request_longest = self._histogram(
-            "request_max_num_generation_tokens", "Tokens of the longest answer of a request", tokens
+            "request_max_num_generation_tokens", "Tokens of the longest of a request's n answers", tokens
         )
         self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a request", tokens)
         self.request_n = self._histogram("request_params_n", "n of a request", buckets.ANSWERS)
@@ -228,7 +237,7 @@ class ModelMetrics:
     def on_finish(self, record: RequestRecord) -> None:
         """Record the end of a sequence."""
         self._ends[record.finish_reason].inc()
-        if record.task == "pool":
+        if record.kind == "pool":
             self._observe_pooled(record)
         elif record.times.first_token:
             self._observe_generated(record)

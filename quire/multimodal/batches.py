@@ -40,12 +40,12 @@ class InputNames:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How long a prompt may be.
+    """The maximum length of a prompt.
 
     Attributes:
         tokens: the limit.
         truncate: longer ones are cut, not refused.
-        side: where they are cut.
+        side: the side on which they are cut.
     """
 
     tokens: int
@@ -58,8 +58,8 @@ class TextsJob:
     """Texts to tokenize.
 
     Attributes:
-        names: for errors; the first text has the index `first`.
-        prefix: what is put before each of them.
+        names: field names for errors; the first text has the index `first`.
+        prefix: text that is prepended to each of them.
     """
 
     texts: Sequence[str]
@@ -84,9 +84,9 @@ class PairsJob:
     """Pairs of a query and a document to tokenize.
 
     Attributes:
-        names: of the documents, for errors; the first one has the index `first`.
-        instruction, variables: for a model with a template.
-        query_tokens, document_tokens: longer texts are cut to so many; 0: they are not.
+        names: field names of the documents, for errors; the first one has the index `first`.
+        instruction, variables: values for the model's template.
+        query_tokens, document_tokens: limits in tokens, to which longer texts are truncated; 0: no limit.
     """
 
     texts: Sequence[tuple[str, str]]

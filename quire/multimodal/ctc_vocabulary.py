@@ -19,7 +19,7 @@ def character_tokenizer(folder: Path, config: Mapping[str, Any]) -> tokenizers.T
     Tokens have the text that they stand for: a space for the token between words, and lower case if the config says so.
 
     Args:
-        folder: of the model.
+        folder: the model's directory.
         config: contents of tokenizer_config.json.
 
     Raises:

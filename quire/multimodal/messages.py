@@ -27,7 +27,7 @@ def normalize(messages: Sequence[Mapping[str, Any]], *, as_parts: bool, audio: s
     """Copies of the messages, with content as text or as a list of parts, and tool arguments as objects.
 
     Args:
-        messages: of a conversation.
+        messages: messages of a conversation.
         as_parts: whether contents become lists.
         audio: the text that stands for `AUDIO_PART` in a text; None: there is no audio.
 

@@ -29,8 +29,8 @@ class PairTemplate(Protocol):
         Args:
             query: the first text.
             document: the second text.
-            instruction: what makes a document relevant; None: the template's own.
-            variables: of the request, for a chat template.
+            instruction: description of relevant documents; None: the template's own.
+            variables: the request's variables for a chat template.
 
         Raises:
             PromptError: the template refuses them.
@@ -38,7 +38,7 @@ class PairTemplate(Protocol):
 
 
 class ChatPairTemplate:
-    """A chat template that knows the roles `query` and `document`. The instruction is its system message."""
+    """A chat template with the roles `query` and `document`. The instruction is its system message."""
 
     def __init__(self, template: ChatTemplate, special: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
         self._template = template
@@ -70,11 +70,11 @@ class Qwen3Template:
 def pair_template(
     folder: Path, tokenizer: Tokenizer, chat_template: str | None, defaults: Mapping[str, Any]
 ) -> PairTemplate | None:
-    """How this model wants its pairs; None: as the tokenizer joins two texts.
+    """The prompt template of a model for pairs; None: the tokenizer joins two texts.
 
     Args:
-        folder: of the model.
-        tokenizer: of the model.
+        folder: the model's directory.
+        tokenizer: the model's tokenizer.
         chat_template: the source of its main chat template.
         defaults: the operator's variables of chat templates.
 

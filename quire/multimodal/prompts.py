@@ -39,7 +39,7 @@ class Conversation:
     """The input of a chat template: messages, tools and options.
 
     Attributes:
-        audio: what stands for audio in messages that are texts; None if there is no audio. See `normalize`.
+        audio: text that stands for audio in messages that are texts; None if there is no audio. See `normalize`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -91,8 +91,8 @@ class PromptBuilder:
     """Makes the prompts of one model.
 
     Attributes:
-        sources: of the model's chat templates by name; the main one is `default`.
-        sentences: what files of sentence-transformers say.
+        sources: texts of the model's chat templates by name; the main one is `default`.
+        sentences: settings in the files of sentence-transformers.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, options: ChatOptions, max_model_len: int) -> None:
@@ -166,7 +166,7 @@ class PromptBuilder:
         sizes = job.sizes()
         if sum(sizes) > _MAX_BATCH_CHARACTERS:
             raise PromptError(
-                f"The inputs have {sum(sizes)} characters with what is put before each of them; at most "
+                f"The inputs have {sum(sizes)} characters, including prepended prompts; at most "
                 f"{_MAX_BATCH_CHARACTERS} are allowed.",
                 job.names.field,
             )
@@ -239,12 +239,12 @@ class PromptBuilder:
 def worker(
     folder: Path, backend: tokenizers.Tokenizer | None, options: ChatOptions, max_model_len: int
 ) -> Callable[[Job], Prompt | RenderedChat | list[PoolingPrompt]]:
-    """What a worker process does with its jobs.
+    """Make the function that runs the jobs of a worker process.
 
     Args:
-        folder: of the model.
-        backend: its tokenizer; None if there is a file of it in the folder.
-        options: as for `PromptBuilder`.
+        folder: the model's directory.
+        backend: the model's tokenizer; None if it is a file in the directory.
+        options: options of `PromptBuilder`.
         max_model_len: context length in tokens.
     """
     builder = PromptBuilder(folder, Tokenizer.load(folder, backend), options, max_model_len)

@@ -1,4 +1,4 @@
-"""Renders chat templates and tokenizes beside the event loop: small jobs in threads, large ones in worker processes."""
+"""Renders chat templates and tokenizes off the event loop: small jobs in threads, large ones in worker processes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Renderer:
         """Read the model's chat templates.
 
         Args:
-            folder: of the model.
-            tokenizer: of the model.
+            folder: the model's directory.
+            tokenizer: the model's tokenizer.
             options: the operator's template and its variables.
             max_model_len: context length in tokens.
             max_queued: jobs that may wait for the threads, and for the processes.
-            limits: of a job in a process.
+            limits: limits of a job in a process.
 
         Raises:
             PromptError: the file of --chat-template is not a valid template.
@@ -75,7 +75,7 @@ class Renderer:
             text: the prompt.
             add_special_tokens: add the special tokens that the model expects at the start and end.
             room: number of tokens; texts that certainly have more are refused without being tokenized.
-            tenant: whose text it is; tenants take turns.
+            tenant: the tenant that sent the text; tenants take turns.
 
         Raises:
             PromptError: the text is too long, contains lone surrogates, or takes too long.
@@ -137,7 +137,7 @@ class Renderer:
 
     @property
     def sentences(self) -> SentenceFiles:
-        """What files of sentence-transformers beside the model say."""
+        """The settings in the model's files of sentence-transformers."""
         return self._builder.sentences
 
     def prompt_length(self, prompt: str) -> int:
@@ -187,7 +187,7 @@ class Renderer:
                 raise QueueFull("the prompt waited too long for processor time") from error
             raise PromptError(f"{what} took more than {self._limits.seconds:g} s.", field) from error
         except JobKilled as error:
-            raise PromptError(f"{what} is not possible: {error}.", field) from error
+            raise PromptError(f"{what} failed: {error}.", field) from error
 
 
 def _check_variables(job: PairsJob) -> None:

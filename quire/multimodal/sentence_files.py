@@ -24,11 +24,11 @@ Side = Literal["query", "document"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFiles:
-    """What the files say.
+    """Contents of the files.
 
     Attributes:
         prompts: texts that are put before an input, by name.
-        default_prompt: name of the one that is used where none is asked for.
+        default_prompt: name of the one that is used by default.
         lower_case: texts are lowered before they are tokenized.
         pools_prompt: the tokens of a prompt take part in the mean.
     """

@@ -22,7 +22,7 @@ _FULL_SCALE = 32768.0
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """What a client sends: 16-bit little-endian PCM, or G.711; one channel.
+    """The format of a client's audio: 16-bit little-endian PCM, or G.711; one channel.
 
     Attributes:
         rate: samples per second; 8000 for G.711.
@@ -43,7 +43,7 @@ PCMA = AudioFormat("pcma", 8000)
 
 
 class AudioDecoder:
-    """Turns a session's append events into samples. Chunks may have any size; state is carried from one to the next."""
+    """Decodes a session's append events into samples. Chunks may have any size; state is kept between them."""
 
     def __init__(self, audio_format: AudioFormat) -> None:
         self.format = audio_format
@@ -52,7 +52,7 @@ class AudioDecoder:
         self._start_resampler()
 
     def seconds(self, audio: str) -> float:
-        """How much audio a text of base64 is."""
+        """Duration of base64-encoded audio."""
         size = len(audio) * 3 // 4 - audio[-2:].count("=")
         return size / self.format.bytes_per_sample / self.format.rate
 

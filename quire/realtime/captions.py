@@ -1,4 +1,4 @@
-"""Turns a session's utterances into text, while they are spoken and when they have ended."""
+"""Transcribes the utterances of a session: interim passes while they are spoken, then a final one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quire.multimodal.errors import PromptError
 from quire.realtime.audio import RATE, Samples, to_float
 from quire.realtime.dialects.dialect import Body, Dialect
 from quire.realtime.settings import SessionSettings
-from quire.realtime.speech import Speech, Transcript
 from quire.realtime.stable_prefix import StablePrefix
+from quire.realtime.utterance_transcriber import Transcript, UtteranceTranscriber
 from quire.workers.errors import WorkerError
 
 logger = logging.getLogger(__name__)
@@ -36,20 +36,20 @@ class Utterance:
 
     item: str
     settings: SessionSettings
-    speech: Speech
+    transcriber: UtteranceTranscriber
     audio: Callable[[], Samples]
     _length: int = 0
     _ended: bool = False
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def grow(self, length: int) -> None:
-        """There are so many samples now."""
+        """Set the number of samples so far."""
         async with self._changed:
             self._length = length
             self._changed.notify_all()
 
     async def end(self, audio: Samples) -> None:
-        """The utterance is complete."""
+        """Mark the utterance as complete. `audio`: all of it."""
         self.audio = lambda: audio
         async with self._changed:
             self._ended = True
@@ -61,14 +61,14 @@ class Utterance:
             await self._changed.wait_for(lambda: self._ended)
 
     async def reaches(self, length: int) -> int:
-        """Wait for so many samples; returns how many there are."""
+        """Wait until there are `length` samples; returns how many there are."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._length >= length)
             return self._length
 
 
 class Captions:
-    """The utterances of a session, each with a task of its own. Their texts are told in order."""
+    """The utterances of a session, each with a task of its own. Their texts are sent in order."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class Captions:
         slots: asyncio.Semaphore,
         interval: float,
     ) -> None:
-        """Nothing runs yet.
+        """Prepare for a session; nothing runs yet.
 
         Args:
             group: of the tasks.
-            send: tells the client.
-            dialect: how it is told.
-            slots: of passes over utterances that have not ended; all sessions share them.
-            interval: seconds of new audio after which there is another pass, at the earliest; 0: there are none.
+            send: sends events to the client.
+            dialect: makes the events.
+            slots: limits the interim passes that run at once, over all sessions.
+            interval: minimum seconds of new audio between two interim passes; 0: no interim passes.
         """
         self._group = group
         self._send = send
@@ -98,11 +98,11 @@ class Captions:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def begin(
-        self, item: str, settings: SessionSettings, speech: Speech, audio: Callable[[], Samples]
+        self, item: str, settings: SessionSettings, transcriber: UtteranceTranscriber, audio: Callable[[], Samples]
     ) -> Utterance:
-        """Start with an utterance, once there are not too many."""
+        """Start an utterance; waits while too many are not complete."""
         await self._room.acquire()
-        utterance = Utterance(item, settings, speech, audio)
+        utterance = Utterance(item, settings, transcriber, audio)
         previous, self._last = self._last, asyncio.Event()
         task = self._group.create_task(self._caption(utterance, previous, self._last), name=f"utterance {item}")
         self._tasks[item] = task
@@ -142,7 +142,7 @@ class Captions:
             done.set()
 
     async def _caption_growing(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> None:
-        """Pass after pass over the growing audio; what two of them agree on is told."""
+        """Interim passes over the growing audio; words that two passes in a row agree on are sent."""
         delay = utterance.settings.delay
         interval = self._interval if delay is None else _SECONDS_OF_DELAY[delay]
         if not self._interval:
@@ -162,16 +162,16 @@ class Captions:
                 except (ApiError, EngineError, PromptError, WorkerError) as error:  # the last pass reports it
                     logger.debug("a pass over an utterance failed: %s", error)
                     return
-            words = stable.agreed(transcript.text.strip())
+            words = stable.stable_words(transcript.text.strip())
             if words:
                 await previous.wait()
                 await self._send(self._dialect().delta(utterance.item, "".join(words)))
-                stable.tell(words)
+                stable.record_sent(words)
             # At most a third of the time is spent on passes, so that sessions slow down together when there are many.
             due = len(audio) + int(max(interval, 2 * (clock() - started)) * RATE)
 
     async def _caption_ended(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> None:
-        """The pass over the whole utterance."""
+        """The final pass, over the whole utterance."""
         dialect, item = self._dialect(), utterance.item
         try:
             transcript = await self._last_pass(utterance, stable, previous)
@@ -185,24 +185,26 @@ class Captions:
         else:
             text = transcript.text.strip()
             await previous.wait()
-            if stable.told and (rest := stable.rest(text)):
-                await self._send(dialect.delta(item, rest))
+            if stable.sent and (remaining := stable.remaining(text)):
+                await self._send(dialect.delta(item, remaining))
             await self._send(dialect.completed(item, text, transcript.usage, transcript.language))
             return
         await previous.wait()
         fault = failure.status >= _SERVER_ERROR
-        await self._send(dialect.failed(item, "transcription_failed", failure.message, servers_fault=fault))
+        await self._send(dialect.failed(item, "transcription_failed", failure.message, is_server_error=fault))
 
     async def _last_pass(self, utterance: Utterance, stable: StablePrefix, previous: asyncio.Event) -> Transcript:
-        """The transcript; its text is told as it comes, unless some was told before."""
+        """The final transcript. Its text is sent while it is generated, unless interim text was sent before."""
 
-        async def tell(text: str) -> None:
+        async def send_text(text: str) -> None:
             await previous.wait()
             await self._send(self._dialect().delta(utterance.item, text))
 
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return await self._transcript(utterance, utterance.audio(), None if stable.told else tell, draft=False)
+                return await self._transcript(
+                    utterance, utterance.audio(), None if stable.sent else send_text, draft=False
+                )
             except EngineOverloaded as error:
                 if attempt == _ATTEMPTS:
                     raise
@@ -211,17 +213,17 @@ class Captions:
 
     @staticmethod
     async def _transcript(
-        utterance: Utterance, audio: Samples, tell: Callable[[str], Awaitable[None]] | None = None, *, draft: bool
+        utterance: Utterance, audio: Samples, send_text: Callable[[str], Awaitable[None]] | None = None, *, draft: bool
     ) -> Transcript:
-        """One pass. `tell` gets the text as it comes."""
-        told = False
-        running = utterance.speech.transcribe(to_float(audio), utterance.settings, draft=draft)
+        """One pass. `send_text` gets the text while it is generated."""
+        sent = False
+        running = utterance.transcriber.transcribe(to_float(audio), utterance.settings, draft=draft)
         async with aclosing(running) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Transcript):
                     return piece
-                text = piece if told else piece.lstrip()
-                if tell is not None and text:
-                    await tell(text)
-                    told = True
+                text = piece if sent else piece.lstrip()
+                if send_text is not None and text:
+                    await send_text(text)
+                    sent = True
         raise ApiError("The transcription has ended without a text.")

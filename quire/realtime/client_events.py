@@ -1,4 +1,4 @@
-"""What clients send: one JSON object for each event, told apart by its `type`."""
+"""Client events: one JSON object each, whose `type` selects the class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Append(Event, frozen=True, tag="input_audio_buffer.append", kw_only=True):
 
 
 class Commit(Event, frozen=True, tag="input_audio_buffer.commit", kw_only=True):
-    """Ends an utterance. With vLLM `final` says whether the audio ends; otherwise it begins."""
+    """Ends an utterance. In vLLM's dialect it ends the audio if `final`, else begins it."""
 
     final: bool | UnsetType = UNSET
 
@@ -71,7 +71,7 @@ def parse_event(text: str, max_size: int) -> ClientEvent:
         max_size: characters that an event may have.
 
     Raises:
-        EventError: it is none.
+        EventError: the text is not a valid event.
     """
     if len(text) > max_size:
         raise EventError(
@@ -90,9 +90,9 @@ def convert(raw: msgspec.Raw, kind: type[Any], path: str) -> Any:
     """A part of an event whose type depends on the dialect.
 
     Args:
-        raw: its JSON.
+        raw: JSON of the part.
         kind: the type.
-        path: where the part is in the event.
+        path: path of the part in the event.
 
     Raises:
         EventError: it is not of this type.

@@ -1,7 +1,7 @@
 """Errors of a session.
 
-EventError            one client event is refused; the session lives
-SessionOver           the session ends, for a reason that its client is told
+EventError            one client event is refused; the session continues
+SessionEnded           the session ends; the client gets the reason
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class EventError(Exception):
         return str(self).encode(errors="replace").decode()
 
 
-class SessionOver(Exception):
+class SessionEnded(Exception):
     """The session ends.
 
     Attributes:
-        code: of the WebSocket's close frame; None if the client has gone.
-        reason: for the client; empty if it has asked for the end.
+        code: code of the WebSocket's close frame; None if the client has gone.
+        reason: text for the client; empty if the client ended the session.
         name: `code` of an error event that goes before the close frame; None: no such event.
     """
 

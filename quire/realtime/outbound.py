@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Outbound:
-    """A queue of encoded events, bounded by bytes: who has something to say to a slow client waits."""
+    """A queue of encoded events, bounded by bytes: senders wait while a client reads slowly."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

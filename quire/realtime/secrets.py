@@ -1,4 +1,4 @@
-"""Keys for clients that may not have the server's own: they expire, and open realtime sessions only."""
+"""Client secrets: keys for browsers, which expire and can only open realtime sessions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 class Secret(msgspec.Struct, frozen=True, array_like=True):
-    """What a client secret says.
+    """Contents of a client secret.
 
     Attributes:
         expires_at: Unix time.
-        owner: which of the server's API keys has made it; None: the server has none.
+        owner: the API key with which it was created; None: the server has none.
         session: JSON of the session's settings.
         beta: they have the form of the beta.
         nonce: makes secrets differ.
@@ -58,7 +58,7 @@ class ClientSecrets:
         return PREFIX + _encode(self._signature(content) + content), secret.expires_at
 
     def read(self, text: str) -> Secret | None:
-        """What a secret says; None if it is not one of this server, or has expired."""
+        """The contents of a secret; None if it was not made by this server, or has expired."""
         if not text.startswith(PREFIX):
             return None
         encoded = text.removeprefix(PREFIX)

@@ -1,4 +1,4 @@
-"""One session: what a client sends becomes audio, utterances and text, until one of the two sides ends it."""
+"""One realtime session: handles the events of a client until either side ends it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from quire.realtime.client_events import (
     TranscriptionSessionUpdate,
     parse_event,
 )
-from quire.realtime.dialects.choice import Choice
+from quire.realtime.dialects.choice import DialectChoice
 from quire.realtime.dialects.dialect import Body, Dialect, SessionInfo
-from quire.realtime.errors import EventError, SessionOver
+from quire.realtime.errors import EventError, SessionEnded
 from quire.realtime.outbound import Outbound
 from quire.realtime.settings import SessionSettings
-from quire.realtime.speech import Speech, SpeechOf
-from quire.realtime.turn_detection import ActivityOf, Began, Ended, Turns
+from quire.realtime.turn_detection import SpeechDetectorOf, TurnDetector, UtteranceEnded, UtteranceStarted
+from quire.realtime.utterance_transcriber import TranscriberOf, UtteranceTranscriber
 
 _MAX_UNSENT = 256 << 10  # bytes of events that a client has not read
 _TRY_AGAIN = 1012  # close code: the server restarts
@@ -40,17 +40,17 @@ _NORMAL = 1000
 
 @dataclass(frozen=True, slots=True)
 class SharedContext:
-    """What the sessions of a server share.
+    """State that all sessions of a server share.
 
     Attributes:
-        slots: of passes over utterances that are being spoken.
+        slots: limits the interim transcriptions that run at once.
         draining: set once the server shuts down.
     """
 
     state: ServerState
     options: RealtimeOptions
-    speech_of: SpeechOf
-    activity_of: ActivityOf
+    transcriber_of: TranscriberOf
+    detector_of: SpeechDetectorOf
     slots: asyncio.Semaphore
     draining: asyncio.Event
 
@@ -58,7 +58,7 @@ class SharedContext:
 class Session:
     """A session over an accepted WebSocket."""
 
-    def __init__(self, websocket: WebSocket, shared: SharedContext, choice: Choice, facts: SessionInfo) -> None:
+    def __init__(self, websocket: WebSocket, shared: SharedContext, choice: DialectChoice, facts: SessionInfo) -> None:
         self._websocket = websocket
         self._shared = shared
         self._choice = choice
@@ -66,33 +66,33 @@ class Session:
         self._outbound = Outbound(_MAX_UNSENT)
         self._decoder = AudioDecoder(facts.settings.audio_format)
         detection = facts.settings.effective_detection
-        self._turns = Turns(detection, shared.activity_of, shared.options.max_realtime_audio)
+        self._turns = TurnDetector(detection, shared.detector_of, shared.options.max_realtime_audio)
         self._utterance: Utterance | None = None
         self._item = ""  # of the current utterance
         self._previous_item: str | None = None
 
-    async def run(self) -> SessionOver:
-        """Serve the client; returns why the session is over. What runs for it has ended then."""
+    async def run(self) -> SessionEnded:
+        """Serve the client; returns why the session has ended, after all of its tasks have ended."""
         seconds = self._shared.options.realtime_session_timeout
         try:
             async with asyncio.timeout(seconds or None):
                 over = await self._run_tasks()
         except TimeoutError:
-            over = SessionOver(
+            over = SessionEnded(
                 _NORMAL, f"The session has reached its maximum duration of {seconds:g} s.", "session_expired"
             )
         return over
 
-    def farewell(self, over: SessionOver) -> list[Body]:
-        """The events that tell the client why the session is over."""
+    def closing_events(self, over: SessionEnded) -> list[Body]:
+        """The events that give the client the reason of the end."""
         return [] if over.name is None else self._dialect.session_error(over.name, over.reason)
 
     @property
     def _dialect(self) -> Dialect:
         return self._choice.dialect
 
-    async def _run_tasks(self) -> SessionOver:
-        over = SessionOver(None)
+    async def _run_tasks(self) -> SessionEnded:
+        over = SessionEnded(None)
         try:
             async with asyncio.TaskGroup() as group:
                 self._captions = Captions(
@@ -105,9 +105,9 @@ class Session:
                 group.create_task(self._write())
                 reading = group.create_task(self._read())
                 group.create_task(self._drain(reading))
-        except* SessionOver as group_of_one:
+        except* SessionEnded as group_of_one:
             found = group_of_one.exceptions[0]
-            assert isinstance(found, SessionOver)
+            assert isinstance(found, SessionEnded)
             over = found
         return over
 
@@ -117,7 +117,7 @@ class Session:
             try:
                 await self._websocket.send_text(frame.decode())
             except (WebSocketDisconnect, RuntimeError) as error:  # RuntimeError: it has been closed
-                raise SessionOver(None) from error
+                raise SessionEnded(None) from error
             await self._outbound.written(frame)
 
     async def _send(self, bodies: list[Body]) -> None:
@@ -133,7 +133,7 @@ class Session:
             await self._end(self._turns.finish())
         await self._captions.complete()
         await self._outbound.flushed()
-        raise SessionOver(_TRY_AGAIN, "the server is shutting down")
+        raise SessionEnded(_TRY_AGAIN, "the server is shutting down")
 
     async def _read(self) -> None:
         await self._send(self._dialect.created(self._facts))
@@ -144,9 +144,9 @@ class Session:
                     message = await self._websocket.receive()
             except TimeoutError as error:
                 reason = f"The session has ended because the client sent nothing for {idle:g} s."
-                raise SessionOver(_NORMAL, reason, "session_idle") from error
+                raise SessionEnded(_NORMAL, reason, "session_idle") from error
             if message["type"] == "websocket.disconnect":
-                raise SessionOver(None)
+                raise SessionEnded(None)
             try:
                 await self._handle_frame(message.get("text"))
             except EventError as error:
@@ -154,7 +154,7 @@ class Session:
 
     async def _handle_frame(self, text: str | None) -> None:
         if text is None:
-            raise EventError("Binary frames are not accepted: events are JSON in text frames.", "invalid_event")
+            raise EventError("Binary frames are not accepted: events must be JSON in text frames.", "invalid_event")
         event = parse_event(text, int(self._shared.options.max_realtime_event_size))
         try:
             self._decide_dialect(event)
@@ -194,8 +194,8 @@ class Session:
         if settings.effective_detection != before.effective_detection:
             self._turns.detect(settings.effective_detection)
 
-    def _speech(self) -> Speech:
-        return speech_of(self._shared, self._dialect, self._facts.settings)
+    def _speech(self) -> UtteranceTranscriber:
+        return transcriber_of(self._shared, self._dialect, self._facts.settings)
 
     async def _append(self, audio: str) -> None:
         speech = self._speech()
@@ -204,29 +204,29 @@ class Session:
             await self._hear(samples, speech)
             await asyncio.sleep(0)  # large events leave room for other sessions
 
-    async def _hear(self, samples: Samples, speech: Speech) -> None:
+    async def _hear(self, samples: Samples, speech: UtteranceTranscriber) -> None:
         for event in self._turns.push(samples):
             match event:
-                case Began(start=start):
+                case UtteranceStarted(start=start):
                     await self._begin(start, speech)
-                case Ended():
+                case UtteranceEnded():
                     await self._end(event)
         if self._utterance is not None and self._turns.speaking_since is not None:
             await self._utterance.grow(self._turns.position - self._turns.speaking_since)
 
-    async def _begin(self, start: int, speech: Speech) -> None:
+    async def _begin(self, start: int, speech: UtteranceTranscriber) -> None:
         self._item = _new_item()
         await self._send(self._dialect.speech_started(self._item, _milliseconds(start)))
         self._utterance = await self._captions.begin(self._item, self._facts.settings, speech, self._turns.current)
 
-    async def _end(self, ended: Ended) -> None:
+    async def _end(self, ended: UtteranceEnded) -> None:
         """The current utterance is complete, or, without voice activity, all audio so far is one."""
         if self._utterance is None:
-            if not ended.heard:
+            if not ended.by_voice_activity:
                 self._item = _new_item()
             speech = self._speech()
             self._utterance = await self._captions.begin(self._item, self._facts.settings, speech, lambda: ended.audio)
-        if ended.heard:
+        if ended.by_voice_activity:
             await self._send(self._dialect.speech_stopped(self._item, _milliseconds(ended.end)))
         await self._send(self._dialect.committed(self._item, self._previous_item))
         self._previous_item = self._item
@@ -255,8 +255,8 @@ class Session:
         await self._send(self._dialect.cleared())
 
 
-def speech_of(shared: SharedContext, dialect: Dialect, settings: SessionSettings) -> Speech:
-    """The model of a session.
+def transcriber_of(shared: SharedContext, dialect: Dialect, settings: SessionSettings) -> UtteranceTranscriber:
+    """The transcriber of a session's model.
 
     Raises:
         EventError: it does not exist, does not transcribe, or has not been named.
@@ -264,18 +264,18 @@ def speech_of(shared: SharedContext, dialect: Dialect, settings: SessionSettings
     if settings.model is None and not dialect.commits_end_utterances:
         raise EventError("Send session.update with a `model` first.", "model_not_validated")
     try:
-        return shared.speech_of(shared.state.model_for(settings.model, "transcribe"))
+        return shared.transcriber_of(shared.state.model_for(settings.model, "transcribe"))
     except ApiError as error:
         raise EventError(error.message, "model_not_found", "model") from error
 
 
 def check_settings(shared: SharedContext, dialect: Dialect, settings: SessionSettings) -> None:
-    """Refuse settings that no model can follow.
+    """Refuse settings that the model does not support.
 
     Raises:
-        EventError: the model, or what it is asked for, is not possible.
+        EventError: the model does not exist, or does not support a setting.
     """
-    speech = speech_of(shared, dialect, settings)
+    speech = transcriber_of(shared, dialect, settings)
     try:
         speech.check(settings)
     except ApiError as error:

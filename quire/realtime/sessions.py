@@ -20,14 +20,14 @@ from quire.api.serving.models import ServerState
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
 from quire.realtime.client_events import SessionUpdate, TranscriptionSessionUpdate
-from quire.realtime.dialects.choice import Choice, guess
+from quire.realtime.dialects.choice import DialectChoice, guess
 from quire.realtime.dialects.dialect import Dialect, SessionInfo
 from quire.realtime.dialects.openai import OpenAI, OpenAIBeta
-from quire.realtime.errors import EventError, SessionOver
+from quire.realtime.errors import EventError, SessionEnded
 from quire.realtime.secrets import PREFIX, ClientSecrets, Secret
 from quire.realtime.session import Session, SharedContext, check_settings
-from quire.realtime.speech import SpeechOf
-from quire.realtime.turn_detection import ActivityOf, voice_activity
+from quire.realtime.turn_detection import SpeechDetectorOf, voice_activity
+from quire.realtime.utterance_transcriber import TranscriberOf
 
 logger = logging.getLogger(__name__)
 _INTERIM_PASSES = 8  # over utterances that are being spoken, of all sessions at once
@@ -45,8 +45,8 @@ class Sessions:
         options: RealtimeOptions,
         server: ServerOptions,
         metrics: Metrics,
-        speech_of: SpeechOf,
-        activity_of: ActivityOf = voice_activity,
+        transcriber_of: TranscriberOf,
+        detector_of: SpeechDetectorOf = voice_activity,
     ) -> None:
         self.secrets = ClientSecrets()
         self._options = options
@@ -54,7 +54,7 @@ class Sessions:
         self._metrics = metrics
         self._running = 0
         self.shared = SharedContext(
-            state, options, speech_of, activity_of, asyncio.Semaphore(_INTERIM_PASSES), asyncio.Event()
+            state, options, transcriber_of, detector_of, asyncio.Semaphore(_INTERIM_PASSES), asyncio.Event()
         )
 
     @property
@@ -102,7 +102,7 @@ class Sessions:
         seconds = self._options.realtime_session_timeout
         return SessionInfo(settings, int(time.time() + seconds) if seconds else None)
 
-    def _open(self, websocket: WebSocket) -> tuple[Choice, SessionInfo]:
+    def _open(self, websocket: WebSocket) -> tuple[DialectChoice, SessionInfo]:
         """What a session starts with.
 
         Raises:
@@ -118,12 +118,12 @@ class Sessions:
             self._check_origin(websocket)
         query = websocket.query_params
         if "call_id" in query:
-            raise InvalidRequest("`call_id` is not supported: the server takes part in no calls.", "call_id")
+            raise InvalidRequest("`call_id` is not supported: this server has no SIP or WebRTC calls.", "call_id")
         dialect = guess(websocket.headers, query, subprotocols(websocket.headers))
         if secret is not None:
             dialect = OpenAIBeta(of_transcription=True) if secret.beta else OpenAI()
         try:
-            return Choice(dialect), self.session_info(dialect, secret, query.get("model"))
+            return DialectChoice(dialect), self.session_info(dialect, secret, query.get("model"))
         except EventError as error:
             kind = NotFound if error.code == "model_not_found" else InvalidRequest
             raise kind(error.message, error.param) from error
@@ -160,13 +160,13 @@ class Sessions:
             over = await session.run()
         except Exception:
             logger.exception("a realtime session failed")
-            over = SessionOver(_FAILED, "Internal server error", "server_error")
+            over = SessionEnded(_FAILED, "Internal server error", "server_error")
         if over.code is None:
             return
         # The client may be slow, or gone: then the connection is closed without a word.
         with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
-                for body in session.farewell(over):
+                for body in session.closing_events(over):
                     await websocket.send_json(body)
                 await websocket.close(over.code, over.reason[:120])
 

@@ -1,4 +1,4 @@
-"""What a session is set to, whatever the dialect that says it."""
+"""Settings of sessions, independent of the dialect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TurnDetection:
     """Settings of voice activity.
 
     Attributes:
-        threshold: how certain the detector has to be, 0 to 1.
+        threshold: probability from which on audio counts as speech, 0 to 1.
         noise_floor: level in dB of full scale below which there is no speech; None: no such level.
     """
 
@@ -34,10 +34,10 @@ class SessionSettings:
 
     Attributes:
         model: name of the model that transcribes; None until the client has named one.
-        language: code of the language that is spoken; None: the model finds out.
-        prompt: text that the model takes for what was said before.
-        delay: how long the text of an utterance may wait while it is spoken; None: as the server is set.
-        turn_detection: None if the client says where utterances end.
+        language: code of the language that is spoken; None: detected by the model.
+        prompt: earlier text, as context for the model.
+        delay: delay of interim transcripts; None: the server's setting.
+        turn_detection: None if the client ends utterances by commits.
     """
 
     audio_format: AudioFormat = PCM_24K

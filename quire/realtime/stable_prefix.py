@@ -1,4 +1,4 @@
-"""Which words of a transcript that is still changing can be told already."""
+"""Finds the words of an interim transcript that are stable enough to be sent."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ import re
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff1f"
 _UNIT = re.compile(rf"\s*(?:[{_UNSPACED}]|[^\s{_UNSPACED}]+)")
 _NO_SPACE = re.compile(f"[{_UNSPACED}]")
-_UNHEARD = re.compile(r"[\W_]+")
+_NOT_SPOKEN = re.compile(r"[\W_]+")
 
 
 class StablePrefix:
-    """Agreement of successive passes over a growing utterance.
+    """The common prefix of successive interim transcripts of an utterance.
 
-    A word is stable once two passes in a row have the same words up to it, whatever their case and punctuation. What
-    has been told is never taken back: `rest` of the final transcript begins behind as many words.
+    A word is stable once two transcripts in a row have the same words up to it, ignoring case and punctuation.
+    Words that were sent are never retracted: `remaining` gives the part of the final transcript that follows them.
     """
 
     def __init__(self) -> None:
         self._previous: list[str] = []
-        self._told: list[str] = []
+        self._sent: list[str] = []
 
     @property
-    def told(self) -> str:
-        """The text so far."""
-        return "".join(self._told)
+    def sent(self) -> str:
+        """The text that was sent."""
+        return "".join(self._sent)
 
-    def agreed(self, transcript: str) -> list[str]:
-        """The words that have become stable by the transcript of another pass. They are told by `tell`."""
+    def stable_words(self, transcript: str) -> list[str]:
+        """The words that have become stable with this transcript and were not sent; see `record_sent`."""
         units = split(transcript)
         common = _common(self._previous, units)
         self._previous = units
-        return units[len(self._told) : common]
+        return units[len(self._sent) : common]
 
-    def tell(self, words: list[str]) -> None:
-        """The client has these words as well."""
-        self._told += words
+    def record_sent(self, words: list[str]) -> None:
+        """Record that these words were sent."""
+        self._sent += words
 
-    def rest(self, transcript: str) -> str:
-        """What follows the told words in the final transcript. A word that it has elsewhere is not told twice."""
+    def remaining(self, transcript: str) -> str:
+        """The part of the final transcript that follows the sent words, which are aligned with it by edit distance."""
         units = split(transcript)
-        return "".join(units[_behind([_heard(u) for u in self._told], [_heard(u) for u in units]) :])
+        return "".join(units[_aligned_length([_normalized(u) for u in self._sent], [_normalized(u) for u in units]) :])
 
 
 def split(text: str) -> list[str]:
@@ -50,27 +50,27 @@ def split(text: str) -> list[str]:
 
 
 def separator(before: str, after: str) -> str:
-    """What goes between two texts: a space, unless one of them is empty or has it, or their script has no spaces."""
+    """The separator of two texts: a space, unless one of them is empty or has it, or their script has no spaces."""
     if not before or not after or before[-1].isspace() or after[0].isspace():
         return ""
     return "" if _NO_SPACE.match(before[-1]) and _NO_SPACE.match(after[0]) else " "
 
 
-def _heard(unit: str) -> str:
-    return _UNHEARD.sub("", unit).casefold()
+def _normalized(unit: str) -> str:
+    return _NOT_SPOKEN.sub("", unit).casefold()
 
 
 def _common(first: list[str], second: list[str]) -> int:
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if _heard(one) != _heard(other):
+        if _normalized(one) != _normalized(other):
             return index
     return min(len(first), len(second))
 
 
-def _behind(told: list[str], final: list[str]) -> int:
-    """The number of words at the start of `final` that best match `told`, by edit distance."""
+def _aligned_length(sent: list[str], final: list[str]) -> int:
+    """The number of words at the start of `final` that best match `sent`, by edit distance."""
     costs = list(range(len(final) + 1))
-    for row, word in enumerate(told, 1):
+    for row, word in enumerate(sent, 1):
         diagonal, costs[0] = costs[0], row
         for column, other in enumerate(final, 1):
             diagonal, costs[column] = (

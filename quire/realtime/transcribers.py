@@ -1,4 +1,4 @@
-"""Realtime speech by the transcriber that the endpoints for files use as well."""
+"""Transcribes utterances with the `Transcriber` that the endpoints for files use as well."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import Finished, TextDelta, TranscriptionOptions
+from quire.api.serving.transcription.types import TextDelta, TranscriptionDone, TranscriptionOptions
 from quire.realtime.audio import RATE
 from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
-from quire.realtime.speech import Speech, SpeechOf, Transcript
+from quire.realtime.utterance_transcriber import TranscriberOf, Transcript, UtteranceTranscriber
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 12, 16  # in a draft; fast speech has half as many
 
 
-class TranscriberSpeech:
-    """A `Speech` for models that transcribe an utterance as a whole."""
+class WholeUtteranceTranscriber:
+    """A `UtteranceTranscriber` for models that transcribe an utterance as a whole."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._transcriber = Transcriber(model)
 
     def check(self, settings: SessionSettings) -> None:
-        """Refuse settings that the model cannot follow; see `Speech.check`."""
+        """Refuse settings that the model does not support; see `UtteranceTranscriber.check`."""
         self._transcriber.check(_options(settings, draft=False))
 
     async def transcribe(
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
     ) -> AsyncGenerator[str | Transcript, None]:
-        """Transcribe an utterance; see `Speech.transcribe`."""
+        """Transcribe an utterance; see `UtteranceTranscriber.transcribe`."""
         options = _options(settings, draft=draft)
         if draft and self._transcriber.generates:
             # A model that repeats itself must not hold up those who wait for their text.
@@ -45,22 +45,22 @@ class TranscriberSpeech:
                     match event:
                         case TextDelta(text=text):
                             yield text
-                        case Finished(usage=usage):
+                        case TranscriptionDone(usage=usage):
                             counts = (usage.audio_tokens, usage.text_tokens, usage.output_tokens)
                             yield Transcript(event.text, Usage(usage.seconds, *counts), event.language)
 
 
-def speech_models() -> SpeechOf:
-    """Finds the `Speech` of a model; there is one for each."""
-    known: dict[str, Speech] = {}
+def transcriber_factory() -> TranscriberOf:
+    """Returns a function that gives the `UtteranceTranscriber` of a model, one for each model."""
+    known: dict[str, UtteranceTranscriber] = {}
 
-    def speech_of(model: ServedModel) -> Speech:
+    def transcriber_of(model: ServedModel) -> UtteranceTranscriber:
         name = model.names[0]
         if name not in known:
-            known[name] = TranscriberSpeech(model)
+            known[name] = WholeUtteranceTranscriber(model)
         return known[name]
 
-    return speech_of
+    return transcriber_of
 
 
 def _options(settings: SessionSettings, *, draft: bool) -> TranscriptionOptions:

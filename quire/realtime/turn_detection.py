@@ -1,4 +1,4 @@
-"""Where utterances begin and end in the audio of a session."""
+"""Turn detection: where utterances begin and end in the audio of a session."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ _GATE = RATE // 50  # samples that the noise floor is compared with
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class UtteranceStarted:
     """Speech has begun, `start` samples after the session did."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class UtteranceEnded:
     """The utterance has ended.
 
     Attributes:
         audio: all of it.
-        start, end: in samples since the beginning of the session.
-        heard: its end was heard in the audio; the client has not asked for it.
+        start, end: positions in samples since the beginning of the session.
+        by_voice_activity: voice activity detection ended it, not a commit of the client.
     """
 
     audio: Samples
     start: int
     end: int
-    heard: bool
+    by_voice_activity: bool
 
 
-class Activity(Protocol):
+class SpeechDetector(Protocol):
     """A detector of speech with state. Positions are counted from its own first sample."""
 
     def push(self, samples: NDArray[np.float32]) -> list[SpeechEvent]:
         """Take further samples and return what was noticed, with padding included."""
 
 
-ActivityOf = Callable[[TurnDetection], Activity]
+SpeechDetectorOf = Callable[[TurnDetection], SpeechDetector]
 
 
-def voice_activity(detection: TurnDetection) -> Activity:
+def voice_activity(detection: TurnDetection) -> SpeechDetector:
     """The detector with these settings."""
     return VoiceActivity(RATE, detection.threshold, detection.prefix_padding_ms, detection.silence_duration_ms)
 
 
-class Turns:
+class TurnDetector:
     """Cuts a session's audio into utterances: by voice activity, or where the client commits.
 
     Attributes:
         speaking_since: start of the current utterance in samples; None outside of utterances.
     """
 
-    def __init__(self, detection: TurnDetection | None, activity_of: ActivityOf, max_seconds: float) -> None:
+    def __init__(self, detection: TurnDetection | None, detector_of: SpeechDetectorOf, max_seconds: float) -> None:
         """`max_seconds`: how much audio may wait for the client's commit."""
-        self._activity_of = activity_of
+        self._activity_of = detector_of
         self._max_samples = int(max_seconds * RATE)
         self._buffer = AudioBuffer()
         self.speaking_since: int | None = None
@@ -88,7 +88,7 @@ class Turns:
         return self._activity is not None
 
     def detect(self, detection: TurnDetection | None) -> None:
-        """Use other settings from here on; an utterance that has begun goes on."""
+        """Change the settings; an utterance that has begun continues."""
         self._detection = detection
         self._activity = None if detection is None else self._activity_of(detection)
         self._origin = self.position  # of the activity's positions
@@ -107,7 +107,7 @@ class Turns:
                 "audio",
             )
 
-    def push(self, samples: Samples) -> Iterator[Began | Ended]:
+    def push(self, samples: Samples) -> Iterator[UtteranceStarted | UtteranceEnded]:
         """Add audio; returns what happened in it, in order."""
         self._buffer.append(samples)
         if self._activity is None:
@@ -118,10 +118,10 @@ class Turns:
                 if self.speaking_since is None:
                     yield self._begin(at)
             elif self.speaking_since is not None:
-                yield self._end(at, heard=True)
+                yield self._end(at, by_voice_activity=True)
         while self.speaking_since is not None and self.position - self.speaking_since >= _LONGEST_SECONDS * RATE:
             cut = self._quietest(self.speaking_since + int(_LONGEST_SECONDS * RATE))
-            yield self._end(cut, heard=True)
+            yield self._end(cut, by_voice_activity=True)
             yield self._begin(cut)
         if self.speaking_since is None:
             self._keep_tail()
@@ -131,7 +131,7 @@ class Turns:
         start = self._buffer.start if self.speaking_since is None else self.speaking_since
         return self._buffer.copy(start, self.position)
 
-    def commit(self) -> Ended:
+    def commit(self) -> UtteranceEnded:
         """End the utterance now.
 
         Raises:
@@ -150,13 +150,13 @@ class Turns:
                 "input_audio_buffer_commit_empty",
             )
         self.speaking_since = start
-        ended = self._end(self.position, heard=False)
+        ended = self._end(self.position, by_voice_activity=False)
         self.detect(self._detection)
         return ended
 
-    def finish(self) -> Ended:
+    def finish(self) -> UtteranceEnded:
         """End the utterance that has begun, however short it is."""
-        ended = self._end(self.position, heard=True)
+        ended = self._end(self.position, by_voice_activity=True)
         self.detect(self._detection)
         return ended
 
@@ -167,11 +167,11 @@ class Turns:
         self._buffer.drop_before(self.position)
         self.detect(self._detection)
 
-    def _begin(self, at: int) -> Began:
+    def _begin(self, at: int) -> UtteranceStarted:
         self.speaking_since = max(at, self._buffer.start, self._ignored_before)
-        return Began(self.speaking_since)
+        return UtteranceStarted(self.speaking_since)
 
-    def _end(self, at: int, *, heard: bool) -> Ended:
+    def _end(self, at: int, *, by_voice_activity: bool) -> UtteranceEnded:
         assert self.speaking_since is not None
         start = self.speaking_since
         end = min(max(at, start + int(_SHORTEST_SECONDS * RATE)), self.position)
@@ -179,7 +179,7 @@ class Turns:
         self._ignored_before = end
         audio = self._buffer.copy(start, end)
         self._buffer.drop_before(end)
-        return Ended(audio, start, end, heard)
+        return UtteranceEnded(audio, start, end, by_voice_activity)
 
     def _keep_tail(self) -> None:
         assert self._detection is not None

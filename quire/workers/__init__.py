@@ -1,1 +1,1 @@
-"""Worker processes for jobs whose cost a client decides: limited in memory, time and stack, and killed beyond it."""
+"""Worker processes for jobs of unpredictable cost, with limits of memory, time and stack."""

@@ -45,7 +45,7 @@ class Reply(NamedTuple):
     """The answer to the setup and to each job.
 
     Attributes:
-        kind: what `value` is.
+        kind: meaning of `value`.
         retires: the worker has ended itself; it takes no more jobs.
     """
 

@@ -37,14 +37,14 @@ class Cause(Enum):
     MEMORY = "it needs too much memory"
     STACK = "it is nested too deeply"
     CRASH = "its process has crashed"
-    KILLED = "its process was killed, twice"  # by the system or by somebody else
+    KILLED = "its process was killed twice"  # by the system or by somebody else
 
 
 class JobKilled(WorkerError):
     """The worker process has ended during the job.
 
     Attributes:
-        cause: as far as the exit status tells.
+        cause: the cause, as far as the exit status tells.
     """
 
     def __init__(self, cause: Cause) -> None:

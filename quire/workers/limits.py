@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one job may use.
+    """Limits of one job.
 
     Attributes:
         memory: bytes of private writable memory (RLIMIT_DATA) that a worker may allocate beyond what it has after its
             start. Mapped files and libraries do not count. Not limited on systems other than Linux.
-        seconds: of processor time of one job. It is killed at the latest after ten times as many seconds of
+        seconds: processor time of one job. It is killed at the latest after ten times as many seconds of
             real time.
         stack: bytes of the stack that jobs run on, of Python and of native code.
     """

@@ -13,7 +13,7 @@ from quire.workers.child import Setup
 from quire.workers.errors import Cause, JobKilled, QueueFull, WorkerError
 from quire.workers.limits import WorkerLimits
 from quire.workers.process import WorkerProcess
-from quire.workers.queue import FairQueue, Job
+from quire.workers.queue import Job, TenantQueue
 
 logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0
@@ -22,7 +22,7 @@ _CLOSE_SECONDS = 10.0
 class WorkerPool:
     """Runs jobs in processes that are replaced when a job ends them. For one event loop.
 
-    A job that takes longer than `patience` goes on with low priority, and another process takes the place of its own,
+    A job that takes longer than `patience` continues with low priority, and another process takes the place of its own,
     so that long jobs do not block short ones. There are at most `size` of these; further long jobs start again when
     one of them has ended.
     """
@@ -41,11 +41,11 @@ class WorkerPool:
         """Nothing is started yet.
 
         Args:
-            name: in log lines and thread names.
+            name: name in log lines and thread names.
             target: "package.module:factory". The factory is called once in each worker, and returns the function that
                 does jobs. Its module should be quick to import.
-            arguments: of the factory.
-            limits: of each job.
+            arguments: arguments of the factory.
+            limits: limits of each job.
             size: number of processes for short jobs, and greatest number of processes with long ones.
             max_queued: jobs that may wait for a process.
             patience: seconds after which a job is a long one.
@@ -55,7 +55,7 @@ class WorkerPool:
         self._size = size
         self._max_queued = max_queued
         self._patience = patience
-        self._queue = FairQueue(max_queued)
+        self._queue = TenantQueue(max_queued)
         self._long = asyncio.Semaphore(size)
         self._long_waiting = 0
         self._threads = ThreadPoolExecutor(1, f"quire-{name}-spawn")  # starts processes and waits for their ends
@@ -78,7 +78,7 @@ class WorkerPool:
         Args:
             job: the argument of the function that does jobs. It is pickled on the event loop, so large ones should be
                 bytes or text.
-            tenant: whose job it is; tenants take turns.
+            tenant: the tenant that waits for the job; tenants take turns.
 
         Returns:
             The function's result. An exception of the function is raised.

@@ -57,8 +57,8 @@ class WorkerProcess:
         """Start a process and wait until it is ready.
 
         Args:
-            setup: what it does.
-            threads: where the process is created and waited for.
+            setup: factory, arguments and limits of the process.
+            threads: thread pool in which the process is created and waited for.
 
         Raises:
             WorkerError: it has not become ready. Exceptions of the factory are raised as they are.

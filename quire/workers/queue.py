@@ -31,7 +31,7 @@ class Job:
             self.result.set_exception(error.with_traceback(None))
 
 
-class FairQueue:
+class TenantQueue:
     """First in, first out for each tenant; tenants take turns."""
 
     def __init__(self, max_queued: int) -> None:

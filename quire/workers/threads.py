@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from quire.workers.errors import WorkerError
-from quire.workers.queue import FairQueue, Job
+from quire.workers.queue import Job, TenantQueue
 
 Result = TypeVar("Result")
 
@@ -20,14 +20,14 @@ class FairThreads:
         """No thread is started yet.
 
         Args:
-            name: in thread names.
+            name: name in thread names.
             size: number of threads.
             max_queued: jobs that may wait for a thread.
         """
         self._name = name
         self._executor = ThreadPoolExecutor(size, f"quire-{name}")
         self._free = size
-        self._queue = FairQueue(max_queued)
+        self._queue = TenantQueue(max_queued)
         self._closed = False
 
     async def run(self, work: Callable[[], Result], *, tenant: str = "") -> Result:
@@ -35,7 +35,7 @@ class FairThreads:
 
         Args:
             work: the function.
-            tenant: who waits for it; tenants take turns.
+            tenant: the tenant that waits for it; tenants take turns.
 
         Raises:
             QueueFull: too many jobs wait.

@@ -25,7 +25,7 @@ from quire.api.protocol.pooling.requests import (
     ScoreRequest,
 )
 from quire.api.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
-from quire.api.protocol.speech import TranscriptionRequest, TranslationRequest
+from quire.api.protocol.speech_to_text import TranscriptionRequest, TranslationRequest
 from tests.support.process import ServerProcess, serving
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))

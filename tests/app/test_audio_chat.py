@@ -17,6 +17,7 @@ from quire.multimodal.audio.items import token_count
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import (
     ENDS,
+    KINDS,
     PLACEHOLDERS,
     SPANS,
     TOKEN,
@@ -27,7 +28,7 @@ from tests.support.audio_chat import (
     input_audio,
     write_audio_tokenizer,
 )
-from tests.support.audio_models import KINDS, expected_tokens, make_audio_model, save_audio_model
+from tests.support.audio_models import expected_tokens, make_audio_model, save_audio_model
 from tests.support.process import ServerProcess, serving
 
 FIRST, SECOND = voice(0.9), voice(0.55, hertz=210.0)
@@ -37,10 +38,8 @@ FIRST, SECOND = voice(0.9), voice(0.55, hertz=210.0)
 def models() -> dict[str, Any]:
     made = {}
     for kind in KINDS:
-        field = "audio_token_index" if kind == "qwen2_audio" else "audio_token_id"
-        changes: dict[str, Any] = {field: TOKEN[PLACEHOLDERS[kind]]}
-        made[kind] = make_audio_model(kind, seed=4, **changes)
-        assert made[kind].config.text_config.vocab_size == VOCAB
+        made[kind] = make_audio_model(kind, seed=4, placeholder=TOKEN[PLACEHOLDERS[kind]])
+        assert made[kind].config.get_text_config().vocab_size == VOCAB
     return made
 
 
@@ -58,7 +57,7 @@ def folders(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path]) -> Iterator[ServerProcess]:
-    """One server of all three."""
+    """One server of all of them."""
     options = ("--dtype", "float32", "--kv-cache-memory-bytes", "64MiB", "--max-num-batched-tokens", "32")
     with serving(*(str(folder) for folder in folders.values()), *options, "--max-num-seqs", "8") as running:
         yield running
@@ -100,6 +99,9 @@ def test_transcriptions(server: ServerProcess, models: dict[str, Any], folders: 
     text = {
         "voxtral": "<s>[INST]X[/INST]lang:en[TRANSCRIBE]",
         "qwen3_asr": "<|im_start|>user\nX<|im_end|>\n<|im_start|>assistant\nlanguage English<asr_text>",
+        "granite_speech": "<|im_start|>user\nXcan you transcribe the speech into a written format? It is in English."
+        "<|im_end|>\n",
+        "phi4_multimodal": "<|im_start|>user\nXTranscribe the audio clip into text. It is in English.<|im_end|>\n",
         "qwen2_audio": "<|im_start|>user\nXTranscribe the speech word for word, without comments. It is in English."
         "<|im_end|>\n<|im_start|>assistant\n",
     }[kind]

@@ -32,9 +32,13 @@ def embed(client: openai.OpenAI, *texts: str) -> NDArray[np.float64]:
     return np.array([item.embedding for item in answer.data])
 
 
-def test_both_models_are_listed_with_their_tasks(server: str) -> None:
+def test_all_models_are_listed_with_their_tasks(server: str) -> None:
     tasks = {card["id"]: card["tasks"] for card in httpx.get(f"{server}/v1/models").json()["data"]}
-    assert tasks == {"quire-nano": ["generate"], NAME: ["embed", "token_embed", "score"]}
+    assert tasks == {
+        "quire-nano": ["generate"],
+        NAME: ["embed", "token_embed", "score"],
+        "quire-nano-hear": ["transcribe"],
+    }
 
 
 def test_texts_that_mean_the_same_are_near(client: openai.OpenAI) -> None:

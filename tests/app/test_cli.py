@@ -87,8 +87,8 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def names(given: list[str], served: list[str]) -> list[tuple[str, ...]]:
         return [source.names for source in resolve_models(given, served, None)]
 
-    assert names([], []) == [("quire-nano",), ("quire-nano-embed",)]
-    assert names([], ["x", "y=quire-nano-embed"]) == [("x",), ("y",)]
+    assert names([], []) == [("quire-nano",), ("quire-nano-embed",), ("quire-nano-hear",)]
+    assert names([], ["x", "y=quire-nano-embed"]) == [("x",), ("y",), ("quire-nano-hear",)]
     assert names(["a"], []) == [("a",)]
     assert names(["sub/c"], []) == [("c", "sub/c")]
     assert names(["a"], ["x", "y"]) == [("x", "y")]

@@ -82,7 +82,7 @@ def test_odd_streams_are_understood(server: Server, quire: Run) -> None:
     for endpoint in ("chat", "completions"):
         status, said = quire("bench", "serve", "--num-requests", "3", "--endpoint", endpoint)
         assert status == 0
-        assert "3 completed, 0 abandoned, 0 failed" in said
+        assert "3 completed, 0 aborted, 0 failed" in said
 
 
 @pytest.mark.parametrize(("stream", "complaint"), BROKEN.items())
@@ -99,7 +99,7 @@ def test_a_broken_stream_fails_one_request_of_a_load(server: Server, quire: Run,
     server.stream = stream
     status, said = quire("bench", "serve", "--num-requests", "3")
     assert status == 1
-    assert "0 completed, 0 abandoned, 3 failed" in said
+    assert "0 completed, 0 aborted, 3 failed" in said
     assert complaint in said
 
 

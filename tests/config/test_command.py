@@ -124,7 +124,7 @@ def test_bad_variables_and_files_are_refused_alike(tmp_path: Path, monkeypatch: 
 
 def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
-        BenchServe.parse(["--concurrency", "0", "--abandon", "3"])
+        BenchServe.parse(["--concurrency", "0", "--abort-fraction", "3"])
     assert str(refused.value).count("expects") == 2
 
 

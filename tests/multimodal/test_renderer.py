@@ -1,4 +1,4 @@
-"""Prompts are made beside the event loop: small jobs in threads, large ones and unknown templates in processes."""
+"""Prompts are made off the event loop: small jobs in threads, large ones and unknown templates in processes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from quire.realtime.buffer import AudioBuffer
 from quire.realtime.errors import EventError
 from quire.realtime.outbound import Outbound
 from quire.realtime.settings import TurnDetection
-from quire.realtime.turn_detection import Ended, Turns
+from quire.realtime.turn_detection import TurnDetector, UtteranceEnded
 from tests.support.realtime import base64_of, dialogue
 
 
@@ -98,18 +98,18 @@ class Told:
 def test_utterances_do_not_overlap() -> None:
     """Whatever the padding says."""
     activity = Told()
-    turns = Turns(TurnDetection(), lambda _: activity, 600)
+    turns = TurnDetector(TurnDetection(), lambda _: activity, 600)
     second = np.ones(RATE, np.int16)
     activity.events = [SpeechStarted(100)]
-    assert [type(event).__name__ for event in turns.push(second)] == ["Began"]
+    assert [type(event).__name__ for event in turns.push(second)] == ["UtteranceStarted"]
     activity.events = [SpeechStopped(20_000), SpeechStarted(15_000)]
     first, began = turns.push(second)
-    assert isinstance(first, Ended)
+    assert isinstance(first, UtteranceEnded)
     assert (first.start, first.end, len(first.audio)) == (100, 20_000, 19_900)
     assert began.start == 20_000
     activity.events = [SpeechStopped(20_001)]
     (ended,) = turns.push(second)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, UtteranceEnded)
     assert ended.end - ended.start == RATE // 10
 
 

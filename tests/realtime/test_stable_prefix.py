@@ -14,8 +14,8 @@ def told_after(*passes: str) -> tuple[list[str], StablePrefix]:
     """What is told after each pass."""
     prefix, told = StablePrefix(), []
     for transcript in passes:
-        words = prefix.agreed(transcript)
-        prefix.tell(words)
+        words = prefix.stable_words(transcript)
+        prefix.record_sent(words)
         told.append("".join(words))
     return told, prefix
 
@@ -23,28 +23,28 @@ def told_after(*passes: str) -> tuple[list[str], StablePrefix]:
 def test_a_word_is_told_once_two_passes_agree_on_it() -> None:
     told, prefix = told_after("turn", "turn the", "Turn the light", "turn, the lights on", "turn the lights off")
     assert told == ["", "turn", " the", "", " lights"]
-    assert prefix.told == "turn the lights"
-    assert prefix.rest("Turn the lights off.") == " off."
+    assert prefix.sent == "turn the lights"
+    assert prefix.remaining("Turn the lights off.") == " off."
 
 
 def test_a_word_that_changes_is_not_told() -> None:
     told, prefix = told_after("recognize", "wreck a", "recognize speech", "recognize speech now")
     assert told == ["", "", "", "recognize speech"]
-    assert prefix.rest("recognize speech now") == " now"
+    assert prefix.remaining("recognize speech now") == " now"
 
 
 def test_what_was_told_is_not_repeated_when_the_end_differs() -> None:
     _, prefix = told_after("four tea birds", "four tea birds fly")
-    assert prefix.told == "four tea birds"
-    assert prefix.rest("forty birds fly south") == " fly south"
-    assert prefix.rest("four tea birds") == ""
-    assert prefix.rest("") == ""
+    assert prefix.sent == "four tea birds"
+    assert prefix.remaining("forty birds fly south") == " fly south"
+    assert prefix.remaining("four tea birds") == ""
+    assert prefix.remaining("") == ""
 
 
 def test_scripts_without_spaces_are_told_by_characters() -> None:
     told, prefix = told_after("今日", "今日は天", "今日は天気")
     assert told == ["", "今日", "は天"]
-    assert prefix.rest("今日は天気です。") == "気です。"
+    assert prefix.remaining("今日は天気です。") == "気です。"
     assert split("안녕 하세요") == ["안녕", " 하세요"]
 
 
@@ -59,7 +59,7 @@ def test_the_told_text_only_grows_and_the_rest_is_an_end_of_the_transcript(
 ) -> None:
     final = " ".join(last)
     _, prefix = told_after(*(" ".join(words) for words in passes))
-    assert final.endswith(prefix.rest(final))
+    assert final.endswith(prefix.remaining(final))
     _, same = told_after(*[final] * 2)
-    assert same.told == final
-    assert same.rest(final) == ""
+    assert same.sent == final
+    assert same.remaining(final) == ""

@@ -15,7 +15,7 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from quire.engine.wire.audio import AudioInfo, AudioLengths
+from quire.engine.wire.audio import AudioInfo, AudioLengths, WindowLengths
 from quire.engine.wire.protocol import AddRequest
 from tests.support.audio import Samples, wav
 from tests.support.fake_core import INFO, FakeCore
@@ -24,13 +24,29 @@ from tests.support.server import Server, running_server
 _TOKENS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
     *("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>", "<s>", "</s>", "[INST]", "[/INST]", "[BEGIN_AUDIO]"),
-    *("[AUDIO]", "[TRANSCRIBE]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "<asr_text>"),
+    *("[AUDIO]", "[TRANSCRIBE]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "<|audio|>", "<|end_of_text|>"),
+    *("<|endoftext11|>", "<|end|>", "<asr_text>"),
 )
 TOKEN = {text: 256 + index for index, text in enumerate(_TOKENS)}
 VOCAB = 300
-PLACEHOLDERS = {"qwen2_audio": "<|AUDIO|>", "qwen3_asr": "<|audio_pad|>", "voxtral": "[AUDIO]"}
-ENDS = {"qwen2_audio": "<|im_end|>", "qwen3_asr": "<|im_end|>", "voxtral": "</s>"}
+PLACEHOLDERS = {
+    "granite_speech": "<|audio|>",
+    "phi4_multimodal": "<|endoftext11|>",
+    "qwen2_audio": "<|AUDIO|>",
+    "qwen3_asr": "<|audio_pad|>",
+    "voxtral": "[AUDIO]",
+}
+ENDS = {
+    "granite_speech": "<|end_of_text|>",
+    "phi4_multimodal": "<|end|>",
+    "qwen2_audio": "<|im_end|>",
+    "qwen3_asr": "<|im_end|>",
+    "voxtral": "</s>",
+}
+KINDS = tuple(PLACEHOLDERS)
 SPANS = {
+    "granite_speech": "<|audio|>",
+    "phi4_multimodal": "<|endoftext11|>",
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
     "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
     "voxtral": "[BEGIN_AUDIO][AUDIO]",
@@ -61,6 +77,7 @@ def write_audio_tokenizer(kind: str, folder: Path, *, parts: bool = True) -> Non
     config = {"eos_token": ENDS[kind], "bos_token": "<s>" if kind == "voxtral" else None}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    parts = parts and kind not in ("granite_speech", "phi4_multimodal")  # whose templates want texts
     if not (kind == "voxtral" and parts):
         template = _CHAT.replace("AUDIO", SPANS[kind]) if parts else plain
         (folder / "chat_template.jinja").write_text(template)
@@ -75,6 +92,19 @@ def _write_folder(kind: str, parts: bool, folder: Path) -> None:
 def audio_info(kind: str) -> AudioInfo:
     """As real models of the kind have it, with few mel bins."""
     fields: dict[str, Any] = {
+        "granite_speech": {
+            "features": "stacked_log_mel",
+            "column_samples": 320,
+            "item_columns": 15_000,
+            "lengths": WindowLengths(15, 3),
+            "max_items": 1,
+        },
+        "phi4_multimodal": {
+            "features": "kaldi_log_mel",
+            "item_columns": 4000,
+            "lengths": AudioLengths(4000, 3, 1),
+            "before": 8,
+        },
         "qwen2_audio": {"lengths": AudioLengths(3000, 1, 2), "padded_columns": 3000, "context": 2, "max_items": 1},
         "voxtral": {"lengths": AudioLengths(3000, 1, 4), "padded_columns": 3000, "encodes_padding": True},
         "qwen3_asr": {"lengths": AudioLengths(100, 3, 1), "min_samples": 8000, "item_columns": 800},

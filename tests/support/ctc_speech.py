@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 
 from quire.engine.wire.convolutions import Convolution
-from quire.engine.wire.protocol import AddRequest, SpeechInfo
+from quire.engine.wire.protocol import AddRequest, SpeechToTextInfo
 from tests.support.ctc import CHARACTERS
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.speech import HEARD
 
 POSITION = 320  # samples
-SPEECH = SpeechInfo(
+SPEECH = SpeechToTextInfo(
     kind="ctc",
     features="samples",
     sample_rate=16_000,

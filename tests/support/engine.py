@@ -28,10 +28,10 @@ from quire.engine.wire.protocol import (
     MediaItem,
     ModelInfo,
     PooledOutput,
+    PoolingParams,
     RequestOutput,
     SamplingParams,
     StepOutput,
-    Task,
     TokensOutput,
 )
 from tests.support.deferred import DeferredExecutor
@@ -120,9 +120,11 @@ class Engine:
         self.preemptions = self.drafted = self.accepted = 0
         self.items_encoded = self.items_cached = self.steps = 0
 
-    def add(self, request_id: str, prompt: Sequence[int], task: Task, **fields: Any) -> None:
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams | PoolingParams, **fields: Any
+    ) -> None:
         self.results[request_id] = Result()
-        message = AddRequest(request_id, np.array(prompt, np.int32), task, **fields)
+        message = AddRequest(request_id, np.array(prompt, np.int32), params, **fields)
         self.core._handle(message)
         wait(prepared for _, prepared in self.core._preparing)
         self.core._add_prepared()
@@ -159,10 +161,10 @@ class Engine:
         while self.busy:
             self.step()
 
-    def generate(self, prompt: Sequence[int], task: Task, **fields: Any) -> Result:
+    def generate(self, prompt: Sequence[int], params: SamplingParams | PoolingParams, **fields: Any) -> Result:
         """Run one request to its end."""
         name = f"request-{len(self.results)}"
-        self.add(name, prompt, task, **fields)
+        self.add(name, prompt, params, **fields)
         self.run()
         return self.results[name]
 

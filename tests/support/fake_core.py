@@ -128,7 +128,7 @@ class FakeCore:
             self.received.append(message)
             match message:
                 case AddRequest():
-                    answer = self.answer(message) if isinstance(message.task, SamplingParams) else []
+                    answer = self.answer(message) if isinstance(message.params, SamplingParams) else []
                     self.active[message.request_id] = (message, answer, 0)
                 case Abort(request_ids=ids):
                     for request_id in ids:
@@ -153,11 +153,11 @@ class FakeCore:
     def _step(self) -> StepOutput:
         outputs: list[RequestOutput] = []
         for request_id, (message, answer, given) in list(self.active.items()):
-            if isinstance(message.task, PoolingParams):
+            if isinstance(message.params, PoolingParams):
                 outputs.append(self._pooled(message))
                 del self.active[request_id]
                 continue
-            token, made, params = answer[given], given + 1, message.params
+            token, made, params = answer[given], given + 1, message.sampling_params
             ends = token in params.eos_token_ids
             reason = "stop" if ends else "length" if made >= params.max_tokens or made == len(answer) else None
             logprobs = prompt_logprobs = None

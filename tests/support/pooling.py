@@ -29,7 +29,7 @@ def pooling_info(info: ModelInfo, *tasks: str, generates: bool = False, **change
 
 def pooled(info: ModelInfo, message: AddRequest) -> PooledArray:
     """The answer to a pooling request."""
-    facts, params, tokens = info.pooling, message.task, message.prompt.astype(np.int64)
+    facts, params, tokens = info.pooling, message.params, message.prompt.astype(np.int64)
     assert facts is not None
     assert isinstance(params, PoolingParams)
     match params.task:

@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from quire.api.http.errors import InvalidRequest
 from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
-from quire.realtime.speech import Transcript
+from quire.realtime.utterance_transcriber import Transcript
 from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server

@@ -35,8 +35,8 @@ from quire.multimodal.media.sources import media_policy
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
 from quire.realtime.sessions import Sessions
-from quire.realtime.speech import Speech
-from quire.realtime.transcribers import speech_models
+from quire.realtime.transcribers import transcriber_factory
+from quire.realtime.utterance_transcriber import UtteranceTranscriber
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
 from tests.support.tokenizer import EOS, write_tokenizer
 
@@ -65,7 +65,7 @@ async def running_server(
     chat_template: str | None = None,
     handle: CoreHandle | None = None,
     joins: bool = False,
-    speech: Speech | None = None,
+    speech: UtteranceTranscriber | None = None,
     write: Callable[[Path], None] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
@@ -123,8 +123,8 @@ async def running_server(
         store = ResponseStore(database, options.response_ttl, options.response_store_size)
         await stack.enter_async_context(aclosing(store))
         tool_servers = ToolServers(labelled(options.tool_server), options.tool_timeout)
-        speech_of = speech_models() if speech is None else lambda _: speech
-        sessions = Sessions(state, options, options, metrics, speech_of)
+        transcriber_of = transcriber_factory() if speech is None else lambda _: speech
+        sessions = Sessions(state, options, options, metrics, transcriber_of)
         app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)

@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from quire.engine.wire.protocol import AddRequest, PoolingParams, SpeechInfo
+from quire.engine.wire.protocol import AddRequest, PoolingParams, SpeechToTextInfo
 from tests.support.audio import Samples, tone
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
@@ -29,7 +29,7 @@ TOKEN = {text: 256 + index for index, text in enumerate(_CONTROL)}
 END = TOKEN["<|endoftext|>"]
 TIMES = 256 + len(_CONTROL)  # the token of 0.00
 VOCAB = TIMES + 1501
-SPEECH = SpeechInfo(
+SPEECH = SpeechToTextInfo(
     kind="whisper",
     sample_rate=16_000,
     num_mel_bins=80,
@@ -124,7 +124,7 @@ def speaks(code: str, no_speech: float = 0.01) -> Callable[[AddRequest], list[fl
     """Probabilities: of this language where languages are asked for, else of no speech."""
 
     def probs(message: AddRequest) -> list[float]:
-        asked = message.params.token_probs
+        asked = message.sampling_params.token_probs
         assert asked is not None
         if len(asked.token_ids) == 1:
             return [no_speech]
@@ -135,7 +135,7 @@ def speaks(code: str, no_speech: float = 0.01) -> Callable[[AddRequest], list[fl
 
 def aligned(message: AddRequest) -> np.ndarray:
     """Each token belongs to the time at which its word is heard."""
-    task = message.task
+    task = message.params
     assert isinstance(task, PoolingParams)
     assert task.frames is not None
     rows = len(message.prompt) - task.skip_tokens
@@ -191,7 +191,7 @@ def prompts(core: FakeCore) -> list[Sequence[int]]:
     return [
         message.prompt.tolist()
         for message in added(core)
-        if not isinstance(message.task, PoolingParams) and len(message.prompt) > 1
+        if not isinstance(message.params, PoolingParams) and len(message.prompt) > 1
     ]
 
 

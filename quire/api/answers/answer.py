@@ -118,7 +118,7 @@ class AnswerParser:
         return self._splitter.in_content if self._splitter is not None else not self._full_answer
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The finish reason of the answer. `reason`: of its sequence."""
+        """The finish reason of the answer. `reason`: finish reason of its sequence."""
         return "tool_calls" if reason == "stop" and self.called and self._plan and not self._plan.named else reason
 
 

@@ -122,7 +122,7 @@ class CompletionLogprobColumns:
     _NAMES = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 
     def __init__(self, formatter: LogprobFormatter, position: TextPosition) -> None:
-        """`position`: in the text of the choice; it advances with each piece."""
+        """`position`: position in the text of the choice; it advances with each piece."""
         self._formatter = formatter
         self._position = position
         self._pieces: dict[str, list[bytes]] = {name: [] for name in self._NAMES}
@@ -133,7 +133,7 @@ class CompletionLogprobColumns:
         return other
 
     async def extend(self, entries: Sequence[TokenLogprobs | None], tokens: Sequence[int]) -> None:
-        """Append tokens; the event loop goes on in between."""
+        """Append tokens in slices, between which the event loop runs."""
         start = 0
         async for part in _slices(entries):
             columns = await _unblocked(
@@ -149,7 +149,7 @@ class CompletionLogprobColumns:
 
 
 async def encoded(entries: Sequence[Entry], format_entries: Callable[[Sequence[Entry]], list[Any]]) -> orjson.Fragment:
-    """Formatted entries as a JSON array; the event loop goes on in between."""
+    """Formatted entries as a JSON array, made in slices between which the event loop runs."""
     return _joined([_items(await _unblocked(part, format_entries, part)) async for part in _slices(entries)])
 
 

@@ -26,10 +26,10 @@ from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, unless_disconnected
 from quire.api.http.tenant import current_tenant
 from quire.api.protocol.anthropic import (
-    AnsweredMessage,
     AnthropicError,
     Conversation,
     MessagesRequest,
+    MessagesResponse,
     MessagesUsage,
     TokenCount,
 )
@@ -48,7 +48,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of Anthropic's messages."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/messages", responses={**streamed(AnsweredMessage), **_ERRORS}, response_model=None)
+    @routes.post("/v1/messages", responses={**streamed(MessagesResponse), **_ERRORS}, response_model=None)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = state.generator(body.model)
@@ -83,14 +83,14 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-async def _message(prepared: PreparedChat) -> AnsweredMessage:
+async def _message(prepared: PreparedChat) -> MessagesResponse:
     usage, parser = prepared.usage_counter(), prepared.answer_format.parser()
     (result,) = await collect(prepared.model.client, prepared.requests)
     total = result.total
     usage.add(0, total)
     parsed = parser.push(result.text, last=True)
     stop_reason, stop_sequence = stop_fields(_finish_reason(parser, total.finish_reason), total.stop_reason)
-    return AnsweredMessage(
+    return MessagesResponse(
         id=prepared.head.id,
         model=prepared.head.model,
         content=content_blocks(parsed, thinking=prepared.body.include_reasoning),
@@ -103,7 +103,7 @@ async def _message(prepared: PreparedChat) -> AnsweredMessage:
 async def _events(prepared: PreparedChat, ended: Callable[[], None]) -> AsyncGenerator[bytes, None]:
     head, counter, parser = prepared.head, prepared.usage_counter(), prepared.answer_format.parser()
     usage = MessagesUsage(input_tokens=len(prepared.prompt.token_ids), output_tokens=0)
-    message = AnsweredMessage(id=head.id, model=head.model, content=[], stop_reason=None, usage=usage)
+    message = MessagesResponse(id=head.id, model=head.model, content=[], stop_reason=None, usage=usage)
     writer = MessageStreamWriter(message, thinking=prepared.body.include_reasoning)
     yield writer.begin()
     async with aclosing(generate_all(prepared.model.client, prepared.requests, ended)) as deltas:

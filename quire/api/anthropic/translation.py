@@ -11,10 +11,10 @@ from quire.api.http.body import parse_json, request_of
 from quire.api.http.errors import ApiError, InvalidRequest
 from quire.api.http.sse import typed_event
 from quire.api.protocol.anthropic import (
-    AnsweredMessage,
     Conversation,
     ImageBlock,
     MessagesRequest,
+    MessagesResponse,
     MessagesUsage,
     MessageTurn,
     RedactedThinkingBlock,
@@ -200,7 +200,7 @@ def error_event(error: ApiError) -> bytes:
 class MessageStreamWriter(EventWriter[bytes]):
     """Writes the events of one streamed message: its content blocks one after the other."""
 
-    def __init__(self, message: AnsweredMessage, *, thinking: bool) -> None:
+    def __init__(self, message: MessagesResponse, *, thinking: bool) -> None:
         """Make a writer.
 
         Args:

@@ -23,6 +23,7 @@ from quire.multimodal.media.sources import MediaPolicy, Reader, check_url, decod
 from quire.multimodal.messages import AUDIO_PART
 
 _KINDS = ("input_audio", "audio_url")
+_PICTURES = ("image_url", "input_image", "image", "image_pil", "image_embeds", "video_url", "video", "input_video")
 # What clients call formats that are recognized under another name.
 _ALIASES = {"m4a": "mp4", "mp4": "mp4", "opus": "ogg", "vorbis": "ogg", "oga": "ogg", "wave": "wav", "mpeg": "mp3"}
 _ALIASES |= {"mpga": "mp3", "weba": "webm", "mkv": "webm", "aif": "aiff"}
@@ -48,9 +49,9 @@ async def take_audio(
     turned into features, so that a request never holds the samples of two.
 
     Args:
-        messages: of a chat; they are changed.
-        model: that the chat is for.
-        policy: what URLs may refer to.
+        messages: messages of a chat; they are changed in place.
+        model: the model that the chat is for.
+        policy: the URLs that are allowed.
         max_parts: most parts with audio.
 
     Returns:
@@ -61,6 +62,8 @@ async def take_audio(
         PromptError: a part is not valid, not allowed, broken, or too long.
         QueueFull: too many files wait to be decoded.
     """
+    if model.info.audio is not None:
+        _refuse_pictures(messages, model)
     found = audio_parts(messages)
     if not found:
         return None
@@ -73,7 +76,7 @@ async def take_audio(
         )
     if len(found) > max_parts:
         raise InvalidRequest(
-            f"At most {max_parts} pieces of audio may be in one chat (--max-audio-parts), not {len(found)}.", "messages"
+            f"A chat may have at most {max_parts} audio parts (--max-audio-parts), not {len(found)}.", "messages"
         )
     parts = [_checked(content[index], where, policy, reader.limits.size) for content, index, where in found]
     for content, index, _ in found:
@@ -88,13 +91,26 @@ async def take_audio(
 
 def audio_parts(messages: Sequence[Message]) -> list[tuple[list[Any], int, str]]:
     """The content, the index in it and the name of each part with audio."""
+    return _parts(messages, _KINDS)
+
+
+def _parts(messages: Sequence[Message], kinds: Sequence[str]) -> list[tuple[list[Any], int, str]]:
     return [
         (content, index, f"messages[{number}].content[{index}]")
         for number, message in enumerate(messages)
         if isinstance(content := message.content, list)
         for index, part in enumerate(content)
-        if isinstance(part, dict) and part.get("type") in _KINDS
+        if isinstance(part, dict) and part.get("type") in kinds
     ]
+
+
+def _refuse_pictures(messages: Sequence[Message], model: ServedModel) -> None:
+    for content, index, where in _parts(messages, _PICTURES):
+        raise InvalidRequest(
+            f"Content parts of type {content[index]['type']!r} are not supported: the model `{model.names[0]}` is "
+            "served with text and audio only.",
+            where,
+        )
 
 
 def _checked(part: dict[str, Any], where: str, policy: MediaPolicy, max_size: int) -> _Part:

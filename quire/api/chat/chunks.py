@@ -20,7 +20,7 @@ _PLACEHOLDER = "\ue000"  # in the template, in place of the text
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkEnvelope:
+class ChatChunkFields:
     """The fields that all chunks of a response share."""
 
     id: str
@@ -47,7 +47,7 @@ class ChatChunkWriter:
 
     def __init__(
         self,
-        head: ChunkEnvelope,
+        head: ChatChunkFields,
         index: int,
         *,
         role: str,

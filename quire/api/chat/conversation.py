@@ -32,7 +32,7 @@ def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | Non
     Args:
         body: the request.
         trusted: whether requests may bring their own template.
-        audio: how the model takes audio, if there is some in the messages.
+        audio: facts about the model's audio input, if the messages contain audio.
 
     Raises:
         InvalidRequest: the request brings a template without being trusted, or a tool call is malformed.

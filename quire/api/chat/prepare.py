@@ -11,7 +11,7 @@ from quire.api.answers.logprobs import LogprobFormatter
 from quire.api.answers.structured.constraint import checked_grammar
 from quire.api.answers.tools.choice import tool_plan
 from quire.api.chat.audio import audio_parts, take_audio
-from quire.api.chat.chunks import ChunkEnvelope
+from quire.api.chat.chunks import ChatChunkFields
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
@@ -41,10 +41,10 @@ class PreparedChat:
         head: fields that all chunks of the response share.
         final_text: text of the last message.
         unused_fields: names of fields that have no effect: the chat template, or beam search, does not read them.
-        beams: how to search for the answers; None: they are sampled.
+        beams: options of the beam search; None: answers are sampled.
     """
 
-    head: ChunkEnvelope
+    head: ChatChunkFields
     body: ChatRequest
     model: ServedModel
     prompt: Prompt
@@ -128,7 +128,7 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     # The conversation is not needed any more, and may be large. Of its messages only the last one's role is.
     body.messages, body.tools, body.documents = [Message(role=body.messages[-1].role)], None, None
     return PreparedChat(
-        head=ChunkEnvelope(response_id, int(time.time()), model.names[0]),
+        head=ChatChunkFields(response_id, int(time.time()), model.names[0]),
         body=body,
         model=model,
         prompt=prompt,

@@ -23,7 +23,7 @@ from quire.api.http.sse import EventStream, event, respond_unless_disconnected, 
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
 from quire.api.protocol.common import ERRORS, streamed
 from quire.api.protocol.completions import CompletionRequest
-from quire.api.protocol.generate import Rendered, TokensAnswer, TokensChoice, TokensRequest
+from quire.api.protocol.generate import RenderedPrompt, TokensChoice, TokensRequest, TokensResponse
 from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.api.serving.admission import admit, check_capacity
 from quire.api.serving.generation import collect, generate_all
@@ -42,7 +42,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of tokens in, tokens out."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/inference/v1/generate", responses=streamed(TokensAnswer), response_model=None)
+    @routes.post("/inference/v1/generate", responses=streamed(TokensResponse), response_model=None)
     async def generate(body: TokensRequest, request: Request) -> Response:
         """Continue a prompt of tokens."""
         parameters = body.sampling_params
@@ -57,12 +57,12 @@ def router(state: ServerState) -> APIRouter:
         return await respond_unless_disconnected(request, _complete(prepared, body))
 
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
-    async def render_chat(body: ChatRequest, request: Request) -> Rendered:
+    async def render_chat(body: ChatRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
         model = state.generator(body.model)
         if model.info.audio is not None and (parts := audio_parts(body.messages)):
             raise InvalidRequest(
-                "Chats with audio cannot be rendered: token ids do not tell what is heard.", parts[0][2]
+                "Chats with audio cannot be rendered: token ids do not contain the audio.", parts[0][2]
             )
         response_id = answer_id("chatcmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
@@ -70,7 +70,7 @@ def router(state: ServerState) -> APIRouter:
         return _rendered(prepared.head.id, prepared.head.model, body, prepared.prompt, prepared.requests[0])
 
     @routes.post("/v1/completions/render", responses=ERRORS)
-    async def render_completion(body: CompletionRequest, request: Request) -> list[Rendered]:
+    async def render_completion(body: CompletionRequest, request: Request) -> list[RenderedPrompt]:
         """Tokenize prompts without generating anything."""
         model = state.generator(body.model)
         check_capacity(model, count_sequences(body, state.limits), "prompt" if isinstance(body.prompt, list) else "n")
@@ -102,13 +102,13 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
     return request_of(CompletionRequest, given | own)
 
 
-async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> TokensAnswer:
+async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> TokensResponse:
     usage = prepared.usage_counter()
     results = await collect(prepared.model.client, prepared.requests)
     for index, result in enumerate(results):
         usage.add(index, result.total)
     prompt_logprobs, formatter = results[0].total.prompt_logprobs, prepared.formatter
-    return TokensAnswer(
+    return TokensResponse(
         request_id=prepared.id,
         output_mode=body.output_mode,
         choices=[
@@ -151,7 +151,7 @@ async def _choice(
 
 def _rendered(
     request_id: str, model: str, body: ChatRequest | CompletionRequest, prompt: Prompt, request: GenerateRequest
-) -> Rendered:
+) -> RenderedPrompt:
     params = request.params
     if body.use_beam_search:
         raise InvalidRequest("/inference/v1/generate has no beam search.", "use_beam_search")
@@ -167,7 +167,7 @@ def _rendered(
         "logit_bias": body.logit_bias, "allowed_token_ids": allowed, "bad_words": body.bad_words,
         "structured_outputs": _structure(params.grammar),
     }  # fmt: skip
-    return Rendered(
+    return RenderedPrompt(
         request_id=request_id,
         model=model,
         token_ids=prompt.token_ids.tolist(),

@@ -41,7 +41,7 @@ class PreparedCompletion:
     """A checked completion request: `n` sequences for each prompt, in the order of their choices' indices.
 
     Attributes:
-        beams: how to search for the answers; None: they are sampled.
+        beams: options of the beam search; None: answers are sampled.
     """
 
     id: str

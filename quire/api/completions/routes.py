@@ -97,12 +97,12 @@ async def _choices(prepared: PreparedCompletion, results: Sequence[SequenceResul
 
 @dataclass(frozen=True, slots=True)
 class _PromptPart:
-    """What all choices of a prompt share.
+    """Values common to all choices of a prompt.
 
     Attributes:
-        token_ids: of the prompt, if the request asks for them.
+        token_ids: token ids of the prompt, if the request asks for them.
         logprobs: `prompt_logprobs`, if the request asks for them.
-        columns: of `logprobs`, with the prompt if it is echoed.
+        columns: columns of `logprobs`, with the prompt if it is echoed.
     """
 
     token_ids: orjson.Fragment | None

@@ -39,7 +39,7 @@ class JsonRequest(Request):
             orjson.JSONDecodeError: it is not valid JSON.
         """
         content = await self.body()
-        self.app.state.heap.received(len(content))
+        self.app.state.malloc_trimmer.received(len(content))
         containers = await check_number_of_values(content, self.app.state.max_json_values)
         try:
             value = _load(content)

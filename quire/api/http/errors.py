@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, InvalidTask
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, RequestRefused
 from quire.multimodal.errors import PromptError
 from quire.workers.errors import QueueFull, WorkerError
 
@@ -107,7 +107,7 @@ class ApiError(Exception):
 
 
 class InvalidRequest(ApiError):
-    """The request is malformed, or asks for something that is not possible."""
+    """The request is malformed, or uses an unsupported feature."""
 
     status = HTTPStatus.BAD_REQUEST
     kind = "BadRequestError"
@@ -209,7 +209,7 @@ def as_api_error(error: EngineError | PromptError | WorkerError) -> ApiError:
             return TimedOut(str(error))
         case EngineDead():
             return Unavailable(str(error), headers={"Retry-After": str(error.retry_after)})
-        case InvalidTask():
+        case RequestRefused():
             return InvalidRequest(str(error))
         case _:
             return Internal(str(error))

@@ -119,7 +119,8 @@ def ignore(request: Request, names: Sequence[str]) -> None:
         return
     if request.app.state.strict_fields:
         raise InvalidRequest(
-            f"Field `{shortened(names[0])}` would have no effect; the server runs with --strict-fields.", names[0]
+            f"Field `{shortened(names[0])}` has no effect, and the server runs with --strict-fields.",
+            names[0],
         )
     request.scope.setdefault(_IGNORED, []).extend(names)
 

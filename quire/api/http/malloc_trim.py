@@ -17,8 +17,8 @@ _INTERVAL = 10.0  # seconds
 _STATM = Path("/proc/self/statm")
 
 
-class Heap:
-    """Trims the heap of glibc, which is told to keep what is freed, so that a prefill does not wait for page faults.
+class MallocTrimmer:
+    """Trims glibc's heap, which is configured to keep freed memory, so that a prefill does not wait for page faults.
 
     It is trimmed after large bodies, and after all requests have ended. Ordinary requests never make it trim while
     others run.

@@ -57,7 +57,7 @@ class EventStream(Response):
             events: encoded events.
             keepalive: seconds of silence after which a comment is sent, as proxies close silent connections; 0: never.
             error: encodes an error that is raised after the stream has begun.
-            done: what follows the last event.
+            done: bytes that follow the last event.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]

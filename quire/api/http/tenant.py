@@ -1,4 +1,4 @@
-"""Who sent the request that is being answered. Where requests wait for their preparation, tenants take turns."""
+"""The tenant of the current request: its API key and address. Queues of jobs are fair among tenants."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def set_tenant(scope: Scope) -> None:
-    """Note who sent a request, for all that the current task does: its API key and its address."""
+    """Set the tenant of the current task from a request: its API key and address."""
     address = scope.get("client")
     _tenant.set(f"{scope.get(AUTHENTICATED, '')}@{address[0] if address else ''}")
 
 
 def current_tenant() -> str:
-    """Who sent the request; empty outside of requests."""
+    """The tenant of the current request; empty outside of requests."""
     return _tenant.get()

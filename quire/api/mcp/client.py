@@ -24,7 +24,7 @@ from mcp_types import CallToolResult, EmbeddedResource, ResourceLink, TextConten
 
 from quire import __version__
 from quire.api.mcp.errors import ToolServerFailed
-from quire.api.mcp.outcome import CallOutcome, Endpoint, RemoteTool, http_error, protocol_error, tool_error
+from quire.api.mcp.types import CallOutcome, McpServer, RemoteTool, http_error, protocol_error, tool_error
 
 _CONNECT_TIMEOUT = 10.0  # seconds
 _MAX_PAGES = 100  # of a list of tools
@@ -35,7 +35,7 @@ _FAILURES = (
 )  # fmt: skip
 
 
-async def list_tools(server: Endpoint) -> list[RemoteTool]:
+async def list_tools(server: McpServer) -> list[RemoteTool]:
     """All tools of a server.
 
     Raises:
@@ -53,7 +53,7 @@ async def list_tools(server: Endpoint) -> list[RemoteTool]:
     return [_remote_tool(tool) for tool in tools]
 
 
-async def call_tool(server: Endpoint, name: str, arguments: dict[str, Any]) -> CallOutcome:
+async def call_tool(server: McpServer, name: str, arguments: dict[str, Any]) -> CallOutcome:
     """Call a tool. An error that the tool itself reports is an outcome.
 
     Raises:
@@ -67,7 +67,7 @@ async def call_tool(server: Endpoint, name: str, arguments: dict[str, Any]) -> C
 
 
 @asynccontextmanager
-async def _connected(server: Endpoint) -> AsyncIterator[Client]:
+async def _connected(server: McpServer) -> AsyncIterator[Client]:
     """A connected client. The library requires that one task enters and exits it."""
     # The older transport cannot be detected otherwise.
     is_sse = urlsplit(server.url).path.rstrip("/").endswith("/sse")
@@ -90,7 +90,7 @@ async def _connected(server: Endpoint) -> AsyncIterator[Client]:
         raise _failure(cause, server.timeout) from error
 
 
-def _http(server: Endpoint) -> httpx2.AsyncClient:
+def _http(server: McpServer) -> httpx2.AsyncClient:
     limits = httpx2.Timeout(server.timeout, connect=min(server.timeout, _CONNECT_TIMEOUT))
     return httpx2.AsyncClient(headers=dict(server.headers), timeout=limits, verify=_certificates())
 

@@ -12,7 +12,7 @@ import orjson
 from quire.api.http.body import NestedTooDeeply, check_depth
 from quire.api.http.errors import InvalidRequest
 from quire.api.mcp.errors import ToolServerFailed
-from quire.api.mcp.outcome import CallOutcome, Endpoint, RemoteTool, arguments_of, protocol_error
+from quire.api.mcp.types import CallOutcome, McpServer, RemoteTool, arguments_of, protocol_error
 from quire.api.protocol.mcp import McpTool, ToolFilter
 
 _INVALID_PARAMS, _INTERNAL_ERROR = -32602, -32603  # JSON-RPC's codes
@@ -44,7 +44,7 @@ class OfferedTools:
     """
 
     label: str
-    server: Endpoint
+    server: McpServer
     tools: Sequence[RemoteTool]
 
     async def call(self, name: str, arguments: str) -> CallOutcome:
@@ -73,7 +73,7 @@ class ToolServers:
             importlib.import_module("quire.api.mcp.client")
 
     async def offered(self, entries: Sequence[tuple[int, McpTool]]) -> list[OfferedTools]:
-        """The tools that a request selects. `entries`: with their indices in its `tools`.
+        """The tools that a request selects. `entries`: the selecting entries with their indices in its `tools`.
 
         Raises:
             InvalidRequest: an entry is not valid.
@@ -111,7 +111,7 @@ class ToolServers:
         headers = dict(tool.headers or {})
         if tool.authorization is not None:
             headers["Authorization"] = f"Bearer {tool.authorization}"
-        server = Endpoint(url, headers, self._timeout)
+        server = McpServer(url, headers, self._timeout)
         try:
             known = await list_tools(server)
             tools = list(_allowed(tool.allowed_tools, known, tool.server_label, f"tools.{index}.allowed_tools"))

@@ -1,1 +1,1 @@
-"""Endpoints that pool: embeddings, classes and scores, in the APIs of OpenAI, vLLM, Cohere, Jina and TEI."""
+"""Endpoints that pool: embeddings, classification and scores, in the APIs of OpenAI, vLLM, Cohere, Jina and TEI."""

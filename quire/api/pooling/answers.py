@@ -1,4 +1,4 @@
-"""Response bodies. Arrays become JSON without Python's numbers, while the body is sent."""
+"""Response bodies. Arrays become JSON without creating Python floats, while the body is sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import enter_for_request, release_resources
 from quire.api.http.sse import unless_disconnected
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.arrays import base64_of, json_of, raw, raw_size, shape_of
-from quire.api.pooling.run import PoolingContext, Results
+from quire.api.pooling.run import PoolingContext, PoolingResults
 from quire.api.protocol.pooling.requests import EncodingFields
 
 _MAX_DESCRIBED = 256  # inputs whose arrays are described in a header; clients have limits
@@ -43,12 +43,12 @@ async def respond(request: Request, context: PoolingContext, work: Coroutine[Any
 
 
 def context_fields(context: PoolingContext) -> dict[str, Any]:
-    """What all lists of results begin with."""
+    """The beginning of all lists of results."""
     return {"id": context.id, "object": "list", "created": context.created, "model": context.name}
 
 
 def check_encoding(body: EncodingFields, count: int) -> None:
-    """Refuse formats that cannot describe so many arrays.
+    """Refuse formats that do not support this number of arrays.
 
     Raises:
         InvalidRequest: there are too many inputs for the format.
@@ -62,14 +62,14 @@ def check_encoding(body: EncodingFields, count: int) -> None:
 
 
 def arrays_response(
-    context: PoolingContext, results: Results, body: EncodingFields, *, kind: str, key: str
+    context: PoolingContext, results: PoolingResults, body: EncodingFields, *, kind: str, key: str
 ) -> Response:
     """The arrays of all inputs in the format of a request.
 
     Args:
-        context: of the request.
-        results: its arrays.
-        body: its format.
+        context: context of the request.
+        results: arrays of the request.
+        body: selects the format.
         kind: `object` of each result.
         key: name of the field with the array.
     """
@@ -110,7 +110,7 @@ def encoded(items: Iterable[Any]) -> Iterator[tuple[bytes]]:
     return ((orjson.dumps(item),) for item in items)
 
 
-def _binary_response(context: PoolingContext, results: Results, body: EncodingFields) -> Response:
+def _binary_response(context: PoolingContext, results: PoolingResults, body: EncodingFields) -> Response:
     dtype, endianness = body.encoding
     content = (piece for array in results.arrays for piece in raw(array, dtype, endianness))
     if body.encoding_format == "bytes_only":

@@ -1,6 +1,6 @@
-"""Numbers as clients want them: rounded to a data type, as bytes in an order, or as base64.
+"""Encodes arrays in the requested format: rounded to a data type, as bytes in a byte order, or as base64.
 
-What is written is made in pieces, as the results of one input may have millions of numbers.
+The output is made in pieces, because the results of one input may have millions of values.
 
 NumPy has neither bfloat16 nor float8: their bits are computed here, rounding to nearest, ties to even.
 """

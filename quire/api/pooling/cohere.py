@@ -9,14 +9,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import base64_of, json_of
 from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of
-from quire.api.pooling.run import PoolingContext, Results, begin, check_count, pool
+from quire.api.pooling.run import PoolingContext, PoolingResults, begin, check_count, pool
 from quire.api.protocol.pooling.answers import answered
-from quire.api.protocol.pooling.cohere import CohereEmbedded, CohereEmbedRequest, EmbeddingType
+from quire.api.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.protocol import PooledArray
 from quire.multimodal.batches import Truncation
@@ -26,7 +26,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of Cohere's embeddings."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v2/embed", responses=answered(CohereEmbedded), response_model=None)
+    @routes.post("/v2/embed", responses=answered(CohereEmbedResponse), response_model=None)
     async def embed(body: CohereEmbedRequest, request: Request) -> Response:
         """Embed texts."""
         return await _answer(body, request, state)
@@ -62,7 +62,9 @@ def _truncation(model: ServedModel, body: CohereEmbedRequest) -> Truncation:
     return truncation_of(model, body.max_tokens or -1, "left" if body.truncate == "START" else "right")
 
 
-def _pieces(context: PoolingContext, results: Results, body: CohereEmbedRequest, texts: list[str]) -> Iterator[bytes]:
+def _pieces(
+    context: PoolingContext, results: PoolingResults, body: CohereEmbedRequest, texts: list[str]
+) -> Iterator[bytes]:
     yield b'{"id":' + orjson.dumps(context.id)
     separator = b',"embeddings":{'
     for kind in dict.fromkeys(body.embedding_types or ("float",)):

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest, shortened
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.answers import arrays_response, check_encoding, context_fields, encoded, list_body, respond
 from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_group
 from quire.api.pooling.run import PoolingContext, begin, pool
-from quire.api.protocol.pooling.answers import ClassifiedList, EmbeddingList, PooledList, answered
+from quire.api.protocol.pooling.answers import ClassificationResponse, EmbeddingResponse, PoolingResponse, answered
 from quire.api.protocol.pooling.requests import (
     ClassifyChatRequest,
     ClassifyRequest,
@@ -44,17 +44,17 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of embeddings, pooling and classification."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/embeddings", responses=answered(EmbeddingList, binary=True), response_model=None)
+    @routes.post("/v1/embeddings", responses=answered(EmbeddingResponse, binary=True), response_model=None)
     async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Embed texts or a conversation."""
         return await answer_embeddings(body, request, state)
 
-    @routes.post("/pooling", responses=answered(PooledList, binary=True), response_model=None)
+    @routes.post("/pooling", responses=answered(PoolingResponse, binary=True), response_model=None)
     async def pooling(body: PoolingRequest, request: Request) -> Response:
         """Embed or classify texts or their tokens: any task of the model."""
         return await answer_pooling(body, request, state)
 
-    @routes.post("/classify", responses=answered(ClassifiedList), response_model=None)
+    @routes.post("/classify", responses=answered(ClassificationResponse), response_model=None)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """Classify texts or a conversation."""
         return await answer_classify(body, request, state)
@@ -93,7 +93,7 @@ async def answer_pooling(
 async def answer_classify(
     body: ClassifyTextRequest | ClassifyChatRequest, request: Request, state: ServerState
 ) -> Response:
-    """The classes of the inputs; see `answer_embeddings`."""
+    """The class probabilities of the inputs; see `answer_embeddings`."""
     model = state.model_for(body.model, "classify")
     check_inputs(body, state)
     context = begin(request, state, model, "classify", body)

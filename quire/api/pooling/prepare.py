@@ -43,12 +43,12 @@ Side = Literal["left", "right"]
 
 
 def truncation_of(model: ServedModel, keep: int | None, side: Side | None) -> Truncation:
-    """How long prompts may be.
+    """The maximum length of prompts.
 
     Args:
-        model: that gets them.
-        keep: longer ones are cut to so many tokens; -1: to the context length; None: they are refused.
-        side: where they are cut; None: as the tokenizer says.
+        model: the model that gets the prompts.
+        keep: number of tokens to which longer prompts are truncated; -1: the context length; None: they are refused.
+        side: the side that is cut; None: the tokenizer's.
 
     Raises:
         InvalidRequest: `keep` is more than the context length.
@@ -74,7 +74,7 @@ def embed_params(
     """Parameters of embeddings. `field`: the request's name for `dimensions`.
 
     Raises:
-        InvalidRequest: the model does not have so many dimensions.
+        InvalidRequest: the model does not support this number of dimensions.
     """
     if dimensions is not None:
         _check_dimensions(model, dimensions, field)

@@ -10,14 +10,14 @@ from starlette.responses import Response
 
 from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.answers import context_fields, encoded, list_body, respond
 from quire.api.pooling.prepare import truncation_of
-from quire.api.pooling.run import PoolingContext, Results, begin, check_count
+from quire.api.pooling.run import PoolingContext, PoolingResults, begin, check_count
 from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
 from quire.api.pooling.tei import answer_tei_rerank
-from quire.api.protocol.pooling.answers import Reranked, ScoreList, answered
+from quire.api.protocol.pooling.answers import RerankResponse, ScoreResponse, answered
 from quire.api.protocol.pooling.requests import SCORE_FIELDS, RerankRequest, ScoreRequest, ScoringFields
 from quire.api.protocol.pooling.tei import AnyRerankRequest, TeiRanks, TeiRerankRequest
 from quire.api.serving.models import ServerState
@@ -27,15 +27,15 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of scores and rerank."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/score", responses=answered(ScoreList), response_model=None)
-    @routes.post("/score", responses=answered(ScoreList), response_model=None)
+    @routes.post("/v1/score", responses=answered(ScoreResponse), response_model=None)
+    @routes.post("/score", responses=answered(ScoreResponse), response_model=None)
     async def score(body: ScoreRequest, request: Request) -> Response:
         """Compare texts with texts."""
         return await answer_score(body, request, state)
 
-    @routes.post("/v2/rerank", responses=answered(Reranked, TeiRanks), response_model=None)
-    @routes.post("/v1/rerank", responses=answered(Reranked, TeiRanks), response_model=None)
-    @routes.post("/rerank", responses=answered(Reranked, TeiRanks), response_model=None)
+    @routes.post("/v2/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
+    @routes.post("/v1/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
+    @routes.post("/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
     async def rerank(body: AnyRerankRequest, request: Request) -> Response:
         """Order documents by their relevance to a query."""
         if isinstance(body, TeiRerankRequest):
@@ -96,7 +96,7 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
     return await respond(request, context, work())
 
 
-def _ranked(context: PoolingContext, results: Results, body: RerankRequest) -> Iterator[bytes]:
+def _ranked(context: PoolingContext, results: PoolingResults, body: RerankRequest) -> Iterator[bytes]:
     def one(index: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {"index": index, "relevance_score": float(results.arrays[index][0])}
         return ranked if body.return_documents is False else {**ranked, "document": {"text": body.documents[index]}}

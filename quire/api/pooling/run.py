@@ -23,7 +23,7 @@ from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.result_memory import Reservation
 from quire.engine.wire.batch import OnResult
-from quire.engine.wire.errors import InvalidTask
+from quire.engine.wire.errors import RequestRefused
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.batches import InputNames, PairsJob, PoolingPrompt, TextsJob
@@ -34,7 +34,7 @@ _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingContext:
-    """What all inputs of a pooling request share. `results`: what these hold until the client has read them."""
+    """Values common to all inputs of a pooling request. `results`: memory held until the client has read them."""
 
     id: str
     model: ServedModel
@@ -60,7 +60,7 @@ class InputGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class PoolingResults:
     """The arrays of all inputs, in order, and token counts."""
 
     arrays: list[PooledArray]
@@ -111,13 +111,13 @@ def check_count(count: int, state: ServerState, param: str) -> None:
         raise InvalidRequest(f"A request may have at most {state.limits.max_inputs} inputs, not {count}.", param)
 
 
-async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> Results:
+async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> PoolingResults:
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:
-        context: of the request.
-        groups: its inputs.
-        on_result: what is kept of a result, given its index; default: all of it.
+        context: context of the request.
+        groups: inputs of the request.
+        on_result: makes what is kept of a result and its index; default: the result itself.
 
     Raises:
         InvalidRequest: the engine does not accept an input.
@@ -139,9 +139,9 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
                         batch.add([_request(context, group.params, prompt) for prompt in prompts])
                         tokens += sum(len(prompt.token_ids) for prompt in prompts)
             arrays = await batch.results()
-        except InvalidTask as error:
+        except RequestRefused as error:
             raise InvalidRequest(str(error), _name(owners, batch.failed)) from error
-        return Results(arrays, tokens, batch.cached_tokens)
+        return PoolingResults(arrays, tokens, batch.cached_tokens)
 
 
 def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPrompt]) -> int:
@@ -165,7 +165,8 @@ def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPr
 def _check_size(values: int, names: InputNames) -> None:
     if values > _MAX_VALUES:
         raise InvalidRequest(
-            f"The results of a request may have at most {_MAX_VALUES} numbers. Please send fewer inputs at once.",
+            f"The results of a request may have at most {_MAX_VALUES} values (inputs x dimensions). Please send fewer "
+            "inputs.",
             names.field,
         )
 

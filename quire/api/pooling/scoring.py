@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quire.api.http.tenant import current_tenant
 from quire.api.pooling.prepare import text_group
-from quire.api.pooling.run import InputGroup, PoolingContext, Results, pool
+from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, pool
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.multimodal.batches import InputNames, PairsJob, Truncation
 
@@ -25,15 +25,15 @@ _SIMILARITIES = 1 << 20  # that are in memory at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """What is compared.
+    """The texts to compare.
 
     Attributes:
-        queries: one, which is compared with all documents, or as many as there are documents.
+        queries: one query, which is compared with all documents, or as many queries as documents.
         query_field, document_field: names of the request's fields, for errors.
         several: whether each of them is a list in the request.
-        use_activation: of a cross-encoder.
-        instruction, variables: for a model whose prompt has a place for them.
-        query_tokens, document_tokens: longer texts are cut to so many; 0: they are not.
+        use_activation: whether a cross-encoder's scores go through its activation; None: as the model's files say.
+        instruction, variables: values for the model's prompt template, if it has one.
+        query_tokens, document_tokens: limits in tokens, to which longer texts are truncated; 0: no limit.
     """
 
     queries: Sequence[str]
@@ -55,7 +55,7 @@ class Scoring:
 
     @property
     def document_truncation(self) -> Truncation:
-        """A request that bounds its documents wants long ones to be cut, also to the context length."""
+        """Truncation of documents. With a limit of documents, it also applies to the context length."""
         return replace(self.truncation, truncate=True) if self.document_tokens else self.truncation
 
 
@@ -65,7 +65,7 @@ def by_embeddings(context: PoolingContext) -> bool:
     return pooling is not None and pooling.score_method in ("cosine", "dot", "max_sim")
 
 
-async def scores(context: PoolingContext, scoring: Scoring) -> Results:
+async def scores(context: PoolingContext, scoring: Scoring) -> PoolingResults:
     """The scores of all pairs, each an array of one number.
 
     Raises:
@@ -85,14 +85,14 @@ async def scores(context: PoolingContext, scoring: Scoring) -> Results:
             return await _by_cross_encoder(context, scoring)
 
 
-def order_of(results: Results) -> Sequence[int]:
+def order_of(results: PoolingResults) -> Sequence[int]:
     """Indices in descending order of scores; NaN comes last."""
     values = np.array([value[0] for value in results.arrays], np.float32)
     order: list[int] = np.argsort(-values, kind="stable").tolist()
     return order
 
 
-async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> Results:
+async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> PoolingResults:
     queries = scoring.queries
     repeated = queries if len(queries) == len(scoring.documents) else list(queries) * len(scoring.documents)
     names = scoring.names[1]
@@ -112,7 +112,7 @@ async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> Result
 
 async def _by_vectors(
     context: PoolingContext, scoring: Scoring, compare: Callable[[PooledArray, PooledArray], float]
-) -> Results:
+) -> PoolingResults:
     params = PoolingParams(task="embed")
     pooling = context.model.info.pooling
     if pooling is not None and pooling.sparse:
@@ -133,7 +133,7 @@ async def _in_two_steps(
     scoring: Scoring,
     params: PoolingParams,
     compare: Callable[[PooledArray, PooledArray], PooledArray | Awaitable[PooledArray]],
-) -> Results:
+) -> PoolingResults:
     """Compare each document as soon as it is computed, and keep only its score: all of them may be gigabytes."""
     first = await pool(context, _query_group(context, scoring, params))
     one = len(first.arrays) == 1
@@ -142,10 +142,10 @@ async def _in_two_steps(
         return compare(first.arrays[0 if one else index], document)
 
     second = await pool(context, _document_group(context, scoring, params), on_result=score)
-    return Results(second.arrays, first.tokens + second.tokens, first.cached_tokens + second.cached_tokens)
+    return PoolingResults(second.arrays, first.tokens + second.tokens, first.cached_tokens + second.cached_tokens)
 
 
-async def _by_tokens(context: PoolingContext, scoring: Scoring) -> Results:
+async def _by_tokens(context: PoolingContext, scoring: Scoring) -> PoolingResults:
     tenant = current_tenant()
 
     def compare(query: PooledArray, document: PooledArray) -> PooledArray | Awaitable[PooledArray]:

@@ -1,4 +1,4 @@
-"""Text Embeddings Inference's endpoints, and its kind of /rerank."""
+"""The endpoints of Text Embeddings Inference (TEI), and /rerank in its format."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.api.http.errors import InvalidRequest
-from quire.api.http.pieces import response_of
 from quire.api.http.routing import CheckedRoute
+from quire.api.http.streamed_body import response_of
 from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import json_of
 from quire.api.pooling.embeddings import label_of
 from quire.api.pooling.prepare import count_inputs, embed_params, prefix_of, text_group, truncation_of
-from quire.api.pooling.run import InputGroup, PoolingContext, Results, begin, check_count, pool
+from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, begin, check_count, pool
 from quire.api.pooling.scoring import Scoring, order_of, scores
 from quire.api.protocol.pooling.answers import answered
 from quire.api.protocol.pooling.tei import (
@@ -107,7 +107,7 @@ async def answer_tei_rerank(body: TeiRerankRequest, request: Request, state: Ser
         results = await scores(context, scoring)
         return response_of(list_of(encoded(rank(results, index) for index in order_of(results))))
 
-    def rank(results: Results, index: int) -> dict[str, Any]:
+    def rank(results: PoolingResults, index: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {"index": index, "score": float(results.arrays[index][0])}
         return {**ranked, "text": body.texts[index]} if body.return_text else ranked
 

@@ -149,7 +149,7 @@ class MessagesUsage(BaseModel):
     cache_read_input_tokens: int = 0
 
 
-class AnsweredMessage(BaseModel):
+class MessagesResponse(BaseModel):
     """The response body."""
 
     id: str

@@ -117,7 +117,7 @@ class _BoundedModel(BaseModel):
 
 
 class StrictModel(_BoundedModel):
-    """An object without undeclared fields. Some are refused by name, more of them together."""
+    """An object without undeclared fields. More than `max_undeclared` are refused with one error."""
 
     model_config = ConfigDict(extra="forbid")
     max_undeclared = 16

@@ -34,7 +34,7 @@ class CompletionRequest(BeamFields, StructuredFields):
         None, description="number of alternatives at each token; -1: the whole vocabulary"
     )
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
-    suffix: str | None = Field(None, description="not supported: models here continue texts and cannot fill gaps")
+    suffix: str | None = Field(None, description="not supported: there is no fill-in-the-middle")
     add_special_tokens: bool = True
 
     @model_validator(mode="after")

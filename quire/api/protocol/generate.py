@@ -38,7 +38,7 @@ class GenerateSamplingParams(ChatAndCompletionFields):
     repetition_penalty: RepetitionPenalty | None = 1.0
     logprobs: Alternatives | None = None
     structured_outputs: StructuredOutputs | None = None
-    detokenize: bool = Field(True, description="without effect, but `stop` is refused if it is false")
+    detokenize: bool = Field(True, description="no effect, except that `stop` requires true")
 
 
 class TokensRequest(RequestBody):
@@ -71,7 +71,7 @@ class TokensChoice(BaseModel):
     stop_reason: int | str | None = None
 
 
-class TokensAnswer(BaseModel):
+class TokensResponse(BaseModel):
     """The response body."""
 
     request_id: str
@@ -82,7 +82,7 @@ class TokensAnswer(BaseModel):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-class Rendered(BaseModel):
+class RenderedPrompt(BaseModel):
     """A rendered prompt: a request for /inference/v1/generate, and the text of the prompt."""
 
     request_id: str

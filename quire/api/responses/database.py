@@ -85,7 +85,7 @@ class Database:
         """Connect, and create the tables, or bring those of an earlier version up to date.
 
         Args:
-            url: of SQLAlchemy.
+            url: URL in SQLAlchemy's format.
             limit: bytes of all rows together; None for 1 GiB, or 256 MiB in memory. The oldest rows are deleted when it
                 is reached.
         """

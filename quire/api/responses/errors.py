@@ -18,7 +18,7 @@ class StoreFailed(Unavailable):
     """The database cannot be used. The message is for clients: it has no SQL, no path and no URL.
 
     Attributes:
-        detail: what the database said, for the log.
+        detail: error text of the database, for the log.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:

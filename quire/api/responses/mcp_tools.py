@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.mcp.outcome import CallOutcome, arguments_of, protocol_error, result_text
 from quire.api.mcp.servers import OfferedTools
+from quire.api.mcp.types import CallOutcome, arguments_of, protocol_error, result_text
 from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.api.protocol.responses import (
     AllowedResponseTools,
@@ -38,7 +38,7 @@ class McpToolset:
 
     Attributes:
         offered: servers and their tools.
-        calls_left: how many calls may still be made; None if `max_tool_calls` is not set.
+        calls_left: number of calls that may still be made; None if `max_tool_calls` is not set.
         limit_reached: a call was refused because of `max_tool_calls`.
         allowed: names of the tools that `tool_choice` allows; None if it allows all.
     """

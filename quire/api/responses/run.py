@@ -39,9 +39,9 @@ class ResponseRun:
     """A response that is being generated, turn by turn.
 
     Attributes:
-        prepared: its first turn.
-        items: its own input, as it will be stored.
-        tools: of MCP servers.
+        prepared: the first turn.
+        items: input of the response itself, as it will be stored.
+        tools: tools of MCP servers.
         new_lists: labels and tools of the MCP servers whose lists are not in the conversation yet.
         prepare_next: prepares the next turn from all output so far and the index in it at which the last turn begins;
             gives None if the context has no room for it.
@@ -49,10 +49,10 @@ class ResponseRun:
         ended: called when the engine has finished the only turn.
         events: all events so far; the index of an event is its sequence number.
         failure: the error that ended it, if one did.
-        finished: its last event has been made.
+        finished: whether the last event has been made.
         save_lock: held while it is stored.
-        deleted: it must not be stored again.
-        unstored_reason: why it could not be stored; None as long as that was not tried, or if it succeeded.
+        deleted: whether the response was deleted, so that it must not be stored again.
+        unstored_reason: the reason why storing failed; None as long as that was not tried, or if it succeeded.
     """
 
     prepared: PreparedChat

@@ -20,7 +20,7 @@ from quire.api.responses.mcp_tools import McpToolset, follow_up_request, mcp_ser
 from quire.api.responses.run import CLIENT_CALLS, EventLog, ResponseRun, with_ids
 from quire.api.responses.slices import in_slices
 from quire.api.responses.states import LEASE_SECONDS, UNFINISHED, end_if_abandoned, state_of, with_unique_ids
-from quire.api.responses.store import ResponseStore, Stored
+from quire.api.responses.store import ResponseStore, StoredResponse
 from quire.api.responses.translation import as_chat, input_items, stored_items
 from quire.api.responses.writer import Event, new_id
 from quire.api.serving.models import ServedModel, ServerState
@@ -159,7 +159,7 @@ class ResponseService:
         """Number of responses in the background that have not ended."""
         return len(self._jobs)
 
-    async def stored(self, response_id: str, *, events: bool = False) -> Stored:
+    async def stored(self, response_id: str, *, events: bool = False) -> StoredResponse:
         """A stored response, finished or not. `events`: with its events.
 
         Raises:
@@ -170,7 +170,7 @@ class ResponseService:
         if job is not None:
             if job.run.finished:  # it is being stored: if that fails, it has failed
                 await asyncio.wait([job.task])
-            return Stored(response=job.run.to_json(), items=list(job.run.items), events=job.run.events)
+            return StoredResponse(response=job.run.to_json(), items=list(job.run.items), events=job.run.events)
         stored = await self._store.load(response_id, events=events)
         if stored is None:
             raise NoSuchResponse(response_id)

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from quire.api.responses.run import ResponseRun
-from quire.api.responses.store import Stored
+from quire.api.responses.store import StoredResponse
 
 LEASE_SECONDS = 60.0  # a response is considered abandoned if its server does not renew its lease
 UNFINISHED = ("queued", "in_progress")
 
 
-def state_of(run: ResponseRun) -> Stored:
+def state_of(run: ResponseRun) -> StoredResponse:
     """The state of a response, to be stored. After it could not be stored: only that."""
     response = run.events[-1]["response"] if run.finished else run.to_json()
     if run.unstored_reason is not None:
-        return Stored(response={**response, "output": []}, items=[])
-    return Stored(
+        return StoredResponse(response={**response, "output": []}, items=[])
+    return StoredResponse(
         response=response,
         items=list(run.items),
         events=list(run.events) if run.body.stream or run.body.background else None,
@@ -27,7 +27,7 @@ def state_of(run: ResponseRun) -> Stored:
     )
 
 
-def end_if_abandoned(stored: Stored) -> None:
+def end_if_abandoned(stored: StoredResponse) -> None:
     """Mark a response as failed if no server generates it any more."""
     if stored.response["status"] not in UNFINISHED or stored.lease >= time.time():
         return

@@ -31,12 +31,12 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 @dataclass(slots=True, kw_only=True)
-class Stored:
+class StoredResponse:
     """A stored response.
 
     Attributes:
         response: the response object in its last state.
-        items: its own input, without that of responses before it.
+        items: input of the response itself, without that of responses before it.
         events: all events so far; None if it cannot be streamed again, or if they were not loaded.
         lease: Unix time until which a server is generating it.
     """
@@ -59,7 +59,7 @@ class ResponseStore:
         """Make a store. The database is opened by the first call.
 
         Args:
-            url: of SQLAlchemy; None for the default location.
+            url: URL in SQLAlchemy's format; None for the default location.
             ttl: seconds after which a response expires; 0: never.
             size: bytes of all responses together; None for 1 GiB, or 256 MiB in memory.
         """
@@ -72,7 +72,7 @@ class ResponseStore:
         """Why the store cannot be used, as far as is known; None if it works."""
         return self._worker.problem
 
-    async def save(self, stored: Stored) -> None:
+    async def save(self, stored: StoredResponse) -> None:
         """Store a response, replacing its earlier state. It must not change meanwhile.
 
         Raises:
@@ -80,7 +80,7 @@ class ResponseStore:
         """
         await self._worker.run(lambda database: database.put(self._row(stored)), write=True)
 
-    async def load(self, response_id: str, *, events: bool = False) -> Stored | None:
+    async def load(self, response_id: str, *, events: bool = False) -> StoredResponse | None:
         """A response; None if it is not stored or has expired. `events`: with its events.
 
         Raises:
@@ -89,13 +89,13 @@ class ResponseStore:
         if not _ID.fullmatch(response_id):
             return None
 
-        def read(database: Database) -> Stored | None:
+        def read(database: Database) -> StoredResponse | None:
             row = database.get(response_id, time.time(), events=events)
             return None if row is None else _stored(row)
 
         return await self._worker.run(read, write=False)
 
-    async def conversation(self, response_id: str, max_bytes: int) -> list[Stored]:
+    async def conversation(self, response_id: str, max_bytes: int) -> list[StoredResponse]:
         """A response and those that it continues, oldest first.
 
         Raises:
@@ -144,7 +144,7 @@ class ResponseStore:
         """The URL without its password."""
         return re.sub(r"(//[^/@]*):[^/@]*@", r"\1:***@", self._url or _default_url())
 
-    def _row(self, stored: Stored) -> dict[str, Any]:
+    def _row(self, stored: StoredResponse) -> dict[str, Any]:
         from quire.api.responses.database import ROW_BYTES  # noqa: PLC0415 slow
 
         created = float(stored.response["created_at"])
@@ -170,7 +170,7 @@ class _ConversationReader:
     """
 
     def __init__(self, response_id: str, max_bytes: int) -> None:
-        self.found: list[Stored] = []
+        self.found: list[StoredResponse] = []
         self._wanted = self._start = response_id
         self._max_bytes = self._bytes_left = max_bytes
 
@@ -192,9 +192,9 @@ class _ConversationReader:
         return before
 
 
-def _stored(row: dict[str, Any]) -> Stored:
+def _stored(row: dict[str, Any]) -> StoredResponse:
     try:
-        return Stored(
+        return StoredResponse(
             response=orjson.loads(row["response"]),
             items=_decode(row["items"]),
             events=None if row.get("events") is None else _decode(row["events"]),

@@ -33,7 +33,7 @@ class DatabaseWorker:
     """Runs operations on a database in threads, and opens it again if it was replaced or could not be used.
 
     Attributes:
-        problem: why the last operation or check failed; None if the database works.
+        problem: the reason why the last operation or check failed; None if the database works.
     """
 
     def __init__(self, open_database: Callable[[], Database]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from quire.api.answers.event_writer import EventWriter, TextKind
 from quire.api.answers.tools.calls import CallDelta, Parsed
-from quire.api.mcp.outcome import CallOutcome
+from quire.api.mcp.types import CallOutcome
 from quire.api.responses.translation import encoded
 
 Event = dict[str, Any]
@@ -48,7 +48,7 @@ class ItemWriter(EventWriter[Event]):
         self._called = False  # after a call, log-probabilities cannot be matched with text
 
     def write_tokens(self, parsed: Parsed, logprobs: Sequence[Any]) -> Iterator[Event]:
-        """Events of further pieces. `logprobs`: of their tokens, without those of reasoning."""
+        """Events of further pieces. `logprobs`: log-probabilities of their tokens, without those of reasoning."""
         if not self._called:
             self._logprobs.extend(logprobs)
         yield from self.write(parsed)

@@ -13,7 +13,7 @@ def check_capacity(model: ServedModel, sequences: int, param: str) -> None:
     """Refuse a request for more sequences than the engine ever has places for. See `admit` for the arguments.
 
     Raises:
-        InvalidRequest: it asks for more.
+        InvalidRequest: there are more sequences.
     """
     capacity = model.client.capacity
     if sequences > capacity:
@@ -26,14 +26,14 @@ def admit(request: Request, model: ServedModel, sequences: int, param: str) -> N
     """Reserve slots until the request has been answered.
 
     Args:
-        request: its route releases the slots, however the request ends.
-        model: whose engine generates.
+        request: the HTTP request; its route releases the slots, however it ends.
+        model: the model whose engine generates.
         sequences: number of slots, known from fields that are cheap to read.
-        param: the request field that makes them so many.
+        param: the request field that determines the number, for errors.
 
     Raises:
         EngineOverloaded: the queue is full; the response has a Retry-After header.
-        InvalidRequest: the engine never has so many slots.
+        InvalidRequest: the number exceeds the engine's capacity.
         EngineDead: the engine has ended.
     """
     check_capacity(model, sequences, param)

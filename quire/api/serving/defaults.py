@@ -68,9 +68,9 @@ def read_defaults(
     """Read generation_config.json; in mode `none` only its end-of-sequence tokens are used.
 
     Args:
-        folder: of the model.
-        tokenizer: of the model.
-        mode: of --generation-config.
+        folder: the model's directory.
+        tokenizer: the model's tokenizer.
+        mode: value of --generation-config.
         overrides: values that `check_overrides` has accepted; they replace those of the file.
         hf_overrides: values that replace those of config.json.
 

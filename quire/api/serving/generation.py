@@ -136,7 +136,7 @@ class UsageCounter:
     """Counts the tokens of a request. Each of its prompts has `n` sequences."""
 
     def __init__(self, prompt_lengths: Sequence[int], n: int, audio_tokens: int = 0) -> None:
-        """`audio_tokens`: those of the prompts that stand for audio."""
+        """`audio_tokens`: number of prompt tokens that stand for audio."""
         self._prompt = sum(prompt_lengths)
         self._audio = audio_tokens
         self._n = n
@@ -168,7 +168,7 @@ class UsageCounter:
         )
 
     def final_fields(self, *, usage: bool, metrics: bool) -> dict[str, Any]:
-        """Fields of the last chunk of a stream: `usage` and `metrics`, as far as the request asks for them."""
+        """Fields of the last chunk of a stream: `usage` and `metrics`, if the request asks for them."""
         fields: dict[str, Any] = {"usage": self.usage().model_dump() if usage else None}
         return {**fields, "metrics": self.metrics().model_dump()} if metrics else fields
 

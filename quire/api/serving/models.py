@@ -11,7 +11,7 @@ from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.answers.tools.registry import ToolFormat
 from quire.api.http.errors import InvalidRequest, NotFound, shortened
-from quire.api.http.malloc_trim import Heap
+from quire.api.http.malloc_trim import MallocTrimmer
 from quire.api.serving.defaults import GenerationDefaults
 from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
@@ -36,7 +36,8 @@ class ServedModel:
         audio: decodes the audio of its requests; None if it takes none.
         grammars: None if the model cannot be constrained by grammars.
         priority_scheduling: the engine runs with the priority policy.
-        scorer: compares embeddings of many tokens beside the event loop. What waits for it holds a slot of the engine.
+        scorer: compares embeddings of many tokens in threads, off the event loop. A request that waits for it holds
+            a slot of the engine.
     """
 
     names: tuple[str, ...]
@@ -65,7 +66,7 @@ class ServedModel:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What the model can do: "generate", "transcribe" or pooling tasks; "score" also if it compares embeddings."""
+        """Tasks of the model: "generate", "transcribe" or pooling tasks; "score" also if it compares embeddings."""
         tasks, pooling = self.info.tasks, self.info.pooling
         scores = pooling is not None and pooling.score_method is not None
         return (*tasks, "score") if scores and "score" not in tasks else tasks
@@ -78,7 +79,7 @@ class ServedModel:
 
 @dataclass(slots=True)
 class ServerState:
-    """What all endpoints share.
+    """State that all endpoints share.
 
     Attributes:
         stall_timeout: seconds without progress of an engine after which the server is unhealthy.
@@ -86,13 +87,13 @@ class ServerState:
         include_usage: streams of completions and chats always end with their token counts.
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keep_alive_interval: seconds of silence after which a stream sends a comment; 0: never.
-        transcription_events: of streamed transcriptions, unless a request says otherwise.
-        media: what URLs in messages may refer to.
+        transcription_events: default format of streamed transcriptions.
+        media: policy for URLs in messages.
         max_audio_parts: most pieces of audio in a chat.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         degraded: each gives a reason why a part of the server does not work, or None.
-        results: what clients have not read of pooled results.
+        results: memory for pooled results that clients have not read.
     """
 
     models: Sequence[ServedModel]
@@ -110,7 +111,7 @@ class ServerState:
     in_flight: int = 0
     draining: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
-    heap: Heap = field(default_factory=Heap)
+    malloc_trimmer: MallocTrimmer = field(default_factory=MallocTrimmer)
     results: ResultMemory = field(default_factory=ResultMemory)
 
     def model(self, name: str | None) -> ServedModel:

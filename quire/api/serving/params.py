@@ -123,11 +123,11 @@ def generate_requests(
 
     Args:
         body: the request.
-        prompt: what all of them continue.
+        prompt: the prompt that all of them continue.
         params: the first one's parameters.
-        limits: of this server.
+        limits: limits of this server.
         visible_tokens: special tokens that are kept in the text.
-        items: of the prompt.
+        items: multimodal items of the prompt.
 
     Raises:
         InvalidRequest: there are too many stop strings, or an empty one.

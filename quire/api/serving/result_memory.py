@@ -1,4 +1,4 @@
-"""Bounds what pooled results take together, from before they are computed until their clients have read them."""
+"""Bounds the memory of all pooled results, from before they are computed until their clients have read them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ResultMemory:
         return self._held.total()
 
     def reservation(self, tenant: str) -> Reservation:
-        """What a request of this tenant holds: nothing yet."""
+        """A reservation of this tenant's request, which holds nothing yet."""
         return Reservation(self, tenant)
 
     def take(self, tenant: str, count: int) -> None:
@@ -35,7 +35,7 @@ class ResultMemory:
         """
         if self._held[tenant] + count > self.limit - self.held:
             raise Overloaded(
-                "Too many results of pooling requests are being computed or wait for their clients to read them.",
+                "The memory for results of pooling requests is full. Please retry later.",
                 headers={"Retry-After": "1"},
             )
         self._held[tenant] += count
@@ -51,7 +51,7 @@ class Reservation:
     """The numbers that one request holds until it is closed.
 
     Attributes:
-        values: their number, also while it is too small to be counted.
+        values: number of values, also while it is too small to be counted.
     """
 
     def __init__(self, memory: ResultMemory, tenant: str) -> None:

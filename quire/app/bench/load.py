@@ -22,7 +22,7 @@ class Sample:
 
     Attributes:
         arrivals: times of the chunks with text.
-        abandoned: the client closed the stream midway, because of --abandon.
+        aborted: the client closed the stream midway, because of --abort-fraction.
     """
 
     arrivals: list[float] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Sample:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    abandoned: bool = False
+    aborted: bool = False
     error: str | None = None
 
     @property
@@ -66,8 +66,8 @@ async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[S
     rng = random.Random(settings.workload_seed + 1)
 
     def prepare() -> Send:
-        body, abandon = _body(settings, model, prompts.next()), rng.random() < settings.abandon
-        return lambda session: _send(session, settings, body, abandon)
+        body, abort = _body(settings, model, prompts.next()), rng.random() < settings.abort_fraction
+        return lambda session: _send(session, settings, body, abort)
 
     return await send_all(settings, rng, prepare, on_sample)
 
@@ -81,8 +81,8 @@ async def send_all(
     """Send requests when they are due.
 
     Args:
-        settings: how many, how many at once, and for how long.
-        rng: of arrival times.
+        settings: number of requests, concurrency and duration.
+        rng: random numbers for arrival times.
         prepare: makes the next request.
         on_sample: is called with each request when it ends.
     """
@@ -141,7 +141,7 @@ def _body(settings: BenchServe, model: str, prompt: str) -> dict[str, Any]:
     return {**body, "prompt": prompt}
 
 
-async def _send(session: aiohttp.ClientSession, settings: BenchServe, body: dict[str, Any], abandon: bool) -> Sample:
+async def _send(session: aiohttp.ClientSession, settings: BenchServe, body: dict[str, Any], abort: bool) -> Sample:
     path = "chat/completions" if settings.endpoint == "chat" else "completions"
     sample = Sample()
     started = time.perf_counter()
@@ -152,8 +152,8 @@ async def _send(session: aiohttp.ClientSession, settings: BenchServe, body: dict
                 return sample
             async for line in answer.content:
                 _read(sample, line.decode(errors="replace"), time.perf_counter() - started)
-                if abandon and len(sample.arrivals) * 2 >= settings.output_len:
-                    sample.abandoned = True
+                if abort and len(sample.arrivals) * 2 >= settings.output_len:
+                    sample.aborted = True
                     answer.close()
                     break
     except ServerError as error:

@@ -29,7 +29,7 @@ class PromptMaker:
         return " ".join([*self._prefix, *self._words(self._input_len)])
 
     def text(self, words: int) -> str:
-        """A text of so many random words, without the prefix."""
+        """A text of random words, without the prefix. `words`: number of words."""
         return " ".join(self._words(words))
 
     def _words(self, count: int) -> list[str]:

@@ -17,7 +17,7 @@ _PERCENTILES = (50, 90, 95, 99)
 
 def summarize(result: LoadResult, settings: BenchServe, model: str) -> dict[str, Any]:
     """All figures of a run; latencies are in milliseconds."""
-    completed = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
+    completed = [sample for sample in result.samples if sample.error is None and not sample.aborted]
     errors = [sample.error for sample in result.samples if sample.error is not None]
     output = sum(sample.output_tokens for sample in result.samples)
     prompt = sum(sample.prompt_tokens for sample in completed)
@@ -26,7 +26,7 @@ def summarize(result: LoadResult, settings: BenchServe, model: str) -> dict[str,
         "settings": settings.model_dump(mode="json", exclude={"api_key", "config", "result", "plot"}),
         "seconds": result.seconds,
         "completed": len(completed),
-        "abandoned": sum(sample.abandoned for sample in result.samples),
+        "aborted": sum(sample.aborted for sample in result.samples),
         "failed": len(errors),
         "errors": sorted(set(errors))[:5],
         "prompt_tokens": prompt,
@@ -78,7 +78,7 @@ def as_pooling_table(figures: dict[str, Any]) -> str:
 def as_table(figures: dict[str, Any]) -> str:
     """The figures for a terminal."""
     lines = [
-        f"{figures['completed']} completed, {figures['abandoned']} abandoned, {figures['failed']} failed "
+        f"{figures['completed']} completed, {figures['aborted']} aborted, {figures['failed']} failed "
         f"in {figures['seconds']:.1f} s",
         *(f"  error: {error}" for error in figures["errors"]),
         f"{figures['requests_per_second']:.2f} requests/s, {figures['output_tokens_per_second']:.1f} output tokens/s, "
@@ -119,7 +119,7 @@ def write_plot(result: LoadResult, title: str, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    completed = [sample for sample in result.samples if sample.error is None and not sample.abandoned]
+    completed = [sample for sample in result.samples if sample.error is None and not sample.aborted]
     panels = {
         "time to first token": [sample.ttft for sample in completed],
         "between tokens": [gap for sample in completed for gap in sample.gaps],

@@ -1,4 +1,4 @@
-"""Who embeds: a server, or a model in this process."""
+"""Embedders: a server, or a model in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TextRefused(Exception):
     """A text cannot be embedded.
 
     Attributes:
-        index: of the text among those that were sent; None if it is not known.
+        index: index of the text among those that were sent; None if it is not known.
     """
 
     def __init__(self, message: str, param: str | None) -> None:
@@ -50,7 +50,7 @@ class Embedder(Protocol):
 
 
 class ServerEmbedder:
-    """Asks an OpenAI-compatible server. Fields that other servers may not know are sent only if they are needed."""
+    """Embeds with an OpenAI-compatible server. Nonstandard fields are sent only if needed."""
 
     def __init__(self, client: httpx.AsyncClient, settings: Embed, model: str) -> None:
         self._client = client
@@ -107,7 +107,7 @@ async def server_embedder(settings: Embed) -> AsyncIterator[Embedder]:
 
 
 async def model_with(client: httpx.AsyncClient, task: str) -> str:
-    """The server's first model that says it has a task, or its first one if none says so.
+    """The server's first model with this task, or its first model if none lists tasks.
 
     Raises:
         ServerError: it lists no models.

@@ -27,8 +27,8 @@ def rows_of(path: Path, field: str) -> Iterator[Row]:
     """The texts of a file, in order; blank lines have none.
 
     Args:
-        path: with the suffix .txt each line is a text, else a JSON object.
-        field: of the objects.
+        path: the file; with the suffix .txt each line is a text, else a JSON object.
+        field: field of the objects that contains the text.
 
     Raises:
         RowError: a line is not an object with a text in this field.

@@ -36,7 +36,7 @@ def has_parquet() -> bool:
 
 
 def open_sink(path: Path, rows: int, field: str) -> Sink:
-    """A sink for so many rows. `field`: name of the column with the texts, in a .parquet file."""
+    """A sink for `rows` embeddings. `field`: name of the column with the texts, in a .parquet file."""
     return _ParquetSink(path, field) if path.suffix.lower() == ".parquet" else _NpySink(path, rows)
 
 

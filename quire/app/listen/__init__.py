@@ -1,1 +1,1 @@
-"""`quire listen`: live text of what is said."""
+"""`quire listen`: live transcription in a terminal."""

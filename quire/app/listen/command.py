@@ -1,4 +1,4 @@
-"""`quire listen`: a terminal client of /v1/realtime, which prints what is said while it is said."""
+"""`quire listen`: a terminal client of /v1/realtime, which prints live transcripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRANSCRIPTION = "conversation.item.input_audio_transcription."
 
 
 def run(settings: Listen) -> int:
-    """Print the text of a file, of standard input or of what a microphone hears; returns the exit status."""
+    """Print the transcription of a file, of standard input or of a microphone's audio; returns the exit status."""
     try:
         asyncio.run(_listen(settings))
     except ServerError as error:

@@ -62,7 +62,7 @@ async def from_stream(stream: BinaryIO, rate: int) -> Chunks:
 
 
 async def from_microphone(device: str | None, rate: int) -> Chunks:
-    """What a microphone records, without end.
+    """The audio of a microphone, without end.
 
     Raises:
         ServerError: there is none, or the package that reads it is not installed.

@@ -69,7 +69,7 @@ export class Captions {
     this.on.level(Math.sqrt(samples.reduce((sum, sample) => sum + (sample / 32768) ** 2, 0) / samples.length));
     if (this.socket.readyState !== WebSocket.OPEN || this.stopping) return;
     if (this.socket.bufferedAmount > HIGHEST_BACKLOG) {
-      this.on.closed("The server does not keep up.");
+      this.on.closed("The server is overloaded and cannot keep up with the audio.");
       this.stop();
       return;
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.config.foreign.table import ForeignFlag, refused, same
 
 _GGUF = "Quire reads directories and repositories with safetensors files"
-_REQUESTS = "requests have the field, generation_config.json its default"
+_REQUESTS = "set the field in requests, or its default in generation_config.json"
 _CPU = "Quire runs on CPUs"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
 
@@ -29,7 +29,7 @@ LLAMA_SERVER: tuple[ForeignFlag, ...] = (
     *refused("--ssl-cert-file", "", "--ssl-certfile"),
     *refused("--api-key-file", "or the variable QUIRE_API_KEY", "--api-key"),
     *refused("--api-prefix", "", "--root-path"),
-    *refused("--model-draft|-md", "drafts come from earlier text", "--speculative-method"),
+    *refused("--model-draft|-md", "the only method is ngram, which has no draft model", "--speculative-method"),
     *refused("--draft-max|--draft", "", "--num-speculative-tokens"),
     *refused(
         "--predict|-n|--n-predict --temp --top-k --top-p --min-p --repeat-penalty",
@@ -43,8 +43,8 @@ LLAMA_SERVER: tuple[ForeignFlag, ...] = (
     *refused("--main-gpu|-mg", _CPU),
     *refused("--mlock --no-mmap --mmap --numa", "weights are copied into memory while they load"),
     *refused("--lora --lora-scaled", _ADAPTERS),
-    *refused("--mmproj|-mm", "a projector of pictures is not supported; chats have texts and audio"),
-    *refused("--embedding|--embeddings --rerank|--reranking", "files of a model say what it is for", "--convert"),
+    *refused("--mmproj|-mm", "image input is not supported"),
+    *refused("--embedding|--embeddings --rerank|--reranking", "the task is read from the model's files", "--convert"),
     *refused("--pooling", "", "--pooler-config"),
     *refused("--rope-scaling --rope-scale --rope-freq-base --yarn-orig-ctx", "", "--hf-overrides"),
 )
@@ -69,6 +69,6 @@ OLLAMA: tuple[ForeignFlag, ...] = (
         "num_predict temperature top_k top_p min_p repeat_penalty stop seed", _REQUESTS, "--override-generation-config"
     ),
     *refused("TEMPLATE", "", "--chat-template"),
-    *refused("SYSTEM", "requests have system messages"),
+    *refused("SYSTEM", "send a system message in each request"),
     *refused("ADAPTER", _ADAPTERS),
 )

@@ -10,7 +10,7 @@ from quire.config.foreign.vllm import VLLM
 
 _HEAD = """# Flags of other servers
 
-`quire serve` understands vLLM's flags: after `vllm` is replaced by `quire`, most command lines work as they are. A
+`quire serve` accepts vLLM's flags: after `vllm` is replaced by `quire`, most command lines work as they are. A
 flag that Quire has under another name, or with values of other names, is translated; one that is not needed is
 accepted. For each of these flags one line in the log says so. Any other flag is refused with the name of Quire's, if
 there is one. Underscores may be written for dashes.
@@ -46,7 +46,7 @@ def _row(flag: ForeignFlag, *, accepted: bool) -> str:
 
 def _remarks(flag: ForeignFlag, *, accepted: bool) -> list[str]:
     remarks = []
-    if flag.kind == "needless":
+    if flag.kind == "ignored":
         values = " or ".join(f"`{value}`" for value in flag.only)
         remarks.append(f"accepted with {values}, refused with other values" if flag.only else "accepted without effect")
     elif flag.kind == "refused" and accepted:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["same", "taken_as", "needless", "refused"]
+Kind = Literal["same", "translated_to", "ignored", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +14,11 @@ class ForeignFlag:
     """A flag, or several that are treated alike, of another server.
 
     Attributes:
-        names: with their leading dashes; short names last.
-        kind: same: Quire has it; taken_as: Quire has it under another name, or with other values; needless: it is
+        names: names with their leading dashes; short names last.
+        kind: same: Quire has it; translated_to: Quire has it under another name, or with other values; ignored: it is
             accepted without effect; refused: Quire has nothing of the kind, or it must be set in another way.
         ours: Quire's flag; empty if there is none.
-        note: why it has no effect or is refused, or what is different.
+        note: the reason why it has no effect or is refused, or the difference.
         switch: it takes no value, and may be negated with `--no-`.
         values: names of values that Quire calls otherwise.
         only: values with which it is without effect; with others it is refused. Empty: all values.
@@ -38,27 +38,27 @@ def same(*names: str) -> list[ForeignFlag]:
     return [ForeignFlag(names=(name,), kind="same", ours=name) for name in names]
 
 
-def taken_as(
+def translated_to(
     names: str, ours: str, note: str = "", *, switch: bool = False, values: Mapping[str, str] | None = None
 ) -> ForeignFlag:
     """A flag that has another name, or values of other names, in Quire."""
     return ForeignFlag(
-        names=tuple(names.split()), kind="taken_as", ours=ours, note=note, switch=switch, values=values or {}
+        names=tuple(names.split()), kind="translated_to", ours=ours, note=note, switch=switch, values=values or {}
     )
 
 
-def needless(names: str, note: str, *, only: Sequence[str] = (), ours: str = "") -> list[ForeignFlag]:
+def ignored(names: str, note: str, *, only: Sequence[str] = (), ours: str = "") -> list[ForeignFlag]:
     """Flags with a value that are accepted without effect; each is an entry, short names follow the name in `|`."""
     return [
-        ForeignFlag(names=tuple(name.split("|")), kind="needless", note=note, only=tuple(only), ours=ours)
+        ForeignFlag(names=tuple(name.split("|")), kind="ignored", note=note, only=tuple(only), ours=ours)
         for name in names.split()
     ]
 
 
-def needless_switch(names: str, note: str, ours: str = "") -> list[ForeignFlag]:
+def ignored_switch(names: str, note: str, ours: str = "") -> list[ForeignFlag]:
     """Flags without a value that are accepted without effect."""
     return [
-        ForeignFlag(names=tuple(name.split("|")), kind="needless", note=note, switch=True, ours=ours)
+        ForeignFlag(names=tuple(name.split("|")), kind="ignored", note=note, switch=True, ours=ours)
         for name in names.split()
     ]
 

@@ -53,7 +53,7 @@ def translated(arguments: Sequence[str], own: frozenset[str]) -> tuple[list[str]
             raise ConfigError(_refusal(name, found))
         if not found.switch and not equals:
             value = _next_value(name, given)
-            while found.kind == "needless" and given and given[0].isdecimal():  # vLLM's lists of numbers
+            while found.kind == "ignored" and given and given[0].isdecimal():  # vLLM's lists of numbers
                 given.pop(0)
         replaced, note = _replaced(name, found, value)
         (models if found.ours == "MODEL" else result).extend(replaced)
@@ -82,7 +82,7 @@ def _find(name: str, own: frozenset[str]) -> ForeignFlag | None:
         entry = entry if entry is not None and entry.switch else None
     if entry is None and "." in name:
         entry = _BY_NAME.get(name.partition(".")[0])
-        if entry is not None and entry.kind == "taken_as":
+        if entry is not None and entry.kind == "translated_to":
             raise ConfigError(f"quire serve: {name} is not supported; of {entry.names[0]}: {entry.note}")
     if entry is None or entry.kind == "same":
         return None
@@ -108,7 +108,7 @@ def _repeated(name: str, given: list[str]) -> list[str]:
 def _replaced(name: str, flag: ForeignFlag, value: str) -> tuple[list[str], list[str]]:
     """Quire's flags in place of one, and what to say about it."""
     shown = name if flag.switch else f"{name} {value}"
-    if flag.kind == "needless":
+    if flag.kind == "ignored":
         if flag.only and value not in flag.only:
             raise ConfigError(_refusal(shown, flag))
         return [], [f"{shown} has no effect: {flag.note}"]

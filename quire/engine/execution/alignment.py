@@ -1,4 +1,4 @@
-"""Aligner: how strongly the tokens of a transcription belong to the frames of its audio.
+"""Aligner: alignment of the tokens of a transcription with the frames of its audio.
 
 The cross-attention of some heads follows the audio. Their weights are normalized over the tokens, smoothed over time
 and averaged, as for whisper's word timestamps (Radford et al. 2022).
@@ -18,7 +18,7 @@ from quire.engine.execution.cache import LayerCache
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.inputs import CrossAttend
-from quire.engine.models.speech import SpeechSpec
+from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.wire.protocol import PooledArray, PoolingParams
 from quire.kernels.paged_attention import AttentionParams
 
@@ -33,7 +33,7 @@ class _Weights:
 class Aligner:
     """Keeps the weights of the sequences that align, by row of the request table."""
 
-    def __init__(self, spec: SpeechSpec, table: RequestTable, layers: Sequence[LayerCache]) -> None:
+    def __init__(self, spec: SpeechToTextSpec, table: RequestTable, layers: Sequence[LayerCache]) -> None:
         """`layers`: the pages of each layer."""
         self._table = table
         self._layers = layers
@@ -53,8 +53,8 @@ class Aligner:
         for row in freed:
             self._rows.pop(row, None)
         for row in filled:
-            task = self._table[row].task
-            if isinstance(task, PoolingParams) and task.task == "align":
+            pooling_params = self._table[row].params
+            if isinstance(pooling_params, PoolingParams) and pooling_params.task == "align":
                 self._rows[row] = _Weights()
 
     def watch(self, attend: CrossAttend, spans: Sequence[Span]) -> CrossAttend:
@@ -74,11 +74,11 @@ class Aligner:
         row = self._table[span.row]
         if span.length < row.prompt_len:
             return None
-        task = row.task
-        assert isinstance(task, PoolingParams)
+        pooling_params = row.params
+        assert isinstance(pooling_params, PoolingParams)
         chunks = self._rows[span.row].chunks
         weights = torch.cat([torch.cat([part for _, part in sorted(chunks[layer].items())], 1) for layer in chunks])
-        weights = weights[:, task.skip_tokens :]
+        weights = weights[:, pooling_params.skip_tokens :]
         deviation, mean = torch.std_mean(weights, dim=1, keepdim=True, correction=0)
         # Where all tokens have the same weight, as a single token has, no frame is more its own than another.
         weights = torch.where(deviation > 0, (weights - mean) / deviation, 0.0)
@@ -92,9 +92,9 @@ class Aligner:
         blocks = torch.from_numpy(table.cross_blocks[span.row, : -(-length // table.block_size)])
         keys = read_rows(cache.keys, blocks, length, q.dtype)[heads].float()
         scores = pad_heads(q, cache.shape.key_elements).float().transpose(0, 1) @ keys.transpose(1, 2)
-        task = table[span.row].task
-        assert isinstance(task, PoolingParams)
-        weights = (scores * params.scale).softmax(-1)[..., : task.frames].contiguous()
+        pooling_params = table[span.row].params
+        assert isinstance(pooling_params, PoolingParams)
+        weights = (scores * params.scale).softmax(-1)[..., : pooling_params.frames].contiguous()
         # By position: a step that fails is computed once more.
         self._rows[span.row].chunks.setdefault(layer, {})[span.start] = weights
 

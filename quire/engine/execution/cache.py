@@ -29,7 +29,7 @@ class LayerCache:
     In int8 pages a scale precedes each row of elements.
 
     Attributes:
-        shape: what the layer caches.
+        shape: elements that the layer caches of a token.
     """
 
     keys: Tensor

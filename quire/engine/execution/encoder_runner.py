@@ -1,4 +1,4 @@
-"""Runners of encoders, of text or audio, whose requests are computed whole."""
+"""Runners of text and audio encoders, whose requests are computed in one step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from quire.engine.wire.protocol import AddRequest, PooledArray, PoolingParams
 logger = logging.getLogger(__name__)
 
 
-class WholeRunner(ABC):
-    """Runs a model over the requests of a step, which lie one behind the other without padding.
+class PackedRunner(ABC):
+    """Runs a model over the requests of a step, concatenated without padding.
 
     It has no state, so several threads may run steps at once.
     """
@@ -37,22 +37,22 @@ class WholeRunner(ABC):
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step."""
         result = StepResult()
-        if not plan.whole:
+        if not plan.encoder_requests:
             return result
         try:
-            self._run(plan.whole, result)
+            self._run(plan.encoder_requests, result)
         except Exception:  # error boundary: only the requests for which it fails alone end
             logger.exception("a step failed; its requests are computed one by one")
-            for request in plan.whole:
+            for request in plan.encoder_requests:
                 if request.request_id not in result.pooled:
                     self._run_alone(request, result)
         return result
 
     def check(self) -> None:  # noqa: B027 (not abstract: no runner of encoders keeps state)
-        """Nothing is kept between steps."""
+        """Do nothing: there is no state between steps."""
 
     def close(self) -> None:  # noqa: B027 (as for check)
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _run_alone(self, request: AddRequest, result: StepResult) -> None:
         try:
@@ -66,7 +66,7 @@ class WholeRunner(ABC):
             result.pooled[request.request_id] = array
 
 
-class EncoderRunner(WholeRunner):
+class EncoderRunner(PackedRunner):
     """Runs an encoder of text, and its pooler."""
 
     def __init__(self, model: Encoder, pooler: Pooler) -> None:
@@ -83,14 +83,14 @@ class EncoderRunner(WholeRunner):
             yield request, self._pool(hidden[begin:end], request)
 
     def _pool(self, hidden: Tensor, request: AddRequest) -> PooledArray:
-        task = request.task
-        assert isinstance(task, PoolingParams)
-        state = self._pooler.start(task)
-        state.add(hidden[task.skip_tokens :])
-        return self._pooler.finish(state, task)
+        params = request.params
+        assert isinstance(params, PoolingParams)
+        state = self._pooler.start(params)
+        state.add(hidden[params.skip_tokens :])
+        return self._pooler.finish(state, params)
 
 
-class CTCRunner(WholeRunner):
+class CTCRunner(PackedRunner):
     """Runs an encoder of audio with a projection to the logits of each position."""
 
     def __init__(self, model: CTCModel) -> None:

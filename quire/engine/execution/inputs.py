@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.table import RequestTable
-from quire.engine.models.inputs import ModelInputs
+from quire.engine.models.inputs import AdaptedRows, ModelInputs, RowSet
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionMetadata
@@ -59,12 +59,12 @@ class StepInputs:
 
     Attributes:
         spans: generated tokens first, in order of start, then those of prompts.
-        model: what the model reads.
+        model: inputs of the model.
         slots: (tokens,) int64 slot mapping, block * block_size + offset in the block.
         last_block: largest block index that the step writes to.
         static: the tensors are at the same addresses in every static step, so that its kernel calls can be replayed.
-        attention: what the compiled attention kernels read; None for other backends.
-        cross: what their cross-attention reads; None in models without it.
+        attention: inputs of the compiled attention kernels; None for other backends.
+        cross: inputs of their cross-attention; None in models without it.
     """
 
     spans: Sequence[Span]
@@ -82,7 +82,7 @@ class StepInputs:
 
     @property
     def num_logits(self) -> int:
-        """Rows that logits are computed for when every sequence wants the logits of its last token only."""
+        """Number of logits rows if every sequence needs the logits of its last token only."""
         indices = self.model.logits_indices
         return self.num_tokens if indices is None else len(indices)
 
@@ -182,8 +182,8 @@ class _Queries(NamedTuple):
     """The spans of tokens that attend together: single tokens, then longer spans or single tokens of prompts.
 
     Attributes:
-        rows: of the request table; starts: positions; counts: tokens.
-        singles: how many attend as single tokens, the first ones.
+        rows: rows of the request table; starts: first positions; counts: numbers of tokens.
+        singles: number of spans that attend as single tokens, the first ones.
         sampling: indices of those whose last token yields the next one, without a draft.
     """
 
@@ -286,6 +286,22 @@ class _CrossRows:
         np.take(self._table.cross_lengths, rows, out=self._lengths[:count], mode="clip")
         tables, lengths = self._tensors
         return tables[:count], lengths[:count]
+
+
+def adapted_rows(spans: Sequence[Span], adapted: Set[int], device: torch.device) -> AdaptedRows | None:
+    """The rows of a step of sequences in `adapted` rows of the request table; None if there are none."""
+    flags = [span.row in adapted for span in spans]
+    if not any(flags):
+        return None
+    if all(flags):
+        return AdaptedRows(RowSet(), RowSet())
+    counts = torch.tensor([span.count for span in spans])
+    tokens = torch.tensor(flags).repeat_interleave(counts)
+    sampling = [flag for span, flag in zip(spans, flags, strict=True) if span.samples and not span.draft]
+    logits = torch.tensor(sampling, dtype=torch.bool).nonzero().flatten() if any(sampling) else None
+    return AdaptedRows(
+        RowSet(tokens.nonzero().flatten().to(device)), None if logits is None else RowSet(logits.to(device))
+    )
 
 
 def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:

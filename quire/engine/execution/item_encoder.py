@@ -1,4 +1,4 @@
-"""Encodes the items of a step: for cross-attention, or as the embeddings of tokens."""
+"""Encodes multimodal items: for cross-attention, or to replace the embeddings of placeholder tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from quire.kernels.paged_attention import write_pages
 
 
 def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list[Tensor], Tensor]:
-    """What `AudioEncoder.run` reads of items: the input of the layers for each of them, and `cu_seqlens`."""
+    """The arguments of `AudioEncoder.run` for items: the input of the layers for each of them, and `cu_seqlens`."""
     sample = encoder.sample
     features = [torch.tensor(item.features, dtype=sample.dtype, device=sample.device) for item in items]
-    embedded = [encoder.embed(one, item.columns) for one, item in zip(features, items, strict=True)]
+    embedded = [encoder.embed(one, item.columns, item.before) for one, item in zip(features, items, strict=True)]
     return embedded, torch.tensor([0, *itertools.accumulate(map(len, embedded))])
 
 
@@ -62,7 +62,7 @@ class CrossWriter:
 
 
 class TokenEmbedder:
-    """Keeps the embeddings of items that have tokens of their own; the scheduler decides for how long."""
+    """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
 
     def __init__(self, encoder: AudioEncoder) -> None:
         self._encoder = encoder
@@ -77,14 +77,15 @@ class TokenEmbedder:
         """Encode items, all together, and keep their embeddings."""
         encoded = encode_items(self._encoder, [entry.item for entry in entries])
         for entry, embeddings in zip(entries, encoded, strict=True):
-            self._kept[entry.key] = embeddings if len(entries) == 1 else embeddings.clone()
+            own = embeddings[: entry.item.length]  # positions may have been filled up
+            self._kept[entry.key] = own if len(own) == len(embeddings) and len(entries) == 1 else own.clone()
 
     def missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
-        """Those that are not kept."""
+        """The items that are not kept."""
         return [entry for entry in entries if entry.key not in self._kept]
 
     def embeddings(self, parts: Sequence[tuple[int, ItemPart]]) -> ItemEmbeddings | None:
-        """What replaces the embeddings of placeholder tokens. `parts`: with the index of the first token in the step.
+        """Replacements of placeholder embeddings. `parts`: with the index of the first token of each in the step.
 
         Raises:
             RuntimeError: an item is not kept, because its encoding has failed.

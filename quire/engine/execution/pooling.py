@@ -195,9 +195,9 @@ class ChunkPooler:
         for row in freed:
             self._rows.pop(row, None)
         for row in filled:
-            task = self._table[row].task
-            if isinstance(task, PoolingParams) and task.task != "align":
-                self._rows[row] = self._pooler.start(task)
+            params = self._table[row].params
+            if isinstance(params, PoolingParams) and params.task != "align":
+                self._rows[row] = self._pooler.start(params)
 
     @property
     def rows(self) -> Collection[int]:
@@ -207,11 +207,11 @@ class ChunkPooler:
     def pool(self, hidden: Tensor, span: Span) -> PooledArray | None:
         """Add the hidden states (span.count, hidden) of a span of one of `rows`; the array once it is complete."""
         row = self._table[span.row]
-        task = row.task
-        assert isinstance(task, PoolingParams)
+        params = row.params
+        assert isinstance(params, PoolingParams)
         state = self._rows[span.row]
-        state.add(hidden[min(span.count, max(0, task.skip_tokens - span.start)) :])
-        return self._pooler.finish(state, task) if span.length == row.prompt_len else None
+        state.add(hidden[min(span.count, max(0, params.skip_tokens - span.start)) :])
+        return self._pooler.finish(state, params) if span.length == row.prompt_len else None
 
 
 def hidden_states() -> Pooler:
@@ -220,7 +220,7 @@ def hidden_states() -> Pooler:
 
 
 def pooling_info(spec: PoolerSpec, model: object) -> PoolingInfo:
-    """What the front end needs to know of a model that pools."""
+    """Facts about a model that pools, for the front end."""
     assert isinstance(model, Transformer)
     hidden, vocab = model.spec.hidden, model.spec.vocab
 

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.attention.backend import AttentionBackend
-from quire.engine.execution.inputs import InputBuilder, Span, StepInputs
+from quire.engine.execution.inputs import InputBuilder, Span, StepInputs, adapted_rows
 from quire.engine.execution.item_encoder import CrossWriter, TokenEmbedder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.sampling.logprobs import top_logprobs
-from quire.engine.execution.sampling.sampler import Choice, Sampler
+from quire.engine.execution.sampling.sampler import SampledToken, Sampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import Changes, RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import (
     CrossItem,
     EncodedItem,
-    Sampled,
+    SampledTokens,
     ScheduledSequence,
     SequenceError,
     StepPlan,
@@ -38,7 +38,7 @@ _LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of pr
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What the model has computed for a step. `hidden`: of all tokens, where more than logits is wanted."""
+    """The model's results of a step. `hidden`: hidden states of all tokens, where more than logits is wanted."""
 
     spans: Sequence[Span]
     logits: Tensor | None
@@ -106,13 +106,13 @@ class ModelRunner:
         """Encode the items of sequences that have entered the batch, where they are not cached."""
         entries = [cross for cross in crosses if cross.item is not None]
         if entries:
-            assert self._crosses is not None, "the model reads no items"
+            assert self._crosses is not None, "the model accepts no items"
             self._crosses.encode(entries)
 
     def _embed(self, entries: Sequence[EncodedItem]) -> None:
         """Make embeddings of items that are to stand in for tokens, as far as they are not made yet."""
         if entries:
-            assert self._embedder is not None, "the model reads no items"
+            assert self._embedder is not None, "the model accepts no items"
             if left := self._embedder.missing(entries):
                 self._embedder.encode(left)
 
@@ -131,9 +131,12 @@ class ModelRunner:
         return _Computed(inputs.spans, logits, hidden)
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
-        """The inputs with the embeddings of items."""
+        """The inputs with the embeddings of items, and the rows that are computed with the model's adapter."""
         if self._embedder is None:
             return inputs
+        if self._table.adapted_rows:
+            rows = adapted_rows(inputs.spans, self._table.adapted_rows, inputs.model.token_ids.device)
+            inputs = replace(inputs, model=replace(inputs.model, adapted=rows))
         reading = {self._table.row_of(one.request_id): one.items for one in scheduled if one.items}
         if not reading:
             return inputs
@@ -163,7 +166,7 @@ class ModelRunner:
             encoded = () if cross is None else cross.blocks
             try:
                 if not broken.isdisjoint((*blocks, *encoded)):
-                    raise RuntimeError("the computation of a request that begins alike failed")
+                    raise RuntimeError("the computation of another request with the same prefix failed")
                 self._encode([] if cross is None else [cross])
                 keys = {part.key for part in item.items}
                 self._embed([entry for entry in plan.encoded if entry.key in keys])
@@ -209,7 +212,7 @@ class ModelRunner:
         """
         end_rows = itertools.accumulate(1 + len(span.draft) for span in spans)
         firsts = [end - 1 - len(span.draft) for span, end in zip(spans, end_rows, strict=True)]
-        choices: list[list[Choice]] = [[] for _ in spans]
+        choices: list[list[SampledToken]] = [[] for _ in spans]
         active = list(range(len(spans)))
         for depth in itertools.count():
             if not active:
@@ -224,7 +227,7 @@ class ModelRunner:
                 result.errors[request_id] = error
                 continue
             logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
-            result.sampled.append(Sampled(request_id, [choice.token for choice in chosen], logprobs or None))
+            result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
 
     @contextmanager
     def _containing(self, span: Span, what: str, result: StepResult) -> Iterator[str]:
@@ -298,7 +301,7 @@ class ModelRunner:
         return entries
 
 
-def _confirmed(draft: Sequence[int], depth: int, choice: Choice) -> bool:
+def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
     return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 

@@ -18,9 +18,11 @@ MAX_TOKENS = 1024  # of a captured step; larger ones take so long that Python be
 _MAX_LOGITS_ROWS = 128  # sequences whose logits fit into the output buffer
 _WARM_UP = 3  # eager steps of each kind before the next one is captured
 
+_Kind = tuple[bool, bool]  # of a graph: logits are computed for every token; the model's adapter applies
+
 
 class StepRunner(Protocol):
-    """Runs the steps in which every sequence wants the logits of its last token only."""
+    """Runs the steps in which every sequence needs the logits of its last token only."""
 
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         """Logits (num_logits, vocab) float32, valid until the next call."""
@@ -41,8 +43,9 @@ class EagerSteps(StepRunner):
 class StepGraphs(StepRunner):
     """Captures steps with static inputs and replays them.
 
-    There are two graphs: one for steps in which logits are computed for every token, one for the others. A step whose
-    model also computes with torch, as in a mixture of experts, cannot be captured and always runs eagerly.
+    There are two graphs: one for steps in which logits are computed for every token, one for the others; and as many
+    for steps that are computed with the model's adapter. A step that is only in part runs eagerly, as one whose model
+    also computes with torch, as in a mixture of experts, which cannot be captured.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -50,40 +53,41 @@ class StepGraphs(StepRunner):
         self._eager = EagerSteps(model)
         self._workspace = Workspace(MAX_TOKENS)
         self._logits: Tensor | None = None  # output buffer (_MAX_LOGITS_ROWS, vocab)
-        self._steps_seen: Counter[bool] = Counter()
-        self.graphs: dict[bool, CapturedCalls] = {}
-        self.not_capturable: set[bool] = set()
+        self._steps_seen: Counter[_Kind] = Counter()
+        self.graphs: dict[_Kind, CapturedCalls] = {}
+        self.not_capturable: set[_Kind] = set()
 
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         rows = inputs.num_logits
-        if not attention.static or rows > _MAX_LOGITS_ROWS or inputs.model.items is not None:
+        adapted = inputs.model.adapted
+        is_partial = adapted is not None and not adapted.is_all
+        if not attention.static or rows > _MAX_LOGITS_ROWS or inputs.model.items is not None or is_partial:
             return self._eager.logits(inputs, attention)
         if self._logits is None:
             self._logits = torch.empty(_MAX_LOGITS_ROWS, self._model.lm_head.vocab_size)
         out = self._logits[:rows]
         counts = (inputs.num_tokens, rows)  # by RowKind
-        every_token = inputs.model.logits_indices is None
-        graph = self.graphs.get(every_token)
+        kind = (inputs.model.logits_indices is None, adapted is not None)
+        graph = self.graphs.get(kind)
         if graph is not None:
             graph.replay(counts)
-        elif every_token in self.not_capturable or self._steps_seen[every_token] < _WARM_UP or rows == 0:
-            self._steps_seen[every_token] += 1
+        elif kind in self.not_capturable or self._steps_seen[kind] < _WARM_UP or rows == 0:
+            self._steps_seen[kind] += 1
             self._compute(inputs, attention, out)
         else:
-            self._capture(inputs, attention, out)
+            self._capture(inputs, attention, out, kind)
         return self._model.lm_head.adjust(out)
 
     def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
         hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
         self._model.lm_head.project(hidden, out=out)
 
-    def _capture(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
+    def _capture(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor, kind: _Kind) -> None:
         counts = (inputs.num_tokens, inputs.num_logits)
         calls = CapturedCalls(lambda: self._compute(inputs, attention, out), self._workspace, counts)
-        every_token = inputs.model.logits_indices is None
         if calls.complete:
-            self.graphs[every_token] = calls
+            self.graphs[kind] = calls
         else:
-            self.not_capturable.add(every_token)
+            self.not_capturable.add(kind)
             self._workspace = Workspace(MAX_TOKENS)  # frees what this capture allocated

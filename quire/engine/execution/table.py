@@ -9,8 +9,8 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.scheduling.plan import Extension, NewSequence, StepPlan
-from quire.engine.wire.protocol import SamplingParams, Task
+from quire.engine.scheduling.plan import NewSequence, PromptExtension, StepPlan
+from quire.engine.wire.protocol import PoolingParams, SamplingParams
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class Row:
     """The runner's state of a sequence, besides the table's arrays."""
 
     request_id: str
-    task: Task
+    params: SamplingParams | PoolingParams
     prompt_len: int
     prompt_logprobs: int | None
 
@@ -40,6 +40,7 @@ class RequestTable:
         long_rope_rows: rows where it is not 0.
         blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
         cross_blocks: (rows, blocks of an item) int32 block tables of encoded positions; cross_lengths: (rows,) int64.
+        adapted_rows: rows that are computed with the model's adapter.
         rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
         rows_with_token_probs: rows that ask for probabilities after a position of their prompt.
     """
@@ -58,6 +59,7 @@ class RequestTable:
         self.num_blocks = np.zeros(rows, np.int32)
         self.cross_blocks = np.zeros((rows, -(-cross_len // block_size)), np.int32)
         self.cross_lengths = np.zeros(rows, np.int64)
+        self.adapted_rows: set[int] = set()
         self.rows_with_prompt_logprobs: set[int] = set()
         self.rows_with_token_probs: set[int] = set()
         self._rows: dict[int, Row] = {}
@@ -68,8 +70,8 @@ class RequestTable:
         return self._rows[row]
 
     def params_of(self, rows: Iterable[int]) -> list[SamplingParams]:
-        """The tasks of rows whose sequences generate."""
-        return cast("list[SamplingParams]", [self._rows[row].task for row in rows])
+        """The sampling parameters of rows whose sequences generate."""
+        return cast("list[SamplingParams]", [self._rows[row].params for row in rows])
 
     def row_of(self, request_id: str) -> int:
         """Row of a sequence in the batch."""
@@ -79,7 +81,7 @@ class RequestTable:
         """Apply a plan's changes to the batch."""
         freed = [self._remove(request_id) for request_id in plan.removed]
         filled = [self._add(new) for new in plan.new]
-        extended = [self._extend(extension) for extension in plan.extended]
+        extended = [self._extend(extension) for extension in plan.prompt_extensions]
         for item in plan.scheduled:
             if item.new_blocks:
                 row = self._index[item.request_id]
@@ -108,7 +110,7 @@ class RequestTable:
 
     def _add(self, new: NewSequence) -> int:
         row = self._free.pop()
-        self._rows[row] = Row(new.request_id, new.task, new.prompt_len, new.prompt_logprobs)
+        self._rows[row] = Row(new.request_id, new.params, new.prompt_len, new.prompt_logprobs)
         self._index[new.request_id] = row
         if new.prompt_logprobs is not None:
             self.rows_with_prompt_logprobs.add(row)
@@ -117,15 +119,17 @@ class RequestTable:
         self.rope_offsets[row] = self._rope_switch if new.uses_long_rope else 0
         if new.uses_long_rope:
             self.long_rope_rows.add(row)
+        if new.adapted:
+            self.adapted_rows.add(row)
         self.num_blocks[row] = 0
         if new.cross is not None:
             self.cross_blocks[row, : len(new.cross.blocks)] = new.cross.blocks
             self.cross_lengths[row] = new.cross.length
-        if isinstance(new.task, SamplingParams) and new.task.token_probs is not None:
+        if isinstance(new.params, SamplingParams) and new.params.token_probs is not None:
             self.rows_with_token_probs.add(row)
         return row
 
-    def _extend(self, extension: Extension) -> int:
+    def _extend(self, extension: PromptExtension) -> int:
         row = self._index[extension.request_id]
         begin = int(self.lengths[row])
         self.tokens[row, begin : begin + len(extension.tokens)] = extension.tokens
@@ -138,5 +142,6 @@ class RequestTable:
         self.rows_with_prompt_logprobs.discard(row)
         self.rows_with_token_probs.discard(row)
         self.long_rope_rows.discard(row)
+        self.adapted_rows.discard(row)
         self._free.append(row)
         return row

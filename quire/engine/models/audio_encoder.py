@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.audio_spec import ConvPositions, ConvStem, Projector
+from quire.engine.models.audio_spec import (
+    Conv2dStem,
+    ConvPositions,
+    ConvStem,
+    Projector,
+    QueryProjector,
+    RelativeAttention,
+)
 from quire.engine.models.inputs import Attend
 from quire.engine.models.layers.conformer import sinusoids
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.positions import make_positions
+from quire.engine.models.layers.query_projector import QueryProjectorLayer
+from quire.engine.models.layers.relative_bias import RelativeBiasTable
 from quire.engine.models.layers.rope import RopeTables
 from quire.engine.models.layers.stem import make_stem
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, Rope
+from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedAttention, Rope
 from quire.engine.models.stack import LayerStack
 from quire.engine.wire.convolutions import count_positions
 from quire.kernels.activation import activation
@@ -33,7 +43,11 @@ class AudioEncoder(LayerStack):
         self.positions = make_positions(spec.positions, spec.max_positions, spec.hidden)
         normed = isinstance(spec.positions, ConvPositions) and spec.positions.norm
         self.positions_norm = make_norm(spec.hidden, spec.norm) if normed else nn.Identity()
-        self.projector = None if spec.projector is None else ProjectorLayer(spec.projector, spec.hidden * spec.joined)
+        self.projector = _make_projector(spec)
+        biased = [one for one in _grouped(spec) if one.relative_bias is not None]
+        self.relative_bias = None
+        if biased and (bias := biased[0].relative_bias) is not None:
+            self.relative_bias = RelativeBiasTable(bias, biased[0].heads)
         self._tables: RopeTables | None = None
 
     @property
@@ -41,21 +55,26 @@ class AudioEncoder(LayerStack):
         """A parameter that is never packed: it has the dtype and the device of features."""
         return next(module.weight for module in self.modules() if isinstance(module, LayerNorm | RMSNorm))
 
-    def embed(self, features: Tensor, columns: int) -> Tensor:
+    def embed(self, features: Tensor, columns: int, before: int = 0) -> Tensor:
         """The input of the layers for one item.
 
         Args:
             features: (channels, columns), and some columns more that convolutions may read.
-            columns: how many are encoded.
+            columns: number of columns that are encoded.
+            before: number of columns before these, of the audio that the item continues.
 
         Returns:
-            (positions, hidden)
+            (positions, hidden). Those of an item that continues another one are filled up to `AudioEncoderSpec.chunk`.
         """
         stem = self.spec.stem
         if isinstance(stem, ConvStem):
             x = self.stem(features)[: count_positions(stem.convolutions, columns)]
         else:
-            x = self.stem(features[:, :columns])
+            x = self.stem(features[:, : before + columns])
+        if before:
+            assert isinstance(stem, Conv2dStem)
+            x = x[count_positions(stem.convolutions, before) :]
+            x = F.pad(x, (0, 0, 0, self.spec.chunk - len(x)))
         embedded: Tensor = self.positions_norm(self.positions(x))
         return embedded
 
@@ -63,7 +82,7 @@ class AudioEncoder(LayerStack):
         """Encode items.
 
         Args:
-            items: of each the result of `embed`.
+            items: the result of `embed` for each item.
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
 
@@ -72,10 +91,16 @@ class AudioEncoder(LayerStack):
         """
         lengths = [len(item) for item in items]
         distances = None
-        if any(isinstance(layer, ConformerLayer) for layer in self.spec.layers):
+        if any(isinstance(layer.attn, RelativeAttention) for layer in self.spec.layers):
             distances = sinusoids(max(lengths), self.spec.hidden, items[0].dtype, items[0].device)
-        step = StepContext(self._ropes(lengths), attend, cu_seqlens=cu_seqlens, relative_positions=distances)
-        x = self.run_layers(_concatenated(items), step, normed=False)
+        step = StepContext(
+            self._ropes(lengths),
+            attend,
+            cu_seqlens=cu_seqlens,
+            relative_bias=None if self.relative_bias is None else self.relative_bias(),
+            relative_positions=distances,
+        )
+        x = self._encode(_concatenated(items), step)
         if self.spec.averaged > 1:
             parts = [_averaged(part, self.spec.averaged) for part in x.split(lengths)]
             lengths = [len(part) for part in parts]
@@ -84,7 +109,20 @@ class AudioEncoder(LayerStack):
         if self.spec.joined > 1:
             x = x.reshape(-1, self.spec.joined * x.shape[1])
             lengths = [length // self.spec.joined for length in lengths]
+        if isinstance(self.projector, QueryProjectorLayer):
+            return [self.projector(part) for part in x.split(lengths)]
         return list((x if self.projector is None else self.projector(x)).split(lengths))
+
+    def _encode(self, x: Tensor, step: StepContext) -> Tensor:
+        """The layers' output, behind the inputs of those that are concatenated."""
+        if not self.spec.concatenated:
+            return self.run_layers(x, step, normed=False)
+        kept = []
+        for index, layer in enumerate(self.layers):
+            if index in self.spec.concatenated:
+                kept.append(x)
+            x = layer(x, step)
+        return torch.cat((*kept, x), 1)
 
     def _ropes(self, lengths: Sequence[int]) -> dict[Rope, CosSin]:
         """Cosines and sines of the positions of items."""
@@ -96,6 +134,20 @@ class AudioEncoder(LayerStack):
         if self._tables is None:
             self._tables = RopeTables(ropes, self.spec.max_positions, None, device)
         return self._tables.at(torch.cat([torch.arange(length, device=device) for length in lengths]))
+
+
+def _grouped(spec: AudioEncoderSpec) -> list[GroupedAttention]:
+    return [layer.attn for layer in spec.layers if isinstance(layer.attn, GroupedAttention)]
+
+
+def _make_projector(spec: AudioEncoderSpec) -> nn.Module | None:
+    match spec.projector:
+        case Projector():
+            return ProjectorLayer(spec.projector, spec.hidden * spec.joined)
+        case QueryProjector():
+            return QueryProjectorLayer(spec.projector)
+        case None:
+            return None
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Parts of an AudioEncoderSpec: what makes positions of features, tells them apart, and projects the result.
+"""Parts of an AudioEncoderSpec: stems, position embeddings and projectors.
 
 As in `spec`, fields describe operations.
 """
@@ -16,7 +16,7 @@ class ConvStem:
     """Two convolutions over time of width 3, each followed by `act`; the second one halves the number of positions.
 
     Attributes:
-        channels: of a column of features.
+        channels: elements of a column of features.
         act: an activation.
     """
 
@@ -36,7 +36,7 @@ class ChunkedConvStem:
     Each chunk of columns is computed by itself, and has its own sinusoidal positions.
 
     Attributes:
-        rows: of features.
+        rows: rows of the features.
         channels: outputs of each convolution.
         chunk: columns.
         act: an activation.
@@ -49,7 +49,7 @@ class ChunkedConvStem:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """Of one chunk; see `count_positions`."""
+        """The convolutions of one chunk over time; see `count_positions`."""
         return (Convolution(3, 2, 1),) * 3
 
 
@@ -99,17 +99,18 @@ class WaveStem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridStem:
+class Conv2dStem:
     """Convolutions over time and bands of a spectrogram, each with a stride of 2 in both, then a linear layer.
 
     All but the first are separable: a convolution of each channel, and one of width 1. A relu follows each of them.
 
     Attributes:
         bands: rows of the features.
-        channels: of all convolutions.
+        channels: channels of all convolutions.
         layers: convolutions.
         kernel: width in both directions, an odd number.
-        scale: of the result.
+        scale: factor of the result.
+        standardized: each band is shifted and scaled before by numbers of the checkpoint.
     """
 
     bands: int
@@ -117,11 +118,24 @@ class GridStem:
     layers: int
     kernel: int = 3
     scale: float = 1.0
+    standardized: bool = False
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
         """The convolutions over time, from which `count_positions` derives the length of the result."""
         return (Convolution(self.kernel, 2, self.kernel // 2),) * self.layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearStem:
+    """A linear layer over the rows of a column, with a bias: each column is a position."""
+
+    rows: int
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """None; see `count_positions`."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +145,10 @@ class LearnedPositions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvPositions:
-    """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm behind it.
+    """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm after it.
 
     Attributes:
-        kernel: positions; of an even number one more lies before the position than behind it.
+        kernel: positions; of an even number one more lies before the position than after it.
         norm: the model's norm follows the sum.
     """
 
@@ -149,8 +163,8 @@ class Projector:
     """Linear layers with `act` between them.
 
     Attributes:
-        sizes: outputs of each.
-        bias: of all of them.
+        sizes: output size of each.
+        bias: whether all of them have a bias.
     """
 
     sizes: tuple[int, ...]
@@ -158,5 +172,92 @@ class Projector:
     act: str = "gelu"
 
 
-Stem = ConvStem | ChunkedConvStem | WaveStem | GridStem
+@dataclass(frozen=True, kw_only=True)
+class QueryProjector:
+    """Learned queries that attend to each window of positions, and a linear layer (Q-Former, Li et al. 2023).
+
+    A layer is self-attention of a window's queries, cross-attention to its positions in each `cross_every`-th layer,
+    and a feed-forward, each with a norm after its sum. The last window is filled up with zeros, which are attended to.
+
+    Attributes:
+        window: number of positions of a window.
+        queries: number of queries of a window, each of which becomes a token.
+        source: elements of a position.
+        hidden: elements of a query.
+        layers: number of layers of the transformer.
+        heads: number of heads of its attention.
+        ffn, act: size and activation of its feed-forward.
+        eps: epsilon of its norms.
+        size: outputs of the linear layer.
+    """
+
+    window: int
+    queries: int
+    source: int
+    hidden: int
+    layers: int
+    heads: int
+    ffn: int
+    act: str
+    eps: float
+    cross_every: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeAttention:
+    """Attention with scores (q + u) k + (q + v) r, where r are keys of sinusoidal distances (Dai et al. 2019).
+
+    Attributes:
+        bias: whether the projections have one; that of distances never does.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockAttention:
+    """Attention within blocks of positions, with scores q k + q r, where r are learned by distance (Shaw et al. 2018).
+
+    Attributes:
+        block: positions.
+        reach: rows of the table of distances are twice as many and one.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    block: int
+    reach: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeConv:
+    """The convolution of a conformer: values times gates, a convolution of each channel over time, `act`, a projection.
+
+    Attributes:
+        size: channels.
+        kernel: positions that the convolution reads: half of them before its own, or all of them if it is `causal`. Of
+            an even number one more lies before it than after it.
+        act: activation before the last projection.
+        gate: activation of the gates.
+        bias: the projections have one.
+        kernel_bias: the convolution has one.
+        mixes: a linear layer precedes `act`, in place of a norm by known statistics.
+    """
+
+    size: int
+    kernel: int
+    act: str
+    gate: str = "sigmoid"
+    bias: bool = True
+    kernel_bias: bool = True
+    causal: bool = False
+    mixes: bool = False
+
+
+Stem = ConvStem | ChunkedConvStem | WaveStem | Conv2dStem | LinearStem
 Positions = LearnedPositions | ConvPositions

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.errors import BrokenFolder
+from quire.engine.models.fp8 import Fp8Scales
 from quire.engine.models.quantized import FP8_DTYPES, is_scale, scales_of, unpack_fp8, unpack_mxfp4
 from quire.engine.models.safetensors import SafetensorsFile
-from quire.engine.models.spec import Fp8Scales
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -7,11 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvPositions, ConvStem, GridStem, Projector, WaveConv
+from quire.engine.models.audio_spec import (
+    BlockAttention,
+    ChunkedConvStem,
+    Conv2dStem,
+    ConvPositions,
+    ConvStem,
+    LinearStem,
+    Projector,
+    QueryProjector,
+    RelativeAttention,
+    TimeConv,
+    WaveConv,
+)
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
-    ConformerLayer,
+    ClippedBias,
     CrossAttention,
     CTCSpec,
     DecoderSpec,
@@ -26,7 +38,6 @@ from quire.engine.models.spec import (
     LongRope,
     MoE,
     PlainMLP,
-    RelativeAttention,
     Rope,
     TransformerSpec,
 )
@@ -39,6 +50,7 @@ _COUNTS = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
     *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_conv_pos_embedding_groups"),
+    "num_blocks",
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),
@@ -53,11 +65,15 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     ConvStem: ("channels",),
     ChunkedConvStem: ("rows", "channels", "chunk"),
     WaveConv: ("size", "kernel", "stride"),
-    GridStem: ("bands", "channels", "layers", "kernel"),
+    Conv2dStem: ("bands", "channels", "layers", "kernel"),
     ConvPositions: ("kernel", "groups"),
     CTCSpec: ("vocab",),
     RelativeAttention: ("heads", "head_dim"),
-    ConformerLayer: ("kernel",),
+    BlockAttention: ("heads", "head_dim", "block", "reach"),
+    TimeConv: ("size", "kernel"),
+    ClippedBias: ("reach",),
+    LinearStem: ("rows",),
+    QueryProjector: ("window", "queries", "hidden", "layers", "heads", "ffn", "cross_every", "size"),
     CrossAttention: ("heads", "head_dim"),
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
@@ -80,7 +96,7 @@ def check_raw(config: Any, name: str) -> None:
 
     Args:
         config: the parsed JSON.
-        name: of the file, for the error.
+        name: name of the file, for the error.
 
     Raises:
         BrokenFolder: it is not an object, or a size in it is not a number or out of range.
@@ -130,41 +146,45 @@ def _problems(part: Any) -> Iterator[str]:
         if kind in _TYPES and not (isinstance(value, _TYPES[kind]) or (optional and value is None)):
             yield f"{field.name} is {_short(value)}, not a {'string' if kind == 'str' else 'number'}"
         elif kind in ("float", "tuple[float, ...]") and not _is_finite(value):
-            yield f"{field.name} is not finite"
+            yield f"{field.name} must be finite"
     for name in _SPEC_POSITIVE.get(type(part), ()):
         if getattr(part, name) <= 0:
-            yield f"{name} is {getattr(part, name)}"
+            yield f"{name} is {getattr(part, name)}, but must be above 0"
     match part:
         case TransformerSpec(layers=layers) if len(lengths := _longrope_lengths(layers)) > 1:
-            yield f"its ropes have different original_max_position_embeddings, {' and '.join(map(str, lengths))}"
+            yield f"its layers have different original_max_position_embeddings: {' and '.join(map(str, lengths))}"
         case AudioEncoderSpec(layers=()):
             yield "its encoder has no layers"
+        case AudioEncoderSpec(concatenated=concatenated, layers=layers) if not set(concatenated) <= set(
+            range(len(layers))
+        ):
+            yield f"outputs of layers {concatenated} are concatenated, but its encoder has {len(layers)} layers"
         case DecoderSpec(encoder=AudioEncoderSpec(projector=Projector(sizes=sizes)), hidden=hidden) if (
             sizes[-1] != hidden
         ):
-            yield f"its encoder gives {sizes[-1]} elements for each token, but embeddings have {hidden}"
+            yield f"its encoder's outputs have size {sizes[-1]}, but the hidden size is {hidden}"
         case AudioEncoderSpec(max_positions=positions, averaged=averaged, joined=joined) if (
             positions % averaged or positions % joined
         ):
-            yield f"{positions} positions cannot be grouped by {max(averaged, joined)}"
-        case GridStem(bands=bands, layers=layers) if bands % 2**layers:
-            yield f"{bands} bands cannot be halved {layers} times"
+            yield f"the number of encoder positions, {positions}, is not a multiple of {max(averaged, joined)}"
+        case Conv2dStem(bands=bands, layers=layers) if bands % 2**layers:
+            yield f"the number of mel bins, {bands}, is not a multiple of {2**layers}"
         case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
-            yield f"{heads} heads cannot share {kv_heads} key and value heads"
+            yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
         case GroupedAttention(window=int(window)) if window < 1:
-            yield f"the sliding window is {window}"
+            yield f"the sliding window is {window}, but must be at least 1"
         case GroupedAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:
-            yield f"{dim} elements of a head are rotated, but it has {head_dim}"
+            yield f"the rotary dimension {dim} exceeds the head size {head_dim}"
         case Rope(dim=dim) if dim % 2:
-            yield f"the number of elements that are rotated, {dim}, is odd"
+            yield f"the rotary dimension {dim} is odd"
         case MoE(top_k=top_k, experts=experts) if top_k > experts:
-            yield f"{top_k} of {experts} experts cannot be selected"
+            yield f"top_k is {top_k}, but there are only {experts} experts"
         case MoE(router=GroupedSigmoidRouter(groups=groups), experts=experts) if (
             experts % groups or experts < 2 * groups
         ):
             yield f"{experts} experts cannot be split into {groups} groups of two or more"
         case GroupedSigmoidRouter(groups=groups, top_groups=top_groups) if top_groups > groups:
-            yield f"{top_groups} of {groups} groups of experts cannot be selected"
+            yield f"topk_group is {top_groups}, but there are only {groups} groups of experts"
 
 
 def _longrope_lengths(layers: Sequence[Layer]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Configs of models that were published with code of their own, and that transformers knows under another name now."""
+"""Configs of models that were published with custom code, and that transformers supports under another name now."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from typing import Any
 
 from quire.engine.models.errors import UnsupportedModel
 
+# Of the encoder of audio: the name that transformers has, by the authors'.
+_PHI4_AUDIO = {
+    "attention_dim": "hidden_size",
+    "attention_heads": "num_attention_heads",
+    "linear_units": "intermediate_size",
+    "depthwise_seperable_out_channel": "depthwise_separable_out_channel",
+}
+_PHI4_SAME = (
+    *("num_blocks", "activation", "chunk_size", "left_chunk", "dropout_rate", "ext_pw_out_channel", "kernel_size"),
+    *("depthwise_multiplier", "conv_activation", "input_size", "conv_glu_type", "time_reduction"),
+)
+_PHI4_DROPPED = ("auto_map", "audio_processor", "embd_layer", "img_processor", "vision_lora", "_attn_implementation")
 _NEEDED = {"layer_norm_type": "layer_norm", "position_embedding_type": "rope", "logn_attention_scale": False}
 
 
@@ -16,6 +28,8 @@ def with_known_type(raw: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UnsupportedModel: an option is not one of those that transformers' implementation has.
     """
+    if raw.get("model_type") == "phi4mm":
+        return _phi4_multimodal(raw)
     if raw.get("model_type") != "new":
         return raw
     for name, value in _NEEDED.items():
@@ -29,3 +43,27 @@ def with_known_type(raw: dict[str, Any]) -> dict[str, Any]:
     rope = {**scaling, "rope_type": kind, "rope_theta": raw.get("rope_theta", 10000.0)}
     names = [name.replace("New", "Gte") for name in raw.get("architectures") or []]
     return {**known, "model_type": "gte", "architectures": names, "rope_parameters": rope}
+
+
+def _phi4_multimodal(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config of Phi-4 Multimodal as its authors have published it."""
+    known = {name: value for name, value in raw.items() if name not in _PHI4_DROPPED}
+    own = _object(_object(raw, "audio_processor"), "config")
+    audio = {name: own[name] for name in _PHI4_SAME if name in own}
+    audio |= {name: own[theirs] for theirs, name in _PHI4_AUDIO.items() if theirs in own}
+    if (channels := _object(own, "nemo_conv_settings").get("conv_channels")) is not None:
+        audio["nemo_conv_channels"] = channels
+    if (distance := _object(own, "relative_attention_bias_args").get("t5_bias_max_distance")) is not None:
+        audio["bias_max_distance"] = distance
+    rate = _object(_object(raw, "embd_layer"), "audio_embd_layer").get("downsample_rate")
+    if rate is not None:
+        audio["downsample_rate"] = rate
+    names = ["Phi4MultimodalForCausalLM"]
+    return {**known, "model_type": "phi4_multimodal", "architectures": names, "audio_config": audio}
+
+
+def _object(section: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = section.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise UnsupportedModel(f"{name} must be an object, not {value!r}")
+    return value

@@ -20,7 +20,7 @@ from quire.kernels.softcap import softcap
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one layer caches of a token: key_dim elements per head, and value_dim more unless values lie in the keys.
+    """Elements that a layer caches of a token: key_dim per head, and value_dim more unless values lie in the keys.
 
     Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
     """
@@ -53,11 +53,11 @@ class CacheShape:
 
 
 class LanguageModel(Protocol):
-    """What the model runner needs of a model."""
+    """The interface of a model for the model runner."""
 
     @property
     def caches(self) -> Sequence[CacheShape]:
-        """What each layer's KV cache holds of a token."""
+        """The elements that each layer's KV cache holds of a token."""
 
     @property
     def rope_switch(self) -> int | None:

@@ -34,8 +34,8 @@ class _Binding:
     Each call of a run has a cache of its own, as a layer may call attention more than once.
 
     Attributes:
-        dtype: that of the KV cache.
-        layers: those of the calls of the current run, in order.
+        dtype: dtype of the KV cache.
+        layers: caches of the calls of the current run, in order.
         windows: those of the calls of each run, from the masks that transformers makes: the argument `sliding_window`
             is not passed everywhere. None in the dry run, which finds them out.
     """
@@ -79,7 +79,7 @@ def _paged_attention(
     """Paged attention with Hugging Face's signature: query, key and value are (1, heads, tokens, dim)."""
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise UnsupportedModel(
-            f"{type(module).__name__} sees later tokens too, as in encoders; only decoders are supported"
+            f"{type(module).__name__} is bidirectional, as in encoders; only causal decoders are supported"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     binding: _Binding = module.quire_binding
@@ -108,7 +108,7 @@ class FallbackHead:
         return logits if out is None else out.copy_(logits)
 
     def adjust(self, projected: Tensor) -> Tensor:
-        """Nothing to do: the module has applied scale and softcap."""
+        """Return the argument: the module has applied scale and softcap."""
         return projected
 
     def _record(self, _: Any, arguments: tuple[Tensor, ...]) -> None:
@@ -164,7 +164,7 @@ class FallbackModel:
 
     @torch.inference_mode()
     def _dry_run(self) -> list[CacheShape]:
-        """What each call of the attention caches."""
+        """The shape that each call of the attention caches."""
         config, dry_run = self._module.config, DryRun()
         tokens = dry_run_tokens(self.lm_head.vocab_size)
         self.run(ModelInputs(tokens, torch.arange(len(tokens))), dry_run)
@@ -185,7 +185,7 @@ class FallbackModel:
         return dry_run.shapes
 
     def set_context(self, context_len: int) -> None:
-        """Nothing to do."""
+        """Do nothing: the module computes its own position embeddings."""
 
 
 def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackModel:

@@ -25,7 +25,7 @@ def check_class(config: Any) -> None:
     """Check what transformers runs for a config, which is not loaded for it.
 
     Raises:
-        UnknownArchitecture: transformers knows no causal LM of this kind.
+        UnknownArchitecture: transformers has no causal LM of this kind.
         UnsupportedModel: its attention cannot be replaced, or its rope depends on the batch.
     """
     kind = config.model_type
@@ -38,11 +38,11 @@ def check_class(config: Any) -> None:
     module = found[0] if isinstance(found, tuple) else found
     if getattr(module, "_is_stateful", False):
         raise UnsupportedModel(
-            f"{kind} models are recurrent, with layers that keep a state, not keys and values, and not supported"
+            f"{kind} models are recurrent: their layers keep a state instead of keys and values, which is not supported"
         )
     if not getattr(module, "_supports_attention_backend", False):
         raise UnsupportedModel(
-            f"{kind} models are not supported: transformers' {module.__name__} computes attention in code of its own, "
+            f"{kind} models are not supported: transformers' {module.__name__} has its own attention code, "
             "which Quire cannot replace"
         )
     _check_rope(config.get_text_config())
@@ -79,7 +79,7 @@ _masks = _Masks()
 
 
 def make_mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Tensor:
-    """Make a mask (1, 1, q_length, kv_length) in a dry run, as transformers' AttentionMaskInterface wants it.
+    """Make a mask (1, 1, q_length, kv_length) in a dry run, as transformers' AttentionMaskInterface requires.
 
     Raises:
         UnsupportedModel: it is neither causal nor a window of the last tokens.
@@ -94,7 +94,7 @@ def make_mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any
 
 
 def window_of(mask: Tensor, default: int | None) -> int | None:
-    """The window of a mask that `make_mask` has made, or the default if the mask says nothing of distant tokens.
+    """The window of a mask that `make_mask` has made, or the default if the mask does not cover distant tokens.
 
     Raises:
         UnsupportedModel: the mask is another one.
@@ -102,9 +102,7 @@ def window_of(mask: Tensor, default: int | None) -> int | None:
     for made, window, known in _masks.made:
         if made.data_ptr() == mask.data_ptr():  # it may have been cut
             return window if known else default
-    raise UnsupportedModel(
-        "the model's attention uses a mask of its own, as sparse attention does; it is not supported"
-    )
+    raise UnsupportedModel("the model's attention uses a custom mask, as sparse attention does; this is not supported")
 
 
 def _window_of(mask_function: Callable[..., Any], last: int) -> int | None:
@@ -114,11 +112,11 @@ def _window_of(mask_function: Callable[..., Any], last: int) -> int | None:
         distance, seen = query - keys, _seen(mask_function, torch.tensor(query), keys)
         if bool((seen & (distance < 0)).any()):
             raise UnsupportedModel(
-                "the model's attention sees later tokens too, as in encoders; only decoders are supported"
+                "the model's attention is bidirectional, as in encoders; only causal decoders are supported"
             )
         count = int(seen.sum())
         if not seen.equal((distance >= 0) & (distance < count)):
-            raise UnsupportedModel("the model's attention sees neither all earlier tokens nor only the last ones")
+            raise UnsupportedModel("the model's attention mask is neither causal nor a sliding window")
         windows.add(None if count > query else count)
     if len(windows) > 1:
         raise UnsupportedModel("the model's attention is in chunks of tokens, which is not supported")
@@ -184,7 +182,7 @@ def check_equal(logits: Tensor, expected: Tensor) -> None:
     error = (logits.float() - expected.float()).norm(dim=-1)
     if bool((error > _TOLERANCE * expected.float().norm(dim=-1)).float().mean() > 1 / 2):
         raise UnsupportedModel(
-            "with Quire's attention the model has other results than with transformers' own: "
+            "the model's logits with Quire's attention differ from those with transformers' attention: "
             "it has masks, positions or biases that are not supported"
         )
 

@@ -24,6 +24,35 @@ class ItemEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSet:
+    """Some rows of a step.
+
+    Attributes:
+        indices: (n,) int64; None: all rows.
+    """
+
+    indices: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """The rows of a step that the model's adapter applies to.
+
+    Attributes:
+        tokens: rows among those of all tokens.
+        logits: rows among `logits_indices`; None: none of them.
+    """
+
+    tokens: RowSet
+    logits: RowSet | None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the adapter applies to the whole step."""
+        return self.tokens.indices is None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInputs:
     """The tokens of a step, of all its sequences side by side.
 
@@ -34,8 +63,9 @@ class ModelInputs:
         logits_indices: (n,) int64 rows of the last tokens of sequences that sample from them alone; None if these are
             all rows.
         type_ids: (tokens,) int64 token types; None for models without any.
-        cu_seqlens: of an encoder, (sequences + 1,) int64: the first token of each sequence, and the number of tokens.
-        items: of the tokens that stand for items; None if there are none.
+        cu_seqlens: (sequences + 1,) int64, for encoders: the first token of each sequence, and the number of tokens.
+        items: embeddings of the tokens that stand for items; None if there are none.
+        adapted: rows that the model's adapter applies to; None: none.
     """
 
     token_ids: Tensor
@@ -44,6 +74,7 @@ class ModelInputs:
     type_ids: Tensor | None = None
     cu_seqlens: Tensor | None = None
     items: ItemEmbeddings | None = None
+    adapted: AdaptedRows | None = None
 
 
 class Attend(Protocol):

@@ -14,9 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
+from quire.engine.models.adapter import AdapterLoader
 from quire.engine.models.archs.rope import max_positions
+from quire.engine.models.audio import ADAPTED
 from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvPositions, ConvStem, GridStem, WaveStem
+from quire.engine.models.audio_spec import (
+    ChunkedConvStem,
+    Conv2dStem,
+    ConvPositions,
+    ConvStem,
+    LinearStem,
+    WaveStem,
+)
 from quire.engine.models.checkpoint import Checkpoint, Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
@@ -25,7 +34,9 @@ from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.names import names_of
+from quire.engine.models.names.audio import audio_tensors
 from quire.engine.models.names.ctc import ctc_names, split_positions
+from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
@@ -40,7 +51,7 @@ from quire.engine.models.spec import (
     StackSpec,
     TransformerSpec,
 )
-from quire.engine.models.speech import SpeechSpec
+from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
@@ -53,10 +64,10 @@ _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with sc
 
 
 class LoadTarget(Protocol):
-    """What loading needs to know of a device.
+    """Facts about a device that loading needs.
 
     Attributes:
-        torch_device: where parameters are allocated.
+        torch_device: the device on which parameters are allocated.
         quantizable_dtypes: dtypes whose weights the device can quantize while they load.
         computes_bfloat16: bfloat16 arithmetic is faster than float32.
     """
@@ -71,9 +82,10 @@ class LoadedModel:
     """A model and the facts that the engine needs of it.
 
     Attributes:
-        pooler: how it pools; None if it generates.
-        speech: what a model that only transcribes expects; None for others.
-        audio: how a language model reads audio; None if it does not.
+        pooler: its pooling; None if it generates.
+        speech: facts about a model that only transcribes; None for others.
+        audio: facts about a language model that reads audio; None for others.
+        is_adapted: requests with audio are computed with an adapter.
     """
 
     model: LanguageModel | Encoder | CTCModel
@@ -84,8 +96,9 @@ class LoadedModel:
     context_len: int
     weight_bytes: int
     pooler: PoolerSpec | None = None
-    speech: SpeechSpec | None = None
+    speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
+    is_adapted: bool = False
 
 
 def load_model(
@@ -94,7 +107,7 @@ def load_model(
     """Load the model in a folder, whose config was read.
 
     Raises:
-        ModelError: the folder, the architecture or the weights are not supported; the message says why.
+        ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
     quantize = options.quantization != "none"
     if quantize and not target.quantizable_dtypes:
@@ -167,10 +180,16 @@ def _load_transformer(
         embeds_with_head=all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     )
     with bar(checkpoint.total_bytes) as progress:
-        tensors = checkpoint.tensors(dtype, progress)
+        tensors: Iterable[tuple[str, Tensor]] = checkpoint.tensors(dtype, progress)
         if config.static is not None:
             tensors = plain_table(tensors)
+        adapter = _adapter(config, names, folder)
+        if adapter is not None:
+            tensors = adapter.without_adapters(tensors)
+        tensors = audio_tensors(config.model_type, tensors)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
+    if adapter is not None:
+        adapter.apply(model, dtype, target.torch_device)
     return LoadedModel(
         model.eval(),
         config.model_type,
@@ -182,7 +201,22 @@ def _load_transformer(
         config.pooler,
         config.speech,
         config.audio,
+        adapter is not None,
     )
+
+
+def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLoader | None:
+    """The adapter of a model, its own file read; None if it has none."""
+    if config.adapter is None:
+        if config.model_type in ADAPTED:
+            logger.warning(
+                "%s has no adapter for audio: requests with audio are computed with the same weights as others",
+                folder.name,
+            )
+        return None
+    loader = AdapterLoader(config.adapter, names)
+    loader.read_file(folder)
+    return loader
 
 
 def _load_ctc(
@@ -252,7 +286,7 @@ def _check_acts(spec: StackSpec) -> None:
     acts: set[str] = set()
     for layer in spec.layers:
         if isinstance(layer, ConformerLayer):
-            acts |= {layer.ffn.act, layer.conv_act}
+            acts |= {layer.ffn.act, layer.conv.act, layer.conv.gate}
             continue
         ffn = layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn
         if not isinstance(ffn, ClampedSwigluExperts):
@@ -275,7 +309,7 @@ def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
             return acts | {act}
         case WaveStem(convs=convs):
             return acts | {conv.act for conv in convs}
-        case GridStem():
+        case Conv2dStem() | LinearStem():
             return acts
 
 

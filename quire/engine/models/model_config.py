@@ -18,17 +18,19 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, TypeVar
 
+from quire.engine.models.adapter_config import AdapterConfig
 from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, ENCODERS, spec_of
-from quire.engine.models.audio import read_audio
+from quire.engine.models.audio import read_audio, read_audio_adapter
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.custom_configs import with_known_type
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
+from quire.engine.models.fp8 import Fp8Scales
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
 from quire.engine.models.sentence_transformers import read_modules
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, Fp8Scales
-from quire.engine.models.speech import SpeechSpec, read_speech
-from quire.engine.models.speech_of_samples import read_ctc, read_moonshine
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
+from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
+from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.static_embedding import static_spec
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
@@ -46,12 +48,13 @@ class ModelConfig:
 
     Attributes:
         spec: the architecture; None if transformers' own implementation runs the model.
-        pooler: how the model pools; None if it generates.
+        pooler: its pooling; None if it generates.
         static: folder of a table of embeddings, relative to the model's, that is all of it.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
-        fp8: how the checkpoint's FP8 weights are scaled, if it has any.
-        speech: what a model that only transcribes expects; None for others.
-        audio: how a language model reads audio; None if it does not.
+        fp8: scales of the checkpoint's FP8 weights, if it has any.
+        speech: facts about a model that only transcribes; None for others.
+        audio: facts about a language model that reads audio; None for others.
+        adapter: adapter that requests with audio are computed with; None: there is none.
     """
 
     model_type: str
@@ -59,9 +62,10 @@ class ModelConfig:
     extra_layers: int
     fp8: Fp8Scales | None = None
     pooler: PoolerSpec | None = None
-    speech: SpeechSpec | None = None
+    speech: SpeechToTextSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
+    adapter: AdapterConfig | None = None
 
 
 def read_model_config(
@@ -73,10 +77,10 @@ def read_model_config(
     """Read the config of a model folder.
 
     Args:
-        folder: of the model.
-        implementation: of --model-impl.
+        folder: the model's directory.
+        implementation: value of --model-impl.
         overrides: values that replace those of config.json.
-        pooling: what the model is to do, other than generate.
+        pooling: settings of a task other than generation.
 
     Raises:
         BrokenFolder: there is no readable config.
@@ -115,14 +119,15 @@ def read_model_config(
         if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
             return ModelConfig(config.model_type, spec, extra, scales, speech=_speech(folder, config, spec))
         audio = read_audio(folder, config, encoder, spec.vocab)
-        return ModelConfig(config.model_type, spec, extra, scales, audio=audio)
+        adapter = read_audio_adapter(folder, config)
+        return ModelConfig(config.model_type, spec, extra, scales, audio=audio, adapter=adapter)
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
     return ModelConfig(config.model_type, None, extra, scales)
 
 
-def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechSpec:
+def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
     return read_moonshine(folder, config, spec) if config.model_type == "moonshine" else read_speech(folder, config)
 
 
@@ -130,12 +135,14 @@ def _ctc_config(folder: Path, config: Any, implementation: ModelImplementation, 
     """The config of an encoder of audio, which transcribes if it has a head for that."""
     names = getattr(config, "architectures", None) or []
     if not any("ForCTC" in name for name in names):
-        found = ", ".join(names) or "config.json names no architecture"
-        raise UnknownArchitecture(f"models of type {config.model_type!r} are supported with a head for CTC: {found}")
+        found = f"the architecture is {', '.join(names)}" if names else "config.json has no `architectures`"
+        raise UnknownArchitecture(f"models of type {config.model_type!r} need a CTC head; {found}")
     if implementation == "transformers":
         raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
     if pooling.task != "auto" or pooling.convert != "none":
-        raise UnsupportedModel(f"{config.model_type} transcribes here; it neither generates nor pools")
+        raise UnsupportedModel(
+            f"{config.model_type} is supported for transcription only, not for generation or pooling"
+        )
     spec = _built(lambda: CTC_MODELS[config.model_type](config))
     return ModelConfig(config.model_type, spec, 0, _fp8_scales(config), speech=read_ctc(folder, config, spec))
 

@@ -1,4 +1,4 @@
-"""PoolerSpec: what a model does with the hidden states of a text."""
+"""PoolerSpec: how a model turns hidden states into embeddings, labels or scores."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class VocabularyHead:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerSpec:
-    """What a model does with the hidden states of a text.
+    """How a model turns hidden states into embeddings, labels or scores.
 
     Attributes:
         tasks: pooling tasks, the first one is the default.
-        kind: which hidden state of a text "embed", "classify" and "score" begin with.
-        embed: steps from it to an embedding.
+        kind: how token hidden states are pooled for "embed", "classify" and "score".
+        embed: steps from the pooled hidden state to an embedding.
         normalize: embeddings have length 1.
         token_embed: steps from every hidden state to the embedding of a token.
         classify: steps to the logits of labels.
-        labels: their names.
+        labels: names of the labels.
         label_act: makes probabilities of logits; None: none.
-        score_method: how two texts are compared.
+        score_method: the method by which two texts are compared.
         matryoshka: embeddings may be cut; dimensions: to one of these, or to any if there are none.
         vocabulary: embeddings are sparse.
         label_tokens: the weight of `classify` are the rows of these tokens in the output projection.

@@ -43,9 +43,9 @@ class PoolingOptions:
     """The settings that concern pooling.
 
     Attributes:
-        task: of --task.
-        convert: of --convert.
-        pooler: of --pooler-config.
+        task: value of --task.
+        convert: value of --convert.
+        pooler: value of --pooler-config.
     """
 
     task: TaskOption = "auto"
@@ -57,9 +57,9 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec, options: Pooli
     """How a model pools; None if it generates.
 
     Args:
-        folder: of the model.
-        config: its Hugging Face config.
-        spec: its architecture.
+        folder: the model's directory.
+        config: the model's Hugging Face config.
+        spec: the model's architecture.
         options: the settings.
 
     Raises:

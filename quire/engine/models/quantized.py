@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.engine.models.spec import Fp8Scales
+from quire.engine.models.fp8 import Fp8Scales
 
 # The 16 values of FP4 (one sign, two exponent, one mantissa bit) in the order of their codes, OCP MX v1.0.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -37,7 +37,7 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     Args:
         blocks: (experts, rows, groups, 16) uint8.
         scales: (experts, rows, groups) uint8 exponents.
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Returns:
         (experts, groups * 32, rows), the layout of unpacked experts in Hugging Face's models.

@@ -37,7 +37,7 @@ _MAX_SIZE = 1 << 20  # of a Dense module
 
 @dataclass
 class Modules:
-    """What the modules after the transformer do.
+    """The modules after the transformer.
 
     Attributes:
         transformer: folder of the transformer, relative to the model's.

@@ -8,7 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from quire.engine.models.audio_spec import Positions, Projector, Stem
+from quire.engine.models.audio_spec import (
+    BlockAttention,
+    Positions,
+    Projector,
+    QueryProjector,
+    RelativeAttention,
+    Stem,
+    TimeConv,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +79,7 @@ class GroupedAttention:
     softcap: float | None = None
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
-    relative_bias: RelativeBias | None = None
+    relative_bias: RelativeBias | ClippedBias | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +88,13 @@ class RelativeBias:
 
     buckets: int
     max_distance: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedBias:
+    """A learned bias of scores by distance, from -reach to reach - 1; all layers share the first one's."""
+
+    reach: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,20 +212,6 @@ class CrossAttention:
     bias: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class RelativeAttention:
-    """Attention with scores (q + u) k + (q + v) r, where r are keys of sinusoidal distances (Dai et al. 2019).
-
-    Attributes:
-        bias: of the projections, without that of distances.
-    """
-
-    heads: int
-    head_dim: int
-    scale: float
-    bias: bool = True
-
-
 Attention = GroupedAttention | LatentAttention | DisentangledAttention
 FeedForward = GatedMLP | PlainMLP | MoE
 
@@ -272,17 +273,15 @@ class ConformerLayer:
     Each branch begins with a norm (Gulati et al. 2020).
 
     Attributes:
-        ffn: of both.
-        kernel: positions that the convolution reads, an odd number.
-        conv_act: between the convolution's norm and its last projection.
-        conv_bias: the convolution and its projections have one.
+        ffn: architecture of both feed-forwards.
+        feedback: classes, of which the probabilities at the layer's output are projected and added to it (Nozaki and
+            Komatsu 2021); 0 for none.
     """
 
-    attn: RelativeAttention
-    ffn: PlainMLP
-    kernel: int
-    conv_act: str
-    conv_bias: bool = True
+    attn: RelativeAttention | BlockAttention | GroupedAttention
+    ffn: PlainMLP | GatedMLP
+    conv: TimeConv
+    feedback: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,18 +338,23 @@ class AudioEncoderSpec(StackSpec):
     Learned positions are added.
 
     Attributes:
-        max_positions: of an item, behind the stem.
-        positions: None: the stem has added them, or attention alone tells positions apart.
-        averaged: neighbouring positions whose mean becomes one, before the norm.
-        joined: neighbouring positions that are joined to one, after the norm.
-        projector: behind them; None: there is none.
+        max_positions: positions of an item, after the stem.
+        positions: position embeddings; None if the stem adds them, or attention encodes positions.
+        averaged: pooling factor: the mean of this many neighbouring positions becomes one, before the norm.
+        joined: stack factor: this many neighbouring positions are concatenated to one, after the norm.
+        concatenated: indices of layers whose inputs are put before the last layer's output, along the elements.
+        chunk: positions of an item; one that continues another is filled up with zeros, which are attended to.
+            0: items are independent of each other.
+        projector: applied to the result; None: there is none.
     """
 
     stem: Stem
     positions: Positions | None
     averaged: int = 1
     joined: int = 1
-    projector: Projector | None = None
+    concatenated: tuple[int, ...] = ()
+    chunk: int = 0
+    projector: Projector | QueryProjector | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,8 +373,8 @@ class DecoderSpec(TransformerSpec):
         tied: the output projection shares the embedding's weight.
         head_bias: the output projection has a bias.
         logit_softcap: logits become cap * tanh(logits / cap).
-        encoder: of what the layers with cross-attention read, if there are any; else its outputs take the place of
-            embeddings of tokens. None if there is none.
+        encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
+            tokens. None if there is none.
     """
 
     tied: bool = False
@@ -388,14 +392,3 @@ class DecoderSpec(TransformerSpec):
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec(TransformerSpec):
     """A transformer whose tokens attend in both directions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Scales:
-    """How FP8 weights are scaled.
-
-    Attributes:
-        block: rows and columns that share a scale; None: one scale for all of a weight.
-    """
-
-    block: tuple[int, int] | None = (128, 128)

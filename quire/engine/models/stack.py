@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from quire.engine.models.layers.attention import GroupedAttentionLayer
@@ -54,6 +56,8 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
+        rows = step.adapted_rows(last_layer=last_layer)
+        ffn = self.ffn if rows is None else partial(self.ffn, adapted=rows)
         normed = self.attn_norm(x)
         attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
         logits_rows = last_layer and step.last_token_only and step.logits_indices is not None
@@ -62,17 +66,17 @@ class TransformerLayer(nn.Module):
             x, normed = take_rows(x, step.logits_indices), take_rows(normed, step.logits_indices)
         if self.parallel is not None:
             read = normed if self.parallel is Parallel.ONE_NORM else self.ffn_norm(x)
-            return add_scaled(x, add_scaled(attended, self.ffn(read)))
+            return add_scaled(x, add_scaled(attended, ffn(read)))
         if self.attn_post_ln is not None and self.ffn_post_ln is not None:
             if self.attn_inner_post_ln is not None:
                 attended = self.attn_inner_post_ln(attended, x)
             x = self.attn_post_ln(attended, x)
-            summed: Tensor = self.ffn_post_ln(self.ffn(x), x)
+            summed: Tensor = self.ffn_post_ln(ffn(x), x)
             return summed
         x = add_scaled(x, attended, self.scale)
         if self.cross is not None:
             x = add_scaled(x, self.cross(self.cross_norm(x), step, logits_rows=logits_rows))
-        return add_scaled(x, self.ffn_output_norm(self.ffn(self.ffn_norm(x))), self.scale)
+        return add_scaled(x, self.ffn_output_norm(ffn(self.ffn_norm(x))), self.scale)
 
 
 class LayerStack(nn.Module):
@@ -82,7 +86,7 @@ class LayerStack(nn.Module):
         """`source`: elements of a position that cross-attention reads."""
         super().__init__()
         layers = (
-            ConformerBlock(layer, spec)
+            ConformerBlock(index, layer, spec)
             if isinstance(layer, ConformerLayer)
             else TransformerLayer(index, layer, spec, source)
             for index, layer in enumerate(spec.layers)
@@ -95,7 +99,7 @@ class LayerStack(nn.Module):
 
         Args:
             x: input of the first layer.
-            step: what all layers get.
+            step: values for all layers.
             normed: False: without the norm.
         """
         for layer in self.layers:

@@ -77,9 +77,9 @@ class WeightFiller:
         """Prepare to fill a model.
 
         Args:
-            model: on its device, its parameters not initialized.
-            names: how the checkpoint names its tensors.
-            quantization: of its linear layers.
+            model: the model on its device, its parameters not initialized.
+            names: rules for the checkpoint's tensor names.
+            quantization: quantization of its linear layers.
             tied: the head shares the embedding's weight; tensors under the head's name are ignored.
             extra_layers: layers after the last that the checkpoint may hold; they are ignored.
             embeds_with_head: the checkpoint has a tied weight under the head's name only.

@@ -1,1 +1,1 @@
-"""Who gets how many tokens and which blocks in a step: plain Python on ints."""
+"""The scheduler: tokens and blocks of each sequence in a step. Plain Python on ints."""

@@ -101,7 +101,7 @@ class BlockPool:
             self._by_hash[key] = block
 
     def retract(self, blocks: Iterable[int]) -> None:
-        """Forget the content of blocks, which may be in use: nobody else will find them."""
+        """Invalidate the cached content of blocks, which may be in use: other requests will not find it."""
         for block in blocks:
             self._evict(block)
 

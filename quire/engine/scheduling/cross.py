@@ -1,4 +1,4 @@
-"""CrossGroup: blocks for the encoded positions of items, beside those for the tokens of a sequence."""
+"""CrossGroup: KV blocks of encoded positions, for cross-attention."""
 
 from __future__ import annotations
 

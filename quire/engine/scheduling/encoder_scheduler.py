@@ -47,21 +47,21 @@ class EncoderScheduler:
         return self._take(self.limits.max_tokens, at_least_one=True)
 
     def plan_urgent(self, running: Iterable[StepPlan]) -> StepPlan:
-        """Choose short requests that are next, beside the steps that are running, if these hold none of their flow."""
-        flows = {_flow(message) for plan in running for message in plan.whole}
+        """Choose short requests to run beside running steps; skips flows that these already contain."""
+        flows = {_flow(message) for plan in running for message in plan.encoder_requests}
         return self._take(_URGENT_TOKENS, at_least_one=False, without=flows)
 
     def _take(self, max_tokens: int, *, at_least_one: bool, without: Collection[str] = ()) -> StepPlan:
         plan = StepPlan()
         tokens = 0
-        while len(plan.whole) < self.limits.max_seqs and (request_id := self._waiting.peek()) is not None:
+        while len(plan.encoder_requests) < self.limits.max_seqs and (request_id := self._waiting.peek()) is not None:
             message = self._requests.get(request_id)
             if message is not None:
-                fits = tokens + self._size(message) <= max_tokens or (at_least_one and not plan.whole)
+                fits = tokens + self._size(message) <= max_tokens or (at_least_one and not plan.encoder_requests)
                 if not fits or _flow(message) in without:
                     break
                 tokens += self._size(message)
-                plan.whole.append(message)
+                plan.encoder_requests.append(message)
                 self._running[request_id] = time.monotonic()
             self._waiting.pop()
         plan.stats.step_tokens = tokens
@@ -75,7 +75,7 @@ class EncoderScheduler:
     def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of a plan; returns what to send to the front end."""
         outputs: list[RequestOutput] = []
-        for request_id in (message.request_id for message in plan.whole):
+        for request_id in (message.request_id for message in plan.encoder_requests):
             scheduled_at = self._running.pop(request_id)
             if self._requests.pop(request_id, None) is None:
                 continue  # aborted

@@ -1,4 +1,4 @@
-"""Items that have tokens of their own: which of them a step encodes, and which the runner keeps."""
+"""Scheduling of multimodal items with placeholder tokens: encoder budget and encoder cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ItemSpans:
     """The items of one request, in the order of their spans."""
 
     def __init__(self, items: tuple[MediaItem, ...], prefix: bytes) -> None:
-        """`prefix`: of the keys of items; only requests with equal prefixes share an encoding."""
+        """`prefix`: prefix of the keys of items; only requests with equal prefixes share an encoding."""
         self._items: list[MediaItem] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -34,7 +34,7 @@ class ItemSpans:
             self._ends.append(placed.start + placed.length)
 
     def key(self, item: MediaItem) -> ItemKey:
-        """Of an item in the encoder cache."""
+        """The key of an item in the encoder cache."""
         return self._prefix + item.hash
 
     def within(self, start: int, end: int) -> list[MediaItem]:
@@ -44,7 +44,7 @@ class ItemSpans:
         return self._items[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
 
     def content(self, start: int, end: int) -> bytes:
-        """What tells the tokens [start, end) from others with equal ids: the items in them, and where these begin."""
+        """The items in the tokens [start, end), as content for block hashes: their hashes and starts."""
         return b"".join(item.hash + (item.start - start).to_bytes(8, signed=True) for item in self.within(start, end))
 
     def parts(self, start: int, end: int) -> tuple[ItemPart, ...]:
@@ -58,7 +58,7 @@ class ItemSpans:
 
 
 class EncoderCache:
-    """Decides which encoded items the runner keeps: those used last, up to a number of embeddings.
+    """Decides which encoded items the runner keeps: the most recently used, up to a number of embeddings.
 
     An item stays until others need its place, so that the chunks of a prompt and further prompts find it. Those that a
     step reads are not evicted in that step. Nothing else is held, so a request never waits for another one's items.
@@ -69,7 +69,7 @@ class EncoderCache:
 
         Args:
             capacity: embeddings that are kept; at least those of the largest item.
-            max_encoded: embeddings that a step makes of more than one item.
+            max_encoded: embeddings that a step makes, if they are of more than one item.
         """
         self._capacity = capacity
         self._max_encoded = max_encoded
@@ -84,14 +84,14 @@ class EncoderCache:
         self._read.clear()
 
     def readable(self, plan: StepPlan, spans: ItemSpans, start: int, count: int, first: int) -> int:
-        """How many of `count` tokens from `start` on a step can compute; plans what has to be encoded for them.
+        """Schedule the encoding of items; returns how many of `count` tokens from `start` on the step can compute.
 
         Args:
-            plan: of the step.
+            plan: the plan of the step.
             spans: the items of the request.
-            start: its computed tokens.
+            start: computed tokens of the request.
             count: tokens that could be computed otherwise.
-            first: computed tokens when it entered the batch.
+            first: computed tokens of the request when it entered the batch.
         """
         for item in spans.within(start, start + count):
             key = spans.key(item)

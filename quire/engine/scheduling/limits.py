@@ -14,10 +14,11 @@ class SchedulerLimits:
     Attributes:
         max_draft: longest draft of a sequence in tokens; 0 for no speculation.
         rope_switch: see `LanguageModel.rope_switch`.
-        convolutions: from the columns of an item's features to its encoded positions; empty if the model reads none, or
-            if items have tokens of their own.
-        max_encoded: encoded positions of a step, of more than one item.
+        convolutions: steps from the columns of an item's features to its encoded positions; empty if the model has
+            none, or if items have tokens of their own.
+        max_encoded: encoded positions of a step, if they are of more than one item.
         max_cached: embeddings of items with tokens of their own that are kept; 0 if the model reads no such items.
+        adapts_items: requests with such items are computed with the model's adapter.
     """
 
     max_seqs: int
@@ -28,6 +29,7 @@ class SchedulerLimits:
     convolutions: tuple[Convolution, ...] = ()
     max_encoded: int = 0
     max_cached: int = 0
+    adapts_items: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < self.max_seqs:

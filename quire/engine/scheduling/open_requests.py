@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from quire.engine.scheduling.plan import Extension, NewSequence
+from quire.engine.scheduling.plan import NewSequence, PromptExtension
 from quire.engine.scheduling.request import Request
 from quire.engine.wire.protocol import MediaItem
 
@@ -54,12 +54,14 @@ class OpenRequests:
             self.parked.remove(request.id)
         return resumes
 
-    def take_extensions(self, entered: Collection[NewSequence]) -> list[Extension]:
+    def take_extensions(self, entered: Collection[NewSequence]) -> list[PromptExtension]:
         """What has been appended to sequences in the batch, other than those that enter it in this step."""
         extended, self._extended = self._extended, []
         names = {new.request_id for new in entered}
         return [
-            Extension(request.id, tokens) for request, tokens in extended if request.blocks and request.id not in names
+            PromptExtension(request.id, tokens)
+            for request, tokens in extended
+            if request.blocks and request.id not in names
         ]
 
     def check(self) -> None:

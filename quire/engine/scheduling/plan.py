@@ -1,4 +1,4 @@
-"""Messages between scheduler and model runner. They are values: neither side changes one that it received."""
+"""Messages between scheduler and model runner. They are immutable for the receiver."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.engine.wire.protocol import AddRequest, MediaItem, PooledArray, StepStats, Task, TokenLogprobs
+from quire.engine.wire.protocol import (
+    AddRequest,
+    MediaItem,
+    PooledArray,
+    PoolingParams,
+    SamplingParams,
+    StepStats,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CrossItem:
-    """What all tokens of a sequence attend to beside its own tokens.
+    """The encoded positions that all tokens of a sequence attend to.
 
     Attributes:
-        blocks: of the keys and values of the encoded positions.
-        length: encoded positions.
-        item: to be encoded into `blocks` in this step; None if they hold it already, or another sequence's step does.
+        blocks: blocks with the keys and values of the encoded positions.
+        length: number of encoded positions.
+        item: item to encode into `blocks` in this step; None if they hold it already, or another sequence encodes it.
     """
 
     blocks: tuple[int, ...]
@@ -26,7 +34,7 @@ class CrossItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodedItem:
-    """An item with tokens of its own that a step encodes. `key`: of its embeddings from then on."""
+    """An item with tokens of its own that a step encodes. `key`: key of its embeddings."""
 
     key: bytes
     item: MediaItem
@@ -37,7 +45,7 @@ class ItemPart:
     """Consecutive tokens of a step that stand for a part of an item.
 
     Attributes:
-        key: of the item's embeddings.
+        key: key of the item's embeddings.
         start: position of the first token in the sequence.
         first: index of its embedding among those of the item.
         count: number of tokens.
@@ -57,19 +65,21 @@ class NewSequence:
         tokens: prompt and, after preemption, the output so far.
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
+        adapted: compute it with the model's adapter.
     """
 
     request_id: str
     tokens: tuple[int, ...]
     prompt_len: int
-    task: Task
+    params: SamplingParams | PoolingParams
     prompt_logprobs: int | None
     uses_long_rope: bool = False
     cross: CrossItem | None = None
+    adapted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class PromptExtension:
     """Tokens that follow those of the prompt of a sequence in the batch."""
 
     request_id: str
@@ -100,8 +110,8 @@ class StepPlan:
     """One step: sequences that leave the batch, sequences that enter it, and the tokens to compute.
 
     Attributes:
-        extended: sequences in the batch whose prompts have become longer.
-        whole: the requests of an encoder's step, which are computed whole.
+        prompt_extensions: sequences in the batch whose prompts have become longer.
+        encoder_requests: the requests of an encoder's step, each computed in full.
         encoded: items that are encoded before the tokens are computed.
         evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.
@@ -109,9 +119,9 @@ class StepPlan:
 
     removed: list[str] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
-    extended: list[Extension] = field(default_factory=list)
+    prompt_extensions: list[PromptExtension] = field(default_factory=list)
     scheduled: list[ScheduledSequence] = field(default_factory=list)
-    whole: list[AddRequest] = field(default_factory=list)
+    encoder_requests: list[AddRequest] = field(default_factory=list)
     encoded: list[EncodedItem] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
     stats: StepStats = field(default_factory=StepStats)
@@ -124,10 +134,10 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do, not even a row to free."""
-        return not (self.removed or self.extended or self.scheduled or self.whole)
+        return not (self.removed or self.prompt_extensions or self.scheduled or self.encoder_requests)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class SampledTokens(msgspec.Struct, frozen=True):
     """The next tokens of one sequence: one, and one more for each confirmed token of its draft."""
 
     request_id: str
@@ -152,14 +162,14 @@ class StepResult:
     """The results of a step.
 
     Attributes:
-        prompt_logprobs: by request id, of the prompt positions that follow the tokens of this step.
-        token_probs: by request id, see `SamplingParams.token_probs`.
-        pooled: by request id, of pooling requests whose last token was computed.
-        errors: by request id. The other sequences are not affected.
+        prompt_logprobs: log-probabilities by request id, of the prompt positions that follow the tokens of this step.
+        token_probs: probabilities by request id, see `SamplingParams.token_probs`.
+        pooled: arrays by request id, of pooling requests whose last token was computed.
+        errors: errors by request id. The other sequences are not affected.
         not_encoded: keys of items whose encoding failed.
     """
 
-    sampled: list[Sampled] = field(default_factory=list)
+    sampled: list[SampledTokens] = field(default_factory=list)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     token_probs: dict[str, list[float]] = field(default_factory=dict)
     pooled: dict[str, PooledArray] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import ItemSpans
 from quire.engine.scheduling.plan import CrossItem, NewSequence
-from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, Task, TokenLogprobs
+from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, TokenLogprobs
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
@@ -42,33 +42,35 @@ class Request:
     Attributes:
         tokens: prompt and output so far.
         order: scheduling order; smaller runs first.
-        start: of a request in a fair order, see `FairClock`.
+        start: virtual time at which the request starts under fair queueing, see `FairClock`.
         computed: tokens whose keys and values are in `blocks` once the steps in flight have finished.
-        expected: tokens that steps in flight will append to `tokens`.
+        expected: number of tokens that steps in flight will append to `tokens`.
         steps_in_flight: submitted steps that hold this sequence and have not finished.
         verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
         blocks: the block table.
-        root: parent hash of the first block; sequences with equal roots may share blocks.
+        root: hash before that of the first block, from the cache salt; sequences with equal roots may share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
-        hashes: content hashes of the full blocks of `tokens`, as far as they were asked for.
+        adapted: computed with the model's adapter.
+        hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         published: number of blocks that are registered in the prefix cache.
         drafter: proposes speculative tokens; None without speculation.
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
-        token_probs: what `SamplingParams.token_probs` asks for, until it is sent.
-        cross: what all of its tokens attend to beside each other; None for most models.
+        token_probs: the result for `SamplingParams.token_probs`, until it is sent.
+        cross: encoded positions that all of its tokens attend to; None for most models.
         spans: its items that have tokens of their own; None if there are none.
-        entered_with: computed tokens when it last entered the batch.
-        held_back: 1 while more of the prompt may follow, because the last token of a prompt yields the first output.
+        entered_with: number of computed tokens (prefix cache hits) when it last entered the batch.
+        held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, else 0.
     """
 
     id: str
     tokens: list[int]
-    task: Task
+    params: SamplingParams | PoolingParams
     order: tuple[int, ...]
     root: BlockHash = b""
     uses_long_rope: bool = False
+    adapted: bool = False
     prompt_len: int = 0
     computed: int = 0
     expected: int = 0
@@ -92,14 +94,14 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
-        self.generates = isinstance(self.task, SamplingParams)
-        self.wants_prompt_logprobs = isinstance(self.task, SamplingParams) and self.task.prompt_logprobs is not None
+        self.generates = isinstance(self.params, SamplingParams)
+        self.wants_prompt_logprobs = isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
     @property
-    def params(self) -> SamplingParams:
-        """The task of a request that generates."""
-        assert isinstance(self.task, SamplingParams)
-        return self.task
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a request that generates."""
+        assert isinstance(self.params, SamplingParams)
+        return self.params
 
     def pending(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Tokens that can be scheduled now."""
@@ -110,11 +112,11 @@ class Request:
 
     def _ends_with_expected(self, max_model_len: int) -> bool:
         """Whether the tokens in flight are the last ones that the request may have."""
-        return len(self.tokens) + self.expected >= min(self.prompt_len + self.params.max_tokens, max_model_len)
+        return len(self.tokens) + self.expected >= min(self.prompt_len + self.sampling_params.max_tokens, max_model_len)
 
     def max_draft(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Longest draft: the token sampled after it must still be allowed, and its own tokens not need another rope."""
-        allowed = min(self.prompt_len + self.params.max_tokens, max_model_len) - 1
+        allowed = min(self.prompt_len + self.sampling_params.max_tokens, max_model_len) - 1
         if rope_switch is not None and not self.uses_long_rope:
             allowed = min(allowed, rope_switch)
         return max(0, allowed - len(self.tokens))
@@ -129,6 +131,12 @@ class Request:
             self.root = hasher(self.root + b"extended") if hasher else b""
             self.hashes = []
 
+    def adapt(self, hasher: Hasher | None) -> None:
+        """Compute all tokens with the model's adapter. Keys and values are others then, as with another rope."""
+        self.adapted = True
+        self.root = hasher(self.root + b"adapted") if hasher else b""
+        self.hashes = []
+
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
         """Append tokens and their items to the prompt."""
         if items:
@@ -140,7 +148,7 @@ class Request:
 
     @property
     def is_idle(self) -> bool:
-        """Whether more of the prompt has to arrive before it goes on."""
+        """Whether it waits for more of its prompt."""
         return self.held_back > 0 and self.computed >= len(self.tokens) - 1
 
     @property
@@ -148,14 +156,14 @@ class Request:
         """Tokens at the beginning that need not be computed if their keys and values are cached."""
         if not self.reads_prefix_cache:
             return 0
-        probs = self.task.token_probs if isinstance(self.task, SamplingParams) else None
+        probs = self.params.token_probs if isinstance(self.params, SamplingParams) else None
         return len(self.tokens) - 1 if probs is None else min(len(self.tokens) - 1, probs.position)
 
     @property
     def reads_prefix_cache(self) -> bool:
         """Whether tokens found in the prefix cache need not be computed."""
-        if isinstance(self.task, PoolingParams):
-            return not self.task.needs_all_tokens
+        if isinstance(self.params, PoolingParams):
+            return not self.params.needs_all_tokens
         return not self.wants_prompt_logprobs
 
     def block_hashes(self, block_size: int, hasher: Hasher) -> list[BlockHash]:
@@ -171,8 +179,10 @@ class Request:
 
     def enter(self, cross: CrossItem | None) -> NewSequence:
         """The request as it enters the batch."""
-        wanted = self.params.prompt_logprobs if self.wants_prompt_logprobs else None
-        return NewSequence(self.id, tuple(self.tokens), self.prompt_len, self.task, wanted, self.uses_long_rope, cross)
+        wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
+        return NewSequence(
+            self.id, tuple(self.tokens), self.prompt_len, self.params, wanted, self.uses_long_rope, cross, self.adapted
+        )
 
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""
@@ -181,7 +191,7 @@ class Request:
     def append(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Append a sampled token; returns the finish reason, if any, and the stop token that caused it."""
         self.tokens.append(token)
-        params, generated = self.params, len(self.tokens) - self.prompt_len
+        params, generated = self.sampling_params, len(self.tokens) - self.prompt_len
         # A grammar may allow nothing but an end token before min_tokens.
         if generated >= params.min_tokens or params.grammar:
             if token in params.eos_token_ids:

@@ -18,7 +18,7 @@ from quire.engine.scheduling.items import EncoderCache, ItemSpans
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
-    Sampled,
+    SampledTokens,
     ScheduledSequence,
     StepPlan,
     StepResult,
@@ -94,7 +94,7 @@ class Scheduler:
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
-            task=message.task,
+            params=message.params,
             order=order,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
@@ -106,6 +106,8 @@ class Scheduler:
             # As for prefixes: without a hasher nothing is shared.
             prefix = request.root if self._hasher is not None else f"{request.id}\0".encode()
             request.spans = ItemSpans(message.items, prefix) if message.items or message.open else None
+            if message.items:
+                self._adapt(request)
         elif message.items:
             self._cross.attach(request, message.items[0])
         self._requests[request.id] = request
@@ -130,9 +132,22 @@ class Scheduler:
             error = f"the prompt would have more than {longest} tokens"
         if error is not None:
             self._leave(request)
-        elif self._open.extend(request, tokens, last=last, items=items):
-            self._waiting.push(request)
+        else:
+            if items:
+                self._adapt(request)
+            if self._open.extend(request, tokens, last=last, items=items):
+                self._waiting.push(request)
         return error
+
+    def _adapt(self, request: Request) -> None:
+        """Compute a request that has items with the model's adapter, if it has one for them.
+
+        What was computed without it is computed again.
+        """
+        if self.limits.adapts_items and not request.adapted:
+            if request.blocks:
+                self._preempt(request)
+            request.adapt(self._hasher)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""
@@ -150,7 +165,7 @@ class Scheduler:
         if not plan.stats.preemptions:
             self._admit_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
-        plan.extended = self._open.take_extensions(plan.new)
+        plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
             self._in_flight.append(scheduled)
         return plan
@@ -400,7 +415,7 @@ class Scheduler:
         self._cross.leave(request.cross)
         self._removed.append(request.id)
 
-    def _count_draft(self, request: Request, sampled: Sampled, drafted: int, stats: StepStats) -> None:
+    def _count_draft(self, request: Request, sampled: SampledTokens, drafted: int, stats: StepStats) -> None:
         if drafted and request.drafter is not None:
             accepted = len(sampled.tokens) - 1
             request.drafter.update(drafted, accepted)
@@ -408,7 +423,7 @@ class Scheduler:
             stats.drafted_tokens += drafted
             stats.accepted_tokens += accepted
 
-    def _append_output(self, request: Request, sampled: Sampled) -> TokensOutput:
+    def _append_output(self, request: Request, sampled: SampledTokens) -> TokensOutput:
         request.expected -= 1
         request.verifies_draft = False
         taken = 0

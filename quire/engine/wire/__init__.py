@@ -1,1 +1,1 @@
-"""The engine's door: messages, transport, client, launch. No torch in here."""
+"""Interface of the engine: messages, transport, client, launch. It does not import torch."""

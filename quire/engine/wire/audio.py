@@ -1,4 +1,4 @@
-"""What the front end needs to know of a model that reads audio among its tokens."""
+"""Facts about an audio language model, for the front end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 
-class AudioLengths(msgspec.Struct, frozen=True):
-    """How many positions an encoder makes of columns of features.
+class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
+    """Computes the number of encoder positions of columns of features.
 
     Attributes:
         chunk: columns that convolutions see together; nothing reaches across the border of two chunks.
@@ -33,35 +33,59 @@ class AudioLengths(msgspec.Struct, frozen=True):
         return -(-columns // (1 << self.halvings))
 
 
-class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How audio becomes items of a model whose prompts have placeholder tokens for it.
+class WindowLengths(msgspec.Struct, frozen=True, tag="windows"):
+    """Computes the number of tokens that an encoder makes of windows of columns.
 
     Attributes:
-        kind: how the model is asked to transcribe.
-        placeholder: the token that stands for each of an item's embeddings.
-        text: what stands for a whole piece of audio in a rendered chat, with one placeholder in it.
-        sample_rate: of the audio that features are made from, in Hz.
-        num_mel_bins: rows of the features.
-        item_columns: most columns of an item that are encoded. Longer audio becomes several items, one behind the
-            other.
-        lengths: of items.
-        padded_columns: features are made of audio that silence extends to a multiple of so many columns; 0: of the
-            audio alone.
-        encodes_padding: that silence is encoded, too.
-        context: columns behind those that are encoded, which convolutions read.
-        min_samples: shorter audio is extended by silence.
-        max_items: of one piece of audio; None: any number.
+        window: number of columns of a window.
+        tokens_each: number of tokens of a window, also of an incomplete one.
     """
 
-    kind: Literal["qwen2_audio", "qwen3_asr", "voxtral"]
+    window: int
+    tokens_each: int
+
+    def tokens(self, columns: int) -> int:
+        """Tokens of an item."""
+        return -(-columns // self.window) * self.tokens_each
+
+
+class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How audio becomes items of an audio language model, with placeholder tokens in its prompts.
+
+    Attributes:
+        kind: selects the transcription prompt.
+        placeholder: the token that stands for each of an item's embeddings.
+        text: text that stands for a whole piece of audio in a rendered chat, with one placeholder in it.
+        sample_rate: sample rate of the audio that features are made from, in Hz.
+        features: algorithm that makes them of samples: "log_mel" as Whisper's, "stacked_log_mel" as Granite Speech's,
+            "kaldi_log_mel" as Phi-4's.
+        num_mel_bins: rows of the features.
+        column_samples: samples between two columns.
+        item_columns: most columns of an item that are encoded. Longer audio becomes several items, one behind the
+            other.
+        lengths: computes the number of positions and tokens of items.
+        padded_columns: features are made of audio that silence extends to a multiple of so many columns; 0: of the
+            audio alone.
+        encodes_padding: whether that silence is encoded, too.
+        context: columns after those that are encoded, which convolutions read.
+        before: columns before those that are encoded, which convolutions read; of all items of a piece of audio but the
+            first.
+        min_samples: shorter audio is extended by silence.
+        max_items: maximum number of items of one piece of audio; None: any number.
+    """
+
+    kind: Literal["granite_speech", "phi4_multimodal", "qwen2_audio", "qwen3_asr", "voxtral"]
     placeholder: int
     text: str
     sample_rate: int
+    features: Literal["log_mel", "stacked_log_mel", "kaldi_log_mel"] = "log_mel"
     num_mel_bins: int
+    column_samples: int = 160
     item_columns: int
-    lengths: AudioLengths
+    lengths: AudioLengths | WindowLengths
     padded_columns: int = 0
     encodes_padding: bool = False
     context: int = 0
+    before: int = 0
     min_samples: int = 0
     max_items: int | None = None

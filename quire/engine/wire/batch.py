@@ -25,7 +25,7 @@ OnResult = Callable[[int, PooledArray], PooledArray | Awaitable[PooledArray]]
 
 
 class BatchHost(Protocol):
-    """What a batch needs of the client."""
+    """The interface of the client that a batch uses."""
 
     def take_slot(self) -> bool:
         """Reserve a place for one more sequence, if there is one that nobody else is likely to need."""
@@ -82,7 +82,7 @@ class BatchItem(OutputStream):
     @override
     def record(self) -> RequestRecord:
         return RequestRecord(
-            task="pool",
+            kind="pool",
             times=self.times,
             finished=time.monotonic(),
             finish_reason=self.finish_reason or "abort",
@@ -98,13 +98,13 @@ class PooledBatch:
     others are taken while they are free and held as long as a request runs.
 
     Attributes:
-        id: of the batch, and the beginning of its requests' ids.
+        id: id of the batch, and the beginning of its requests' ids.
         failed: index of the request that has failed, if one did.
         cached_tokens: prompt tokens of all requests that were found in the prefix cache.
     """
 
     def __init__(self, host: BatchHost, on_result: OnResult | None = None) -> None:
-        """`on_result`: what is kept of a result, given its index; default: all of it."""
+        """`on_result`: makes what is kept of a result and its index; default: the result itself."""
         self.id = uuid.uuid4().hex
         self.failed: int | None = None
         self.cached_tokens = 0
@@ -142,7 +142,7 @@ class PooledBatch:
         """Wait for the results of all requests that were added.
 
         Raises:
-            InvalidTask: the core does not accept a request.
+            RequestRefused: the core does not accept a request.
             RequestFailed: the engine failed while it ran a request.
             EngineDead: the engine has stopped.
             DeadlineExceeded: the timeout has passed.

@@ -19,8 +19,8 @@ from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
 from quire.engine.wire.protocol import (
     Abort,
-    AddMany,
     AddRequest,
+    AddRequests,
     CoreDied,
     CoreMessage,
     ErrorOutput,
@@ -118,7 +118,7 @@ class EngineClient(BatchHost):
         channel.listen(self._receive)
 
     def announce_restart(self, text: str) -> None:
-        """Set what requests are told while the dead engine is being restarted."""
+        """Set the error of requests while the dead engine is being restarted."""
         if not self._closed:
             self._dead = EngineDead(text)
 
@@ -132,7 +132,7 @@ class EngineClient(BatchHost):
 
         Raises:
             EngineDead: the engine has stopped.
-            EngineOverloaded: batch and queue have no room for so many more.
+            EngineOverloaded: batch and queue have no room for them.
         """
         if self._dead is not None:
             raise self._dead
@@ -176,7 +176,7 @@ class EngineClient(BatchHost):
         """Append tokens to the prompt of an open request, which has begun.
 
         Args:
-            request_id: of its `GenerateRequest`.
+            request_id: id of its `GenerateRequest`.
             tokens: 1-D int32 token ids; may be empty.
             last: the prompt is complete.
             items: see `ExtendRequest`.
@@ -208,7 +208,7 @@ class EngineClient(BatchHost):
 
         Args:
             timeout: seconds after which the batch fails with `DeadlineExceeded`.
-            on_result: what is kept of a result, given its index; default: all of it.
+            on_result: makes what is kept of a result and its index; default: the result itself.
 
         Raises:
             EngineDead: the engine has stopped.
@@ -242,7 +242,7 @@ class EngineClient(BatchHost):
         if self._dead is not None:
             raise self._dead
         self._streams.update((item.request_id, item) for item in items)
-        self._channel.send(AddMany([_message(item.request_id, item.request) for item in items]))
+        self._channel.send(AddRequests([_message(item.request_id, item.request) for item in items]))
 
     @override
     def finish(self, item: BatchItem) -> None:

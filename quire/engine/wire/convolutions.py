@@ -16,7 +16,7 @@ class Convolution(msgspec.Struct, frozen=True, array_like=True):
 
 
 def count_positions(convolutions: Sequence[Convolution], columns: int) -> int:
-    """What is left of so many columns of features."""
+    """Number of positions after the convolutions of `columns` columns of features."""
     for one in convolutions:
         room = columns + 2 * one.padding - one.kernel
         columns = room // one.stride + 1 if room >= 0 else 0
@@ -24,7 +24,7 @@ def count_positions(convolutions: Sequence[Convolution], columns: int) -> int:
 
 
 def count_columns(convolutions: Sequence[Convolution], positions: int) -> int:
-    """The fewest columns that give so many positions."""
+    """The smallest number of columns with this number of positions."""
     for one in reversed(convolutions):
         positions = max(1, (positions - 1) * one.stride + one.kernel - 2 * one.padding)
     return positions

@@ -4,7 +4,7 @@ EngineError
 ├── EngineDead        the core has stopped; every open and later request fails
 ├── FrontEndGone      the front end has closed its socket
 ├── EngineOverloaded  the queue is full
-├── InvalidTask       the core does not accept this request
+├── RequestRefused       the core does not accept this request
 ├── RequestFailed     the engine failed while it ran this request; others continue
 ├── DeadlineExceeded  this request reached its timeout
 └── MalformedMessage  received frames are not a message
@@ -43,8 +43,8 @@ class EngineOverloaded(EngineError):
         self.retry_after = retry_after
 
 
-class InvalidTask(EngineError):
-    """The core does not accept this request; the message says what is wrong with it."""
+class RequestRefused(EngineError):
+    """The core refuses this request, because it is invalid; the message has the reason."""
 
 
 class RequestFailed(EngineError):

@@ -1,4 +1,4 @@
-"""Marks that may begin at the end of a text that is still arriving."""
+"""Finds delimiters that may begin at the end of a partial text."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class TokenProbs(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """The task of generating tokens. The API and `quire.engine.validation` check the values, not this class.
+    """Parameters of a request that generates tokens. The API and `quire.engine.validation` check the values.
 
     Its size is bounded whatever a request has: each of the sequences of a request is sent with a copy.
     """
@@ -93,20 +93,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pool"):
-    """A task that turns the last layer's hidden states of a prompt into one array of float32.
+    """Parameters of a request that turns the last layer's hidden states of a prompt into one array of float32.
 
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
             (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, frames): how strongly each token of a
-            transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the likeliest token at each
+            transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the most likely token at each
             encoded position, and its log-probability; the prompt is empty then.
-        kind: how the hidden states of all tokens become the one that tasks on whole texts begin with; None for the
+        kind: how token hidden states are pooled, for tasks on whole texts; None for the
             model's own kind, which the core fills in.
-        dimensions: keep the first so many values of an embedding.
+        dimensions: number of values of an embedding to keep, the first ones.
         use_activation: normalize embeddings to length 1; apply softmax or sigmoid to labels and scores. None: as the
             model's files say.
-        skip_tokens: the first so many tokens take part in attention, but not in the mean or the alignment.
-        frames: of "align", the encoder's positions that hold audio, the first ones; None: all.
+        skip_tokens: number of tokens at the start that are not part of the mean or the alignment.
+        frames: for "align": number of encoder positions that hold audio, the first ones; None: all.
     """
 
     task: PoolingTask
@@ -122,18 +122,16 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self.task.startswith("token_") or self.task == "align" or self.kind != "last"
 
 
-Task = SamplingParams | PoolingParams
-
-
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """An input beside the tokens.
 
     Attributes:
-        hash: of everything that its encoding depends on; equal hashes mean equal items.
+        hash: hash of everything that its encoding depends on; equal hashes mean equal items.
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
-            where the model only transcribes (see `SpeechInfo`): the item then has no tokens.
-        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechInfo.features`.
-        encoded: the first so many columns are encoded; those behind are only seen by convolutions. None: all.
+            where the model only transcribes (see `SpeechToTextInfo`): the item then has no tokens.
+        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
+        encoded: number of columns (frames before the encoder) to encode; only convolutions read later ones. None: all.
+        before: number of columns before them, of the audio that the item continues; only convolutions read them.
     """
 
     hash: bytes
@@ -142,39 +140,40 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     features: FeatureArray
     encoded: int | None = None
+    before: int = 0
 
     @property
     def columns(self) -> int:
-        """Columns that are encoded."""
-        return self.features.shape[1] if self.encoded is None else self.encoded
+        """Number of columns of features (frames, before the encoder) that are encoded."""
+        return self.features.shape[1] - self.before if self.encoded is None else self.encoded
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Run `task` on `prompt`, 1-D int32 token ids.
+    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
 
     Attributes:
-        items: what the model reads beside the tokens, in the order of their spans, which do not overlap.
+        items: inputs beside the tokens, in the order of their spans, which do not overlap.
         open: more of the prompt follows, in `ExtendRequest` messages; nothing is generated before its end.
     """
 
     request_id: str
     prompt: TokenArray
-    task: Task
+    params: SamplingParams | PoolingParams
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str | None = None  # only requests with equal salts share prefix blocks
-    flow: str = ""  # pooling requests of one flow share one fair share of the engine
+    flow: str = ""  # fair-queueing key; flows get equal engine time
     segment_start: int | None = None  # index of the first token of the second text of a pair
     items: tuple[MediaItem, ...] = ()
     open: bool = False
 
     @property
-    def params(self) -> SamplingParams:
-        """The task of a request that generates."""
-        assert isinstance(self.task, SamplingParams)
-        return self.task
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a request that generates."""
+        assert isinstance(self.params, SamplingParams)
+        return self.params
 
 
-class AddMany(msgspec.Struct, frozen=True, tag="add_many"):
+class AddRequests(msgspec.Struct, frozen=True, tag="add_many"):
     """Several requests in one message. The core's channel gives them out one by one."""
 
     requests: list[AddRequest]
@@ -186,7 +185,7 @@ class ExtendRequest(msgspec.Struct, frozen=True, tag="extend"):
     Attributes:
         tokens: 1-D int32 token ids; may be empty.
         last: the prompt is complete.
-        items: with spans of these tokens; their `start` counts from the first of them.
+        items: items whose spans are in these tokens; their `start` counts from the first of them.
     """
 
     request_id: str
@@ -278,7 +277,7 @@ class StepStats(msgspec.Struct, array_like=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     step_seconds: float = 0.0
-    item_queries: int = 0  # items that sequences began to read
+    item_queries: int = 0  # items looked up in the encoder cache
     item_hits: int = 0  # those of them that were encoded before
 
 
@@ -293,11 +292,11 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a model that pools.
 
     Attributes:
-        embedding_size: of "embed".
-        token_embedding_size: of "token_embed".
+        embedding_size: number of values of an "embed" result.
+        token_embedding_size: number of values of each token's "token_embed" result.
         matryoshka: embeddings may be cut to fewer dimensions.
         dimensions: the dimensions that they may be cut to; empty: any.
-        labels: of "classify" and "token_classify", by index.
+        labels: names of the labels of "classify" and "token_classify", by index.
         score_method: how a query and a document are compared: by their embeddings, by running the model on both
             together, or by the embeddings of their tokens. None if they cannot be compared.
         sparse: embeddings have a value for each token of the vocabulary, most of them 0.
@@ -312,23 +311,21 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     sparse: bool = False
 
 
-class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the front end needs to know of a model that transcribes.
-
-    The engine reads one item per request.
+class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a model that only transcribes, for the front end. A request has one item.
 
     Attributes:
         kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone,
             a "ctc" model gives the token of each position.
-        features: of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or samples that
-            are normalized to a mean of 0 and a variance of 1.
-        sample_rate: of the audio that features are made from, in Hz.
-        num_mel_bins, num_frames: largest shape of an item's features; samples are one row. Whisper's may have fewer
-            frames, an even number of them, but most models have been trained with padded audio only.
-        convolutions: from columns of features to the encoder's positions.
-        chunk_seconds: audio in one item.
-        num_positions: the encoder's positions of one item, `time_precision` seconds each.
-        max_output_tokens: tokens of prompt and output together.
+        features: features of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or
+            samples that are normalized to a mean of 0 and a variance of 1.
+        sample_rate: sample rate of the audio that features are made from, in Hz.
+        num_mel_bins, num_frames: most rows and columns of an item's features; samples are one row. Whisper's may have
+            fewer columns, an even number of them, but most models have been trained with padded audio only.
+        convolutions: steps from columns of features (before the encoder) to the encoder's positions.
+        chunk_seconds: seconds of audio in one item.
+        num_positions: positions after the encoder of one item, `time_precision` seconds each.
+        max_output_tokens: maximum number of tokens of prompt and output together.
         languages: token of each ISO code; empty for models of one language.
         start_token: begins each prompt, after the earlier text if there is any; None for CTC, as `end_token`.
         transcribe_token, translate_token: None for models of one language.
@@ -339,7 +336,7 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
         previous_token: begins the earlier text, which conditions the output.
         suppress_tokens: never to be sampled.
         begin_suppress_tokens: never to be sampled first.
-        blank_token: of CTC, it stands for no text.
+        blank_token: the token of CTC that stands for no text.
         aligns_words: times of words are known: from the task "align", or from the positions of CTC.
     """
 
@@ -369,7 +366,7 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     time_precision: float = 0.02
 
     def positions(self, columns: int) -> int:
-        """The encoder's positions of an item with so many columns of features."""
+        """The number of encoder positions of an item with `columns` columns of features."""
         return min(self.num_positions, count_positions(self.convolutions, columns))
 
     @property
@@ -384,7 +381,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     Attributes:
         tasks: "generate", "transcribe", or the pooling tasks that the model can do.
         pooling: None if it has no pooling tasks.
-        speech: of a model that only transcribes; None for others.
+        speech: facts about a model that only transcribes; None for others.
         audio: None if its prompts cannot have audio among their tokens.
     """
 
@@ -400,7 +397,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     cache_bytes: int
     tasks: tuple[str, ...] = ("generate",)
     pooling: PoolingInfo | None = None
-    speech: SpeechInfo | None = None
+    speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
 
 

@@ -24,7 +24,7 @@ class AnswerGroup:
 
     Attributes:
         size: the number of sequences; 0 if they are not counted.
-        running: those that have not ended.
+        running: the number of sequences that have not ended.
         longest: tokens of the longest one that has ended.
     """
 
@@ -48,7 +48,7 @@ class RequestRecord:
         longest_answer: tokens of the longest of them; 0 where `answers` is.
     """
 
-    task: Literal["generate", "pool"]
+    kind: Literal["generate", "pool"]
     times: RequestTimes
     finished: float
     finish_reason: FinishReason

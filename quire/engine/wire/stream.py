@@ -11,7 +11,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.errors import EngineError, InvalidTask, RequestFailed
+from quire.engine.wire.errors import EngineError, RequestFailed, RequestRefused
 from quire.engine.wire.protocol import (
     ErrorOutput,
     FinishReason,
@@ -39,7 +39,7 @@ class GenerateRequest:
         timeout: seconds after which the request fails with `DeadlineExceeded`.
         items: see `AddRequest`.
         open: see `AddRequest`; the rest is sent with `EngineClient.extend`.
-        request_id: of this request in the engine; None for a new one. Required if it is open.
+        request_id: id of this request in the engine; None for a new one. Required if it is open.
         group: the sequences of the request with this prompt, for metrics; shared by them.
     """
 
@@ -84,7 +84,7 @@ class Delta:
 
     Attributes:
         token_probs: see `SamplingParams.token_probs`; in the first delta.
-        times: of the whole sequence; set in its last delta.
+        times: times of the whole sequence; set in its last delta.
     """
 
     text: str = ""
@@ -99,7 +99,7 @@ class Delta:
 
 
 class OutputStream(Protocol):
-    """What the client needs of the stream of one request.
+    """The interface of a request's stream for the client.
 
     Attributes:
         finished_by_core: the core holds nothing of the request any more. A stop string, found here, leaves this False.
@@ -144,7 +144,7 @@ class SequenceStream(OutputStream):
         """Wait for the next delta.
 
         Raises:
-            InvalidTask: the core does not accept the request.
+            RequestRefused: the core does not accept the request.
             RequestFailed: the engine failed while it ran the request.
             EngineDead: the engine has stopped.
         """
@@ -200,7 +200,7 @@ class SequenceStream(OutputStream):
         group = self.request.group
         last = group.end(self.output_tokens)
         return RequestRecord(
-            task="generate",
+            kind="generate",
             times=self.times,
             finished=time.monotonic(),
             finish_reason=self.finish_reason or "abort",
@@ -233,7 +233,7 @@ class PooledStream(OutputStream):
         """Wait for the result.
 
         Raises:
-            InvalidTask: the core does not accept the request.
+            RequestRefused: the core does not accept the request.
             RequestFailed: the engine failed while it ran the request.
             EngineDead: the engine has stopped.
         """
@@ -260,7 +260,7 @@ class PooledStream(OutputStream):
     @override
     def record(self) -> RequestRecord:
         return RequestRecord(
-            task="pool",
+            kind="pool",
             times=self.times,
             finished=time.monotonic(),
             finish_reason=self.finish_reason or "abort",
@@ -270,7 +270,7 @@ class PooledStream(OutputStream):
 
 
 def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineError:
-    """The error in an output, or one that says that another kind of output was expected."""
+    """The error in an output, or an internal error if another kind of output was expected."""
     if not isinstance(output, ErrorOutput):
         return RequestFailed(f"internal error: {type(output).__name__} instead of {expected.__name__}")
-    return InvalidTask(output.error) if output.invalid else RequestFailed(output.error)
+    return RequestRefused(output.error) if output.invalid else RequestFailed(output.error)

@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from quire.engine.wire.errors import EngineDead, FrontEndGone, MalformedMessage
-from quire.engine.wire.protocol import AddMany, CoreMessage, FrontMessage
+from quire.engine.wire.protocol import AddRequests, CoreMessage, FrontMessage
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class FrontChannel(_Channel[CoreMessage]):
         self._loop.add_reader(self._socket.fileno(), self._receive_all)
         self._loop.call_soon(self._receive_all)
 
-    def send(self, message: FrontMessage | AddMany) -> None:
+    def send(self, message: FrontMessage | AddRequests) -> None:
         """Queue a message to the core.
 
         Raises:
@@ -170,7 +170,7 @@ class CoreChannel(_Channel[FrontMessage]):
         _remove_queue_limits(self._socket)
         self._socket.connect(address)
         self._encoder = Encoder()
-        self._decoder: Decoder[FrontMessage | AddMany] = Decoder(FrontMessage | AddMany)
+        self._decoder: Decoder[FrontMessage | AddRequests] = Decoder(FrontMessage | AddRequests)
         self._unpacked: deque[FrontMessage] = deque()
 
     def send(self, message: CoreMessage) -> None:
@@ -199,7 +199,7 @@ class CoreChannel(_Channel[FrontMessage]):
         if not self._socket.poll(None if timeout is None else round(timeout * 1000)):
             return None
         message = self._decoder.decode(self._socket.recv_multipart())
-        if not isinstance(message, AddMany):
+        if not isinstance(message, AddRequests):
             return message
         self._unpacked.extend(message.requests)
         return self.receive(0.0)

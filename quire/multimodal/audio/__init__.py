@@ -1,1 +1,1 @@
-"""Audio in: decoding, log-mel features, cuts of long audio and voice activity. NumPy only; samples are mono float32."""
+"""Audio input: decoding, log-mel features, cuts, voice activity. NumPy only; samples are mono float32."""

@@ -19,7 +19,7 @@ class Window:
     """A part of the audio.
 
     Attributes:
-        start, end: in samples from the start of the audio.
+        start, end: positions in samples from the start of the audio.
     """
 
     start: int

@@ -1,4 +1,4 @@
-"""Decodes audio files to mono float32 at 16 kHz: libsndfile for what it knows, FFmpeg's libraries for the rest.
+"""Decodes audio files to mono float32 at 16 kHz, by libsndfile or, for other formats, by FFmpeg's libraries.
 
 Runs in worker processes: parsers of media formats are native code that reads what a stranger has sent.
 """
@@ -39,7 +39,7 @@ class DecodedAudio:
 
     Attributes:
         samples: 1-D float32 at 16 kHz; all channels averaged.
-        format: of the file.
+        format: name of the file's format.
     """
 
     samples: NDArray[np.float32]
@@ -70,19 +70,28 @@ def worker(limits: AudioLimits) -> Callable[[bytes], DecodedAudio]:
     return lambda content: decode(content, limits)
 
 
+def check_size(size: int, limits: AudioLimits) -> None:
+    """Check the size of a file in bytes.
+
+    Raises:
+        AudioError: the file is empty or too large.
+    """
+    if not size:
+        raise AudioError("The file is empty.")
+    if size > limits.size:
+        raise AudioError(
+            f"Maximum file size exceeded: the file has {size} bytes, this server accepts {limits.size} "
+            "(--max-audio-size)."
+        )
+
+
 def decode(content: bytes, limits: AudioLimits) -> DecodedAudio:
     """Decode a file.
 
     Raises:
         AudioError: it is empty, not audio, broken, or beyond a limit.
     """
-    if not content:
-        raise AudioError("The file is empty.")
-    if len(content) > limits.size:
-        raise AudioError(
-            f"Maximum file size exceeded: the file has {len(content)} bytes, this server accepts {limits.size} "
-            "(--max-audio-size)."
-        )
+    check_size(len(content), limits)
     kind = recognize(content)
     if kind is None:
         raise AudioError(f"Invalid or unsupported audio file. Supported formats: {NAMES}.")
@@ -254,7 +263,7 @@ def _samples_of(frame: Any) -> Block:
 def _check_length(given: float, announced: float, kind: AudioFormat) -> None:
     """Refuse a file that has less than its header says: the rest of a speech would silently be missing."""
     if given < announced - _MISSING:
-        raise AudioError(f"The {kind.name} file is cut off: it has {given:.2f} s of {announced:.2f} s of audio.")
+        raise AudioError(f"The {kind.name} file is truncated: it has {given:.2f} s of {announced:.2f} s of audio.")
 
 
 def _reason(text: str) -> str:

@@ -1,7 +1,8 @@
-"""What models read of audio: log-mel spectrograms, or samples."""
+"""Input features of audio models: log-mel spectrograms, or samples."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -18,9 +19,12 @@ _MAX_HZ = SAMPLE_RATE / 2
 _LINEAR_HZ = 1000.0  # Slaney's mel scale is linear below, and logarithmic above
 _LINEAR_MELS = 15.0  # mels of the linear part
 _LOG_STEP = 27.0 / np.log(6.4)  # mels for each factor of e
+_HTK_HZ, _HTK_STEP = 700.0, 2595.0 / np.log(10.0)  # HTK's mel scale: mels for each factor of e
 _PREEMPHASIS = 0.97
 _LONG_FRAME = 512  # samples that are transformed for a frame of _WINDOW
 _LOG_ZERO = 2.0**-24  # added to the power
+_KALDI_TOP_HZ = 7690.0  # of the filters of Kaldi's features
+_KALDI_SCALE = 32768.0  # of samples: they are read as integers of 16 bits
 _DEVIATION, _VARIANCE = 1e-5, 1e-7  # added to the deviation of a band, and to the variance of samples
 
 
@@ -30,7 +34,7 @@ def log_mel(samples: NDArray[np.float32], num_mel_bins: int, seconds: float = 30
     Args:
         samples: 1-D at 16 kHz; what is longer than `seconds` is cut off.
         num_mel_bins: 80 or 128 with Whisper.
-        seconds: to which the audio is padded.
+        seconds: duration to which the audio is padded.
 
     Returns:
         Array of shape (num_mel_bins, 100 * seconds).
@@ -83,6 +87,66 @@ def normalized_log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArr
     return spectrogram.astype(np.float32)
 
 
+def stacked_columns(samples: int) -> int:
+    """Columns of `stacked_log_mel`; 0: there are too few samples to be reflected at their ends."""
+    return (samples // HOP + 1) // 2 if samples > _LONG_FRAME // 2 else 0
+
+
+def stacked_log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:
+    """The log-mel spectrogram of audio that is not padded, two frames in each column, as Granite Speech reads it.
+
+    Args:
+        samples: 1-D at 16 kHz, of which `stacked_columns` is at least 1.
+        num_mel_bins: bands of a frame.
+
+    Returns:
+        Array of shape (2 * num_mel_bins, stacked_columns(len(samples))).
+    """
+    padded = np.pad(samples.astype(np.float64), _LONG_FRAME // 2, mode="reflect")
+    window = np.pad(_hann(), (_LONG_FRAME - _WINDOW) // 2)
+    powers = _powers(np.lib.stride_tricks.sliding_window_view(padded, _LONG_FRAME)[::HOP], window)
+    filters = htk_filters(num_mel_bins)
+    frames = np.concatenate([np.log10(np.maximum(power @ filters.T, _FLOOR)) for power in powers])
+    frames = np.maximum(frames, frames.max() - _RANGE) / 4.0 + 1.0
+    columns = len(frames) // 2
+    stacked: NDArray[np.float32] = frames[: 2 * columns].reshape(columns, -1).T.astype(np.float32)
+    return stacked
+
+
+def kaldi_columns(samples: int) -> int:
+    """Columns of `kaldi_log_mel`: whole frames."""
+    return (samples - _WINDOW) // HOP + 1 if samples >= _WINDOW else 0
+
+
+def kaldi_log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:
+    """The log-mel spectrogram of whole frames, each with preemphasis, as Kaldi makes it and Phi-4 reads it.
+
+    Args:
+        samples: 1-D at 16 kHz, of which `kaldi_columns` is at least 1.
+        num_mel_bins: bands.
+
+    Returns:
+        Array of shape (num_mel_bins, kaldi_columns(len(samples))).
+    """
+    views = np.lib.stride_tricks.sliding_window_view(samples, _WINDOW)[::HOP]
+    filters = kaldi_filters(num_mel_bins)
+    parts = []
+    for start in range(0, len(views), _SLICE):
+        frames = views[start : start + _SLICE].astype(np.float64)
+        earlier = np.concatenate((frames[:, :1], frames[:, :-1]), 1)
+        emphasized = (frames - _PREEMPHASIS * earlier) * _KALDI_SCALE
+        (power,) = _powers(emphasized, np.hamming(_WINDOW))
+        parts.append(np.log(np.maximum(power @ filters.T, 1.0)))
+    return np.concatenate(parts).T.astype(np.float32)
+
+
+def _powers(frames: NDArray[np.float64], window: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+    """(frames, _LONG_FRAME / 2 + 1) powers of some frames after the others."""
+    for start in range(0, len(frames), _SLICE):
+        transformed = np.fft.rfft(frames[start : start + _SLICE] * window, _LONG_FRAME)
+        yield transformed.real**2 + transformed.imag**2
+
+
 def normalized_samples(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     """Samples (1-D) with a mean of 0 and a variance of 1, as wav2vec 2.0 reads them."""
     wide = samples.astype(np.float64)
@@ -120,7 +184,37 @@ def mel_filters(count: int, frame: int = _WINDOW) -> NDArray[np.float64]:
         _LINEAR_HZ * np.exp((mels - _LINEAR_MELS) / _LOG_STEP),
     )
     bins = np.linspace(0.0, _MAX_HZ, frame // 2 + 1)
+    low, high = edges[:-2, None], edges[2:, None]
+    filters: NDArray[np.float64] = _triangles(edges, bins) * (2.0 / (high - low))
+    return filters
+
+
+@lru_cache(maxsize=2)
+def htk_filters(count: int) -> NDArray[np.float64]:
+    """Triangular filters of equal height, spaced evenly on HTK's mel scale: (count, _LONG_FRAME / 2 + 1)."""
+    edges = _mel_to_hz(np.linspace(0.0, _hz_to_mel(np.float64(_MAX_HZ)), count + 2))
+    return _triangles(edges, np.linspace(0.0, _MAX_HZ, _LONG_FRAME // 2 + 1))
+
+
+@lru_cache(maxsize=2)
+def kaldi_filters(count: int) -> NDArray[np.float64]:
+    """Filters up to _KALDI_TOP_HZ, which are triangles on HTK's mel scale: (count, _LONG_FRAME / 2 + 1)."""
+    edges = np.linspace(0.0, _hz_to_mel(np.float64(_KALDI_TOP_HZ)), count + 2)
+    return _triangles(edges, _hz_to_mel(np.linspace(0.0, _MAX_HZ, _LONG_FRAME // 2 + 1)))
+
+
+def _triangles(edges: NDArray[np.float64], bins: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(filters, bins): each filter rises from an edge to the next one, and falls to the one behind it."""
     low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
     triangles: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))
-    return triangles * (2.0 / (high - low))
+    return triangles
+
+
+def _hz_to_mel(hz: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
+    return np.asarray(_HTK_STEP * np.log1p(hz / _HTK_HZ))
+
+
+def _mel_to_hz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    hz: NDArray[np.float64] = _HTK_HZ * np.expm1(mels / _HTK_STEP)
+    return hz

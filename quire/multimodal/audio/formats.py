@@ -13,9 +13,9 @@ class AudioFormat:
     """A file format.
 
     Attributes:
-        name: for error texts.
-        library: what decodes it.
-        demuxer: of FFmpeg. It is never guessed: some of its demuxers open other files and addresses.
+        name: name in error texts.
+        library: the library that decodes it.
+        demuxer: name of FFmpeg's demuxer. It is never guessed: some of its demuxers open other files and addresses.
     """
 
     name: str

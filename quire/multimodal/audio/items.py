@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.protocol import MediaItem
-from quire.multimodal.audio.features import HOP, log_mel
+from quire.multimodal.audio.features import HOP, kaldi_columns, kaldi_log_mel, log_mel, stacked_columns, stacked_log_mel
 
 Samples = NDArray[np.float32]
 
 
 def encoded_columns(samples: int, info: AudioInfo) -> int:
-    """Columns of features that are encoded of so many samples."""
+    """Number of columns of features that are encoded for `samples` samples."""
+    match info.features:
+        case "stacked_log_mel":
+            return stacked_columns(samples)
+        case "kaldi_log_mel":
+            return kaldi_columns(samples)
     samples = max(samples, info.min_samples)
     if not info.padded_columns:
         return samples // HOP
@@ -25,13 +30,13 @@ def encoded_columns(samples: int, info: AudioInfo) -> int:
 
 
 def token_count(samples: int, info: AudioInfo) -> int:
-    """Placeholder tokens that stand for so many samples. 0: they are too few for the model."""
+    """Number of placeholder tokens for `samples` samples; 0 if they are too few for the model."""
     return sum(info.lengths.tokens(columns) for _, columns in _pieces(encoded_columns(samples, info), info))
 
 
 def longest_audio(info: AudioInfo) -> int | None:
-    """Samples of the longest audio that the model takes in one piece; None: any length."""
-    return None if info.max_items is None else info.max_items * info.item_columns * HOP
+    """Samples of the longest audio part that the model accepts; None: any length."""
+    return None if info.max_items is None else info.max_items * info.item_columns * info.column_samples
 
 
 def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
@@ -39,20 +44,20 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
 
     Args:
         samples: 1-D at 16 kHz, of which `token_count` is at least 1, and not longer than `longest_audio`.
-        info: of the model.
+        info: facts about the model.
 
     Returns:
         Items, whose spans count from the first placeholder of the audio.
     """
     encoded, start, items = encoded_columns(len(samples), info), 0, []
-    features = log_mel(samples, info.num_mel_bins, _seconds(len(samples), info))
+    features = _features(samples, info)
     for first, columns in _pieces(encoded, info):
-        last = first + columns
+        last, before = first + columns, min(first, info.before)
         # An even number: the second convolution reads columns in pairs.
         behind = min(features.shape[1], first + _whole(columns + info.context, 2)) if info.context else last
-        part = np.ascontiguousarray(features[:, first:behind])
+        part = np.ascontiguousarray(features[:, first - before : behind])
         length = info.lengths.tokens(columns)
-        digest = hashlib.sha256(f"{columns}:{part.shape}".encode())
+        digest = hashlib.sha256(f"{before}:{columns}:{part.shape}".encode())
         digest.update(part.data)
         items.append(
             MediaItem(
@@ -61,10 +66,21 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
                 length=length,
                 features=part,
                 encoded=columns,
+                before=before,
             )
         )
         start += length
     return items
+
+
+def _features(samples: Samples, info: AudioInfo) -> NDArray[np.float32]:
+    match info.features:
+        case "stacked_log_mel":
+            return stacked_log_mel(samples, info.num_mel_bins // 2)
+        case "kaldi_log_mel":
+            return kaldi_log_mel(samples, info.num_mel_bins)
+        case "log_mel":
+            return log_mel(samples, info.num_mel_bins, _seconds(len(samples), info))
 
 
 def _pieces(columns: int, info: AudioInfo) -> Iterator[tuple[int, int]]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AudioLimits:
-    """What a file may have.
+    """Limits of an audio file.
 
     Attributes:
-        size: bytes of the file.
-        seconds: of audio.
+        size: size of the file in bytes.
+        seconds: duration of the audio in seconds.
         decoded_size: bytes of all channels, decoded to float32 at the file's sample rate. They are never held at once.
     """
 

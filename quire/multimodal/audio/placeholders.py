@@ -18,8 +18,8 @@ def place_audio(
     """Repeat each placeholder as often as the audio that it stands for has embeddings.
 
     Args:
-        tokens: of a prompt, with one placeholder for each piece of audio.
-        info: of the model.
+        tokens: tokens of a prompt, with one placeholder for each piece of audio.
+        info: facts about the model.
         pieces: the items of each piece, whose spans count from its first placeholder.
 
     Returns:
@@ -31,8 +31,8 @@ def place_audio(
     found = np.flatnonzero(tokens == info.placeholder)
     if len(found) != len(pieces):
         raise PromptError(
-            f"The rendered chat has {len(found)} placeholders for {len(pieces)} pieces of audio. Texts must not "
-            f"contain any ({info.text}), and the chat template must render each piece once.",
+            f"The rendered chat has {len(found)} audio placeholders for {len(pieces)} audio parts. Texts must not "
+            f"contain any ({info.text}), and the chat template must render each part once.",
             "messages",
         )
     counts = [sum(item.length for item in piece) for piece in pieces]

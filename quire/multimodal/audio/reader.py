@@ -1,4 +1,4 @@
-"""Decodes files in worker processes and computes features in threads, beside the event loop."""
+"""Decodes files in worker processes and computes features in threads, off the event loop."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class AudioReader:
         """The audio of a file. While much audio is held (see `hold`), it waits before it is decoded.
 
         Args:
-            file: its bytes, or where they are read from once a process is free to decode them.
-            tenant: whose file it is; tenants take turns.
+            file: the bytes, or the file that they are read from once a process is free to decode them.
+            tenant: the tenant that sent the file; tenants take turns.
 
         Raises:
             AudioError: it is empty, not audio, broken, or beyond a limit.

@@ -7,22 +7,22 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.wire.protocol import FeatureArray, MediaItem, SpeechInfo
+from quire.engine.wire.protocol import FeatureArray, MediaItem, SpeechToTextInfo
 from quire.multimodal.audio.features import log_mel, normalized_log_mel, normalized_samples
 
 
-def make_item(samples: NDArray[np.float32], info: SpeechInfo) -> MediaItem:
+def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem:
     """The item of audio. Takes up to some tens of milliseconds.
 
     Args:
         samples: 1-D at 16 kHz, at least one and at most `info.chunk_seconds`. Very short audio is padded with silence.
-        info: what the model expects.
+        info: facts about the model.
     """
     features = np.ascontiguousarray(_features(samples, info))
     return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
 
 
-def _features(samples: NDArray[np.float32], info: SpeechInfo) -> FeatureArray:
+def _features(samples: NDArray[np.float32], info: SpeechToTextInfo) -> FeatureArray:
     match info.features:
         case "log_mel":
             return log_mel(samples, info.num_mel_bins, info.chunk_seconds)

@@ -56,8 +56,8 @@ class VoiceActivity:
         Args:
             sample_rate: 16,000.
             threshold: probability of speech from which on a frame counts as speech, 0 to 1.
-            prefix_padding_ms: how far before its onset speech starts, in milliseconds.
-            silence_duration_ms: how much silence ends speech, in milliseconds.
+            prefix_padding_ms: audio before the onset that counts as speech, in milliseconds.
+            silence_duration_ms: silence that ends speech, in milliseconds.
 
         Raises:
             ValueError: of another sample rate.

@@ -1,1 +1,1 @@
-"""What content parts of messages refer to."""
+"""Media that content parts of messages refer to."""

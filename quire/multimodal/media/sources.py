@@ -1,4 +1,4 @@
-"""Reads what URLs in messages refer to, as far as the operator allows it."""
+"""Fetches media by the URLs in messages, within the operator's policy."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CHUNK = 1 << 16  # bytes that are read at once
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """What URLs may refer to. Data URLs are always allowed, by default nothing else is.
+    """The URLs that are allowed. Data URLs always are, others only if configured.
 
     Attributes:
         domains: host names from which media may be fetched.
-        folder: from which files may be read; None: no files.
+        folder: directory from which files may be read; None: no files.
         timeout: seconds that fetching may take.
     """
 
@@ -43,22 +43,22 @@ Reader = Callable[[], Awaitable[bytes]]
 
 
 def media_policy(options: MediaOptions) -> MediaPolicy:
-    """The policy that options say."""
+    """The policy from the server's options."""
     domains = frozenset(name.lower() for name in options.allowed_media_domains)
     return MediaPolicy(domains, options.allowed_local_media_path, options.media_fetch_timeout)
 
 
 def check_url(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reader:
-    """Check a URL, without reading what it refers to.
+    """Check a URL without fetching it.
 
     Args:
-        url: of a content part.
-        policy: of the operator.
+        url: URL of a content part.
+        policy: the operator's policy.
         max_size: largest content in bytes.
         where: the content part, for errors.
 
     Returns:
-        What reads the content.
+        A function that fetches the content.
 
     Raises:
         PromptError: it is not allowed.
@@ -81,7 +81,7 @@ def decode_base64(text: str, max_size: int, where: str) -> bytes:
         PromptError: it is not base64, empty, or too long.
     """
     if len(text) // 4 * 3 > max_size + 3:
-        raise PromptError(f"The content is larger than {max_size} bytes, which is the most that is accepted.", where)
+        raise PromptError(f"The content is too large (limit: {max_size} bytes, --max-audio-size).", where)
     try:
         content = base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
@@ -129,9 +129,11 @@ async def _fetch(address: httpx.URL, seconds: float, max_size: int, where: str) 
             async with client.stream("GET", address, headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
                     redirected = "; redirects are not followed" if response.is_redirect else ""
-                    raise PromptError(f"The URL was answered with status {response.status_code}{redirected}.", where)
+                    raise PromptError(
+                        f"The server of the URL returned status {response.status_code}{redirected}.", where
+                    )
                 if response.headers.get("content-encoding", "identity") != "identity":
-                    raise PromptError("The URL was answered with compressed content.", where)
+                    raise PromptError("The server of the URL returned compressed content.", where)
                 return await _collect(response, max_size, where)
     except TimeoutError as error:
         raise PromptError(f"The URL could not be fetched within {seconds:g} s.", where) from error
@@ -154,7 +156,7 @@ async def _collect(response: httpx.Response, max_size: int, where: str) -> bytes
         content += chunk
         if len(content) > max_size:
             raise PromptError(
-                f"The URL was answered with more than {max_size} bytes, which is the most that is accepted.", where
+                f"The server of the URL returned too much content (limit: {max_size} bytes, --max-audio-size).", where
             )
     return bytes(content)
 
@@ -184,7 +186,7 @@ def _read_file(path: Path, max_size: int, where: str) -> bytes:
     except OSError as error:
         raise PromptError("The file cannot be read.", where) from error
     if len(content) > max_size:
-        raise PromptError(f"The file is larger than {max_size} bytes, which is the most that is accepted.", where)
+        raise PromptError(f"The file is too large (limit: {max_size} bytes, --max-audio-size).", where)
     return content
 
 

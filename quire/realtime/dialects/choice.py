@@ -1,4 +1,4 @@
-"""Which dialect a client speaks: a guess from its request, made certain by its first event."""
+"""Finds the dialect of a client: guessed from its request, determined by its first event."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from quire.realtime.dialects.vllm import Vllm
 _BETA_PROTOCOL = "openai-beta.realtime-v1"
 
 
-class Choice:
+class DialectChoice:
     """The dialect of a session.
 
     Attributes:
-        dialect: the one that is spoken, as far as is known.
+        dialect: the current one; a guess until the first event.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -26,7 +26,7 @@ class Choice:
         self._certain = False
 
     def decide(self, event: ClientEvent) -> bool:
-        """Look at the first event of a client; returns whether the dialect is another one now."""
+        """Determine the dialect by the first event of a client; returns whether it has changed."""
         if self._certain:
             return False
         self._certain = True
@@ -38,14 +38,14 @@ class Choice:
 
 
 def guess(headers: Headers, query: QueryParams, subprotocols: list[str]) -> Dialect:
-    """The dialect that a request for an upgrade speaks of."""
+    """The dialect that the headers and query of an upgrade request suggest."""
     if "realtime=v1" in headers.get("openai-beta", "") or _BETA_PROTOCOL in subprotocols:
         return OpenAIBeta(of_transcription=query.get("intent") == "transcription")
     return OpenAI() if "model" in query or "intent" in query else Vllm()
 
 
 def _shown_by(event: ClientEvent) -> Dialect | None:
-    """The dialect that an event shows; None if it is the same in several."""
+    """The dialect of an event; None if several dialects have it."""
     match event:
         case TranscriptionSessionUpdate():
             return OpenAIBeta(of_transcription=True)
@@ -65,7 +65,7 @@ class _Shape(msgspec.Struct):
 
 
 def _is_flat(session: msgspec.Raw) -> bool:
-    """Whether a session has the form of the beta. One that is no object at all has no form."""
+    """Whether a session has the form of the beta. False for anything but an object."""
     try:
         shape = msgspec.json.decode(session, type=_Shape)
     except (msgspec.MsgspecError, RecursionError):

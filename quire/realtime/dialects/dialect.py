@@ -1,4 +1,4 @@
-"""What a session says and understands, independent of its wire format."""
+"""The interface of dialects, and the values that sessions pass to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Body = dict[str, Any]  # a server event
 
 @dataclass(slots=True)
 class SessionInfo:
-    """Who a session is, and how it is set.
+    """Id and settings of a session.
 
     Attributes:
         expires_at: Unix time at which it ends; None: never.
@@ -30,11 +30,11 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the transcription of an utterance has cost.
+    """Token counts and duration of a transcribed utterance.
 
     Attributes:
-        seconds: of audio.
-        audio_tokens, text_tokens: of the prompts.
+        seconds: duration of the audio in seconds.
+        audio_tokens, text_tokens: numbers of prompt tokens.
         output_tokens: generated.
     """
 
@@ -53,7 +53,7 @@ class Usage:
 
 
 class Dialect(Protocol):
-    """One wire format. Methods that answer return the events to send, in order.
+    """One wire format. Methods return the server events to send, in order.
 
     Attributes:
         commits_end_utterances: a commit ends an utterance; otherwise it begins or ends a generation.
@@ -77,7 +77,7 @@ class Dialect(Protocol):
     def error(self, error: EventError) -> list[Body]: ...
 
     def session_error(self, code: str, message: str) -> list[Body]:
-        """The session ends for this reason."""
+        """The events before the session ends with this error."""
 
     def speech_started(self, item: str, milliseconds: int) -> list[Body]: ...
 
@@ -91,7 +91,7 @@ class Dialect(Protocol):
 
     def completed(self, item: str, text: str, usage: Usage, language: str | None) -> list[Body]: ...
 
-    def failed(self, item: str, code: str, message: str, *, servers_fault: bool) -> list[Body]: ...
+    def failed(self, item: str, code: str, message: str, *, is_server_error: bool) -> list[Body]: ...
 
     def generated(self) -> list[Body]:
-        """The generation that a client has ended is complete."""
+        """The events at the end of a generation (vLLM)."""

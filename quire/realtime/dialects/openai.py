@@ -34,8 +34,7 @@ class OpenAI:
         """The settings after `session.update`."""
         if not isinstance(event, SessionUpdate):
             raise EventError(
-                f"{event.kind} is an event of the beta; this session is one of the general availability, whose clients "
-                "send session.update.",
+                f"{event.kind} is an event of the beta API; this session uses the GA API; send session.update.",
                 "unknown_event",
                 "type",
             )
@@ -57,7 +56,7 @@ class OpenAI:
         return [self._event("session.updated", session=self.session(session))]
 
     def error(self, error: EventError) -> list[Body]:
-        """An event was refused."""
+        """The error event for a client event that was refused."""
         detail = {
             "type": "invalid_request_error",
             "code": error.code,
@@ -68,7 +67,7 @@ class OpenAI:
         return [self._event("error", error=detail)]
 
     def session_error(self, code: str, message: str) -> list[Body]:
-        """The session ends."""
+        """The error event before the session ends."""
         return [self._event("error", error={**_error("invalid_request_error", code, message), "event_id": None})]
 
     def speech_started(self, item: str, milliseconds: int) -> list[Body]:
@@ -104,14 +103,14 @@ class OpenAI:
             body["languages"] = [{"code": language}]
         return [body, *self._done(item, text)]
 
-    def failed(self, item: str, code: str, message: str, *, servers_fault: bool) -> list[Body]:
-        """An item has no text."""
-        kind = "server_error" if servers_fault else "invalid_request_error"
+    def failed(self, item: str, code: str, message: str, *, is_server_error: bool) -> list[Body]:
+        """The failed event of an item that could not be transcribed."""
+        kind = "server_error" if is_server_error else "invalid_request_error"
         error = _error(kind, code, message)
         return [self._event(f"{_TRANSCRIPTION}.failed", item_id=item, content_index=0, error=error)]
 
     def generated(self) -> list[Body]:
-        """Nothing: generations are vLLM's."""
+        """No events: only vLLM's dialect has generations."""
         return []
 
     def _done(self, item: str, text: str) -> list[Body]:
@@ -127,7 +126,7 @@ class OpenAIBeta(OpenAI):
     """The events of the beta.
 
     Attributes:
-        of_transcription: the client has asked for a transcription session, whose events have names of their own.
+        of_transcription: the session was requested as a transcription session, whose events have other names.
     """
 
     item_events: ClassVar[tuple[str, ...]] = ("conversation.item.created",)

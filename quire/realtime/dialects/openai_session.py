@@ -1,4 +1,4 @@
-"""OpenAI's session objects: what an update may say, and how settings are told."""
+"""OpenAI's session objects: parsing of updates, and serialization of settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServerVad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class SemanticVad(msgspec.Struct, frozen=True, tag_field="type", tag="semantic_vad"):
-    """Known, in order to be refused by name."""
+    """Accepted by the schema, then refused with an error that names it."""
 
 
 Detection = ServerVad | SemanticVad | None | UnsetType
@@ -54,7 +54,7 @@ class ALaw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
 
 
 class Transcription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which model transcribes, and what it should know."""
+    """The model of the transcription, and context for it."""
 
     model: str | None = None
     language: Annotated[str, msgspec.Meta(max_length=32)] | None = None
@@ -65,7 +65,7 @@ class Transcription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which microphone it is."""
+    """The type of the microphone."""
 
     type: NoiseReduction
     strength: float | None = None
@@ -138,7 +138,7 @@ def apply(session: Session, settings: SessionSettings) -> SessionSettings:
     """The settings after an update in GA.
 
     Raises:
-        EventError: it asks for what is not supported.
+        EventError: a setting is not supported.
     """
     given, path = session.audio.input, "session.audio.input"
     if session.model is not None and session.type == "realtime":
@@ -156,7 +156,7 @@ def apply_beta(session: BetaSession, settings: SessionSettings) -> SessionSettin
     """The settings after an update in the beta.
 
     Raises:
-        EventError: it asks for what is not supported.
+        EventError: a setting is not supported.
     """
     if session.input_audio_format is not UNSET:
         settings = replace(settings, audio_format=_BETA_FORMATS[session.input_audio_format])
@@ -279,7 +279,7 @@ def _check_include(include: list[str] | None) -> None:
         raise EventError(
             f"session.include: {LOGPROBS!r} is not supported."
             if include == [LOGPROBS]
-            else "session.include: nothing can be included.",
+            else "session.include must be empty: no additional output is supported.",
             "unsupported_value",
             "session.include",
         )

@@ -18,14 +18,14 @@ _KNOWN = ("invalid_json", "invalid_audio", "model_not_validated", "model_not_fou
 
 
 class Vllm:
-    """The events of vLLM. A generation is made of utterances like any session; its text is theirs, joined."""
+    """The events of vLLM. A generation consists of utterances; its text is their texts, joined."""
 
     commits_end_utterances: ClassVar[bool] = False
     defaults: ClassVar[SessionSettings] = SessionSettings(audio_format=PCM_16K)
 
     def __init__(self) -> None:
         self._text = ""  # of the utterances of this generation that are complete
-        self._begun: set[str] = set()  # utterances that are not, of which something was told
+        self._begun: set[str] = set()  # utterances that are not, whose text was sent in part
         self._usage = Usage(0.0)
 
     def updated_settings(self, event: ClientEvent, settings: SessionSettings) -> SessionSettings:
@@ -41,55 +41,55 @@ class Vllm:
         return OpenAI().created(session)
 
     def updated(self, session: SessionInfo) -> list[Body]:
-        """Nothing."""
+        """No events: vLLM has none for this."""
         return []
 
     def error(self, error: EventError) -> list[Body]:
-        """An event was refused."""
+        """The error event for a client event that was refused."""
         code = _CODES.get(error.code, error.code)
         return [_error(code if code in _KNOWN else "invalid_event", error.message)]
 
     def session_error(self, code: str, message: str) -> list[Body]:
-        """The session ends."""
+        """The error event before the session ends."""
         return [_error(code, message)]
 
     def speech_started(self, item: str, milliseconds: int) -> list[Body]:
-        """Nothing."""
+        """No events: vLLM has none for this."""
         return []
 
     def speech_stopped(self, item: str, milliseconds: int) -> list[Body]:
-        """Nothing."""
+        """No events: vLLM has none for this."""
         return []
 
     def committed(self, item: str, previous: str | None) -> list[Body]:
-        """Nothing."""
+        """No events: vLLM has none for this."""
         return []
 
     def cleared(self) -> list[Body]:
-        """Nothing."""
+        """No events: vLLM has none for this."""
         return []
 
     def delta(self, item: str, text: str) -> list[Body]:
-        """More text."""
+        """transcription.delta, with more text."""
         if item not in self._begun:
             self._begun.add(item)
             text = separator(self._text, text) + text
         return [{"type": "transcription.delta", "delta": text}]
 
     def completed(self, item: str, text: str, usage: Usage, language: str | None) -> list[Body]:
-        """Nothing yet: the generation has one text."""
+        """No events: the text is part of the transcription.done event of the generation."""
         self._begun.discard(item)
         self._text += separator(self._text, text) + text
         self._usage += usage
         return []
 
-    def failed(self, item: str, code: str, message: str, *, servers_fault: bool) -> list[Body]:
-        """An utterance has no text."""
+    def failed(self, item: str, code: str, message: str, *, is_server_error: bool) -> list[Body]:
+        """An utterance could not be transcribed."""
         self._begun.discard(item)
         return [_error("processing_error", message)]
 
     def generated(self) -> list[Body]:
-        """All text of the generation."""
+        """transcription.done, with the text of the whole generation."""
         text, usage = self._text, self._usage
         self._text, self._usage = "", Usage(0.0)
         given = usage.audio_tokens + usage.text_tokens

@@ -17,8 +17,8 @@ from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.registry import FORMATS
 from quire.api.anthropic.translation import MessageStreamWriter, content_blocks
-from quire.api.chat.chunks import ChatChunkWriter, ChunkEnvelope
-from quire.api.protocol.anthropic import AnsweredMessage, MessagesUsage
+from quire.api.chat.chunks import ChatChunkFields, ChatChunkWriter
+from quire.api.protocol.anthropic import MessagesResponse, MessagesUsage
 from quire.api.responses.writer import ItemWriter
 from quire.engine.wire.stream import Delta
 
@@ -106,7 +106,7 @@ def blocks(found: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
     """Blocks of a message, put together from its events."""
     usage = MessagesUsage(input_tokens=0, output_tokens=0)
     writer = MessageStreamWriter(
-        AnsweredMessage(id="m", model="m", content=[], stop_reason=None, usage=usage), thinking=thinking
+        MessagesResponse(id="m", model="m", content=[], stop_reason=None, usage=usage), thinking=thinking
     )
     built: list[dict[str, Any]] = []
     events = [event for one in found for event in writer.write(one)]
@@ -125,7 +125,7 @@ def blocks(found: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
 def chunks(read: AnswerFormat, pieces: Sequence[str]) -> list[list[Any]]:
     """Kind and text of the parts of a chat's chunks, in order; consecutive ones of a kind are merged."""
     writer = ChatChunkWriter(
-        ChunkEnvelope("c", 0, "m"), 0, role="assistant", echo="", parser=read.parser(), include_reasoning=True,
+        ChatChunkFields("c", 0, "m"), 0, role="assistant", echo="", parser=read.parser(), include_reasoning=True,
         formatter=None, prompt_token_ids=None,
     )  # fmt: skip
     merged: list[list[Any]] = []

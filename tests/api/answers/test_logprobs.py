@@ -80,7 +80,7 @@ async def test_answers_to_one_prompt_share_its_logprobs(tmp_path: Any, fields: d
     async with running_server(tmp_path, core) as server:
         body = {"prompt": ["hello", "ab"], "n": 3, "max_tokens": 2, **fields}
         choices = (await server.post("/v1/completions", body)).json()["choices"]
-    asked = [message.params.prompt_logprobs for message in core.received if isinstance(message, AddRequest)]
+    asked = [message.sampling_params.prompt_logprobs for message in core.received if isinstance(message, AddRequest)]
     assert sorted(asked, key=str) == [2, 2, None, None, None, None]
     for first in (0, 3):
         name = "logprobs" if "echo" in fields else "prompt_logprobs"

@@ -15,6 +15,7 @@ import pytest
 from quire.multimodal.audio.items import audio_items
 from tests.support.audio import Samples, encode, tone, voice, wav
 from tests.support.audio_chat import (
+    KINDS,
     PLACEHOLDERS,
     SPANS,
     TOKEN,
@@ -32,7 +33,7 @@ from tests.support.fake_core import FakeCore
 from tests.support.server import Server, chunks_of, running_server
 
 CHAT = "/v1/chat/completions"
-KINDS = ("qwen2_audio", "voxtral", "qwen3_asr")
+PARTS = ("qwen2_audio", "voxtral", "qwen3_asr")  # kinds whose chat templates place the audio themselves
 ONE, TWO = voice(1.0), voice(2.5)
 
 
@@ -67,7 +68,8 @@ async def test_parts_become_items(tmp_path: Path, kind: str) -> None:
         spans = [SPANS[kind].replace(PLACEHOLDERS[kind], "X") for _ in lengths]
         for length in lengths:
             text = text.replace(PLACEHOLDERS[kind] * length, "X", 1)
-        assert f"First: {spans[0]}second: {spans[1]}which?" in text
+        lines = "" if kind in PARTS else "\n"
+        assert lines.join(("First: ", spans[0], "second: ", spans[1], "which?")) in text
         assert tokens.count(info.placeholder) == sum(lengths)
         covered = [index for item in message.items for index in range(item.start, item.start + item.length)]
         assert [index for index, token in enumerate(tokens) if token == info.placeholder] == covered
@@ -157,7 +159,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "padding": (input_audio("AAA"), "not valid base64"),
     "empty": (input_audio(""), "The content is empty"),
     "no file": (input_audio(NOT_AUDIO), "Invalid or unsupported audio file"),
-    "cut off": (input_audio(base64.b64encode(wav(tone(1.0))[:9000]).decode()), "The wav file is cut off"),
+    "cut off": (input_audio(base64.b64encode(wav(tone(1.0))[:9000]).decode()), "The wav file is truncated"),
     "unknown format": (input_audio(encoded(ONE), "midi"), "format 'midi' is not supported"),
     "odd format": ({"type": "input_audio", "input_audio": {"data": "AA", "format": 7}}, "format '7' is not supported"),
     "wrong format": (input_audio(encoded(ONE), "mp3"), "is wav, but its `format` is mp3"),
@@ -178,7 +180,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "too short": (input_audio(encoded(sound(0.005))), "too short"),
     "picture": ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, "'image_url' are not"),
     "no marker of ours": ({"type": "audio"}, "'audio' are not supported"),
-    "a marker's text": ({"type": "text", "text": "<|AUDIO|>"}, "2 placeholders for 1 pieces of audio"),
+    "a marker's text": ({"type": "text", "text": "<|AUDIO|>"}, "2 audio placeholders for 1 audio parts"),
 }
 
 
@@ -202,7 +204,7 @@ async def test_limits(tmp_path: Path) -> None:
         part = input_audio(encoded(sound(5.0)))
         assert "more than" not in (await said(server, asked(part, part)))["choices"][0]["message"]["content"]
         many = await refused(server, asked(*[part] * 3))
-        assert many["message"].startswith("At most 2 pieces of audio may be in one chat (--max-audio-parts), not 3")
+        assert many["message"].startswith("A chat may have at most 2 audio parts (--max-audio-parts), not 3")
         large = await refused(server, asked(input_audio(encoded(sound(6.5)))))
         assert "200000 bytes" in large["message"]
         flac = base64.b64encode(encode(tone(6.5), "flac")).decode()
@@ -216,7 +218,7 @@ async def test_limits(tmp_path: Path) -> None:
         assert "maximum context length is 200 tokens" in full["message"]
         assert full["param"] == "messages[0].content[1]"
     async with audio_server(tmp_path / "c", AudioCore(), max_audio_parts=0) as server:
-        assert "At most 0" in (await refused(server, asked(part)))["message"]
+        assert "at most 0 audio parts" in (await refused(server, asked(part)))["message"]
 
 
 async def test_files_below_the_allowed_directory(tmp_path: Path) -> None:
@@ -283,7 +285,7 @@ async def test_addresses_of_allowed_domains(tmp_path: Path, web: dict[str, Answe
         "http://media.example/moved": "status 302; redirects are not followed",
         "http://media.example/gone": "status 404.",
         "http://media.example/page": "Invalid or unsupported audio file",
-        "http://media.example/large": "more than 200000 bytes",
+        "http://media.example/large": "limit: 200000 bytes",
         "http://media.example/packed": "compressed content",
         "http://media.example/down": "The URL could not be fetched.",
         "http://other.example/a.wav": "from one of the allowed domains: media.example.",
@@ -330,5 +332,36 @@ def test_long_audio_becomes_several_items(kind: str) -> None:
     seconds = 30.0 if info.max_items else 61.3
     items = audio_items(sound(seconds), info)
     assert [item.start for item in items] == [sum(one.length for one in items[:i]) for i in range(len(items))]
-    expected = {"qwen2_audio": [750], "voxtral": [375] * 3, "qwen3_asr": [104] * 7 + [math.ceil(530 / 8)]}[kind]
+    expected = {
+        "granite_speech": [100 * 3],
+        "phi4_multimodal": [500, math.ceil((6128 - 4000) / 8)],
+        "qwen2_audio": [750],
+        "qwen3_asr": [104] * 7 + [math.ceil(530 / 8)],
+        "voxtral": [375] * 3,
+    }[kind]
     assert [item.length for item in items] == pytest.approx(expected, abs=2 if kind == "qwen3_asr" else 0)
+
+
+@pytest.mark.parametrize("kind", ["phi4_multimodal", "voxtral"])
+@pytest.mark.parametrize("part", ["image_url", "input_image", "video_url"])
+async def test_pictures_are_refused_by_name(tmp_path: Path, kind: str, part: str) -> None:
+    """Also beside audio, which is not read then."""
+    core = AudioCore(kind=kind)
+    picture = {"type": part, part: {"url": "data:image/png;base64,AAAA"}}
+    async with audio_server(tmp_path, core) as server:
+        for parts in ((picture,), ("a", input_audio(encoded(ONE)), picture)):
+            error = await refused(server, asked(*parts))
+            assert error["message"].startswith(f"Content parts of type '{part}' are not supported")
+            assert error["message"].endswith("is served with text and audio only.")
+            assert error["param"] == f"messages[0].content[{len(parts) - 1}]"
+        assert server.state.models[0].client.slots_in_use == 0
+    assert requests_of(core) == []
+
+
+async def test_audio_that_is_one_item_is_limited(tmp_path: Path) -> None:
+    """Granite Speech encodes a piece of audio at once; what is too short for a column is refused, too."""
+    async with audio_server(tmp_path, AudioCore(kind="granite_speech", context=32_000)) as server:
+        error = await refused(server, asked(input_audio(encoded(sound(301.0))), "?"))
+        assert error["message"] == "The audio is 301.0 s long; this model takes at most 300 s in one piece."
+        error = await refused(server, asked(input_audio(encoded(sound(0.015))), "?"))
+        assert error["message"] == "The audio is too short: 0.015 s."

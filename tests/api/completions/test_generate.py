@@ -58,7 +58,7 @@ async def test_sampling_is_what_is_said_and_nothing_else(tmp_path: Path) -> None
     async with running_server(tmp_path, core) as server:
         await server.post(PATH, request())
         await server.post(PATH, request(max_tokens=None, ignore_eos=True, stop_token_ids=[5]))
-    first, second = [message.params for message in core.received if isinstance(message, AddRequest)]
+    first, second = [message.sampling_params for message in core.received if isinstance(message, AddRequest)]
     assert (first.max_tokens, first.temperature, first.top_k) == (16, 1.0, 0)
     assert first.eos_token_ids == (EOS,)
     assert second.max_tokens > 400
@@ -77,7 +77,7 @@ async def test_what_is_rendered_generates_the_same(tmp_path: Path) -> None:
     assert rendered["token_ids"] == whole["prompt_token_ids"]
     assert "hello" in rendered["prompt"]
     assert again["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
-    first, second = [message.params for message in core.received if isinstance(message, AddRequest)]
+    first, second = [message.sampling_params for message in core.received if isinstance(message, AddRequest)]
     assert first == second
     assert [one["token_ids"] for one in listed] == [byte_tokenizer().encode(text).ids for text in ("ab", "cd")]
     assert listed[0]["sampling_params"]["seed"] == 5
@@ -99,8 +99,8 @@ async def test_what_holds_an_answer_is_rendered_with_it(tmp_path: Path) -> None:
             assert answer.status_code == 200, answer.text
             asked, sent = [message for message in core.received if isinstance(message, AddRequest)][-2:]
             assert rendered["sampling_params"]["structured_outputs"]["grammar"].startswith("start: ")
-            assert sent.params.grammar
-            assert without_grammar(sent.params) == without_grammar(asked.params)
+            assert sent.sampling_params.grammar
+            assert without_grammar(sent.sampling_params) == without_grammar(asked.sampling_params)
 
 
 @pytest.mark.parametrize(

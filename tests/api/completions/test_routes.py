@@ -58,7 +58,7 @@ async def test_n_answers_to_each_prompt(tmp_path: Path) -> None:
         body = (await server.post(PATH, {"prompt": ["ab", "cd"], "n": 3, "seed": 5, "max_tokens": 9})).json()
         assert [choice["text"] for choice in body["choices"]] == ["AB"] * 3 + ["CD"] * 3
         assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (4, 18)
-    seeds = sorted(message.params.seed or 0 for message in core.received if isinstance(message, AddRequest))
+    seeds = sorted(message.sampling_params.seed or 0 for message in core.received if isinstance(message, AddRequest))
     assert seeds == [5, 5, 6, 6, 7, 7]
 
 
@@ -342,13 +342,13 @@ async def test_sampling_fields_reach_the_engine(tmp_path: Path) -> None:
         assert answer.status_code == 200, answer.text
     (message,) = [message for message in core.received if isinstance(message, AddRequest)]
     for name, value in fields.items():
-        got = getattr(message.params, name)
+        got = getattr(message.sampling_params, name)
         assert (list(got) if isinstance(value, list) else got) == value
-    assert message.params.allowed_tokens is not None
-    assert token_ids(message.params.allowed_tokens) == [1, 2]
-    assert message.params.logit_bias == {3: 100.0}
-    assert message.params.bad_words == (tuple(prompt_of("no").tolist()), tuple(prompt_of(" no").tolist()))
-    assert message.params.eos_token_ids == ()
+    assert message.sampling_params.allowed_tokens is not None
+    assert token_ids(message.sampling_params.allowed_tokens) == [1, 2]
+    assert message.sampling_params.logit_bias == {3: 100.0}
+    assert message.sampling_params.bad_words == (tuple(prompt_of("no").tolist()), tuple(prompt_of(" no").tolist()))
+    assert message.sampling_params.eos_token_ids == ()
     assert (message.priority, message.cache_salt) == (-4, "s")
 
 
@@ -360,5 +360,9 @@ async def test_defaults_come_from_the_models_own_file(tmp_path: Path) -> None:
         async with running_server(tmp_path, core, generation_config=mode) as server:
             await server.post(PATH, {"prompt": "hi", "top_k": None})
         (message,) = [message for message in core.received if isinstance(message, AddRequest)]
-        assert (message.params.temperature, message.params.top_p, message.params.top_k) == expected
-        assert set(message.params.eos_token_ids) >= {5, 6}
+        assert (
+            message.sampling_params.temperature,
+            message.sampling_params.top_p,
+            message.sampling_params.top_k,
+        ) == expected
+        assert set(message.sampling_params.eos_token_ids) >= {5, 6}

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 
 from quire.api.http import errors
 from quire.api.http.errors import as_api_error
-from quire.engine.wire.errors import EngineDead, InvalidTask, RequestFailed
+from quire.engine.wire.errors import EngineDead, RequestFailed, RequestRefused
 from quire.multimodal.renderer import Renderer
 from tests.support.server import running_server
 
@@ -151,7 +151,7 @@ async def raw_post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 def test_refused_requests_are_client_errors_and_engine_failures_are_not() -> None:
-    assert as_api_error(InvalidTask("too long")).status == 400
+    assert as_api_error(RequestRefused("too long")).status == 400
     assert as_api_error(RequestFailed("sampling failed")).status == 500
     assert as_api_error(EngineDead("gone")).status == 503
 

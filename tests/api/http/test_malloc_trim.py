@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.api.http import malloc_trim as module
-from quire.api.http.malloc_trim import Heap
+from quire.api.http.malloc_trim import MallocTrimmer
 from tests.support.server import running_server, until
 
 PATH = "/v1/completions"
@@ -18,7 +18,7 @@ async def test_the_heap_is_trimmed_once_when_no_request_is_left(monkeypatch: pyt
     sizes = {"resident": 1 << 30}
     monkeypatch.setattr(module, "_resident_bytes", lambda: sizes["resident"])
     trims: list[int] = []
-    heap, idle, looked = Heap(), False, 0
+    heap, idle, looked = MallocTrimmer(), False, 0
 
     def is_idle() -> bool:
         nonlocal looked
@@ -39,7 +39,7 @@ async def test_the_heap_is_trimmed_once_when_no_request_is_left(monkeypatch: pyt
 async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[None] = []
     async with running_server(tmp_path) as server:
-        heap = server.state.heap
+        heap = server.state.malloc_trimmer
         monkeypatch.setattr(module, "return_freed_memory", lambda: trims.append(None))
         trimming = asyncio.create_task(heap.trim_regularly(lambda: False, 0.001))
         for _ in range(3):

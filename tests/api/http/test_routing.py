@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from quire.api.http import fields
 from quire.api.http.errors import install_error_handlers
-from quire.api.http.malloc_trim import Heap
+from quire.api.http.malloc_trim import MallocTrimmer
 from quire.api.http.routing import CheckedRoute, detach_resources, enter_for_request, release_resources
 from tests.support.fake_core import FakeCore
 from tests.support.server import running_server, until
@@ -59,7 +59,7 @@ async def post(strict: bool = False, **body: object) -> httpx.Response:
         return list(HELD)
 
     app = FastAPI()
-    app.state.strict_fields, app.state.max_json_values, app.state.heap = strict, 10_000, Heap()
+    app.state.strict_fields, app.state.max_json_values, app.state.malloc_trimmer = strict, 10_000, MallocTrimmer()
     install_error_handlers(app)
     app.include_router(routes)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

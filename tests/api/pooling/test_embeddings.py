@@ -115,7 +115,7 @@ async def test_embeddings_are_shortened_and_normalized_as_asked(tmp_path: Path) 
         assert vectors((await server.post(PATH, {"input": "x", "dimensions": 8})).json()).shape == (1, 8)
         refused = await server.post(PATH, {"input": "x", "dimensions": 9})
         contradicting = await server.post(PATH, {"input": "x", "normalize": True, "use_activation": False})
-    assert [message.task for message in added(core)][:3] == [
+    assert [message.params for message in added(core)][:3] == [
         PoolingParams(task="embed", dimensions=8),
         PoolingParams(task="embed", use_activation=False),
         PoolingParams(task="embed", use_activation=False),
@@ -159,7 +159,7 @@ async def test_tokens_of_a_prompt_may_be_left_out_of_the_mean(tmp_path: Path) ->
     async with pooling_server(tmp_path, core=core, files=files, joins=True) as server:
         await server.post(PATH, {"input": ["Hi", "Ho"]})
         await server.post(PATH, {"input": "Hi", "prompt_name": "query"})
-    assert [message.task.skip_tokens for message in added(core)] == [4, 4, 23]  # type: ignore[union-attr]
+    assert [message.params.skip_tokens for message in added(core)] == [4, 4, 23]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ async def test_the_size_of_all_results_is_bounded(tmp_path: Path) -> None:
         ):
             answer = await server.post(path, body)
             assert answer.status_code == 400
-            assert "at most 16777216 numbers" in answer.json()["error"]["message"]
+            assert "at most 16777216 values" in answer.json()["error"]["message"]
         assert (await server.post(PATH, {"input": ["a"] * 513, "dimensions": 8})).status_code == 200
         assert server.state.models[0].client.slots_in_use == 0
 

@@ -57,7 +57,7 @@ async def test_a_cross_encoder_gets_pairs(tmp_path: Path) -> None:
     first, second = added(core)
     assert texts(core)[0] == "<|im_start|>cat<|im_end|>act<|im_end|>"
     assert first.segment_start == 5
-    assert (first.task, second.task) == (
+    assert (first.params, second.params) == (
         PoolingParams(task="score", use_activation=False),
         PoolingParams(task="score"),
     )

@@ -315,8 +315,8 @@ async def test_only_the_first_turn_is_forced_to_call(tmp_path: Path, choice: Any
     async with serving(tmp_path, ROME, "Warm.") as (server, core, _):
         body = await ask(server, "Weather?", tools=[WEATHER], tool_choice=choice)
     first, second = (message for message in core.received if isinstance(message, AddRequest))
-    assert first.params.grammar
-    assert not second.params.grammar
+    assert first.sampling_params.grammar
+    assert not second.sampling_params.grammar
     assert output_text(body) == "Warm."
     assert body["tool_choice"] == choice
 

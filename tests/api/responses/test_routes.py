@@ -121,7 +121,7 @@ async def test_a_format_is_kept_to(tmp_path: Path) -> None:
         body = await ask(server, text={"format": form})
         assert body["text"]["format"] == form
     (added,) = [message for message in core.received if isinstance(message, AddRequest)]
-    assert added.params.grammar
+    assert added.sampling_params.grammar
 
 
 @pytest.mark.parametrize(

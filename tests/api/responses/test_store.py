@@ -14,7 +14,7 @@ import pytest
 
 from quire.api.responses import database, store, worker
 from quire.api.responses.errors import NoSuchResponse
-from quire.api.responses.store import ResponseStore, Stored
+from quire.api.responses.store import ResponseStore, StoredResponse
 from tests.support.fake_core import FakeCore
 from tests.support.responses import PATH, ask, events_in, output_text, stream
 from tests.support.server import Server, running_server, until
@@ -385,6 +385,6 @@ def closing_store(url: str) -> Any:
     return aclosing(ResponseStore(url, 0))
 
 
-def stored(name: str, before: str | None = None) -> Stored:
+def stored(name: str, before: str | None = None) -> StoredResponse:
     response = {"id": name, "created_at": 1, "status": "completed", "output": [], "previous_response_id": before}
-    return Stored(response=response, items=[{"id": f"msg_{name}", "type": "message", "content": "x\n[y]"}])
+    return StoredResponse(response=response, items=[{"id": f"msg_{name}", "type": "message", "content": "x\n[y]"}])

@@ -48,4 +48,4 @@ async def test_ends_that_the_model_does_not_have_are_dropped(tmp_path: Path) -> 
     async with running_server(tmp_path, core) as server:
         await server.post(PATH, {"prompt": "hi"})
     (message,) = [message for message in core.received if isinstance(message, AddRequest)]
-    assert message.params.eos_token_ids == (5, EOS)
+    assert message.sampling_params.eos_token_ids == (5, EOS)

@@ -67,7 +67,7 @@ async def test_seeds_of_several_answers_stay_in_64_bits(tmp_path: Path) -> None:
     async with running_server(tmp_path, core) as server:
         answer = await server.post(PATH, {"prompt": "hi", "n": 2, "seed": (1 << 63) - 1})
         assert answer.status_code == 200
-    seeds = {message.params.seed for message in core.received if isinstance(message, AddRequest)}
+    seeds = {message.sampling_params.seed for message in core.received if isinstance(message, AddRequest)}
     assert seeds == {(1 << 63) - 1, -(1 << 63)}
 
 

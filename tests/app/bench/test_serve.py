@@ -21,17 +21,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_load_with_streams_that_are_closed_half_way(server: ServerProcess, tmp_path: Path) -> None:
-    """64 streams at once, a third of them abandoned: no error, and nothing is held afterwards."""
+    """64 streams at once, a third of them aborted: no error, and nothing is held afterwards."""
     result, plot = tmp_path / "result.json", tmp_path / "plot.png"
     said = quire(
         *("bench", "serve", "--url", f"{server.url}/v1", "--num-requests", "128", "--concurrency", "64"),
-        *("--input-len", "10", "--prefix-len", "20", "--output-len", "40", "--abandon", "0.33"),
+        *("--input-len", "10", "--prefix-len", "20", "--output-len", "40", "--abort-fraction", "0.33"),
         *("--result", str(result), "--plot", str(plot)),
     )
     figures = json.loads(result.read_text())
     assert figures["failed"] == 0
-    assert figures["completed"] + figures["abandoned"] == 128
-    assert 0 < figures["abandoned"] < 65  # fewer where a busy machine merges chunks
+    assert figures["completed"] + figures["aborted"] == 128
+    assert 0 < figures["aborted"] < 65  # fewer where a busy machine merges chunks
     assert figures["cached_tokens"] > 0
     for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
         assert 0 < figures[name]["p50"] <= figures[name]["p99"]
@@ -56,7 +56,7 @@ def test_memory_stays_flat_under_five_minutes_of_such_load(tmp_path: Path) -> No
 def _stays_flat(server: ServerProcess, tmp_path: Path) -> None:
     load = [
         *("bench", "serve", "--url", f"{server.url}/v1", "--concurrency", "64", "--input-len", "10"),
-        *("--output-len", "40", "--abandon", "0.33", "--result", str(tmp_path / "r.json")),
+        *("--output-len", "40", "--abort-fraction", "0.33", "--result", str(tmp_path / "r.json")),
     ]
     process = psutil.Process(server.process.pid)
 

@@ -32,13 +32,13 @@ class Runner:
     threads: list[int] = field(default_factory=list)  # that kernels may use in each step
 
     def execute(self, plan: StepPlan) -> StepResult:
-        first = plan.whole[0]
+        first = plan.encoder_requests[0]
         self.threads.append(THREADS())
         if first.request_id.startswith("together"):
             self.both_run.wait(WAIT)
         elif len(first.prompt) > 64:
             assert self.may_end.wait(WAIT)
-        return StepResult(pooled={request.request_id: np.ones(3, np.float32) for request in plan.whole})
+        return StepResult(pooled={request.request_id: np.ones(3, np.float32) for request in plan.encoder_requests})
 
     def check(self) -> None:
         """Nothing is kept."""
@@ -58,7 +58,7 @@ def request(name: str, tokens: int = 100) -> AddRequest:
 
 
 def plan(name: str) -> StepPlan:
-    return StepPlan(whole=[request(name)])
+    return StepPlan(encoder_requests=[request(name)])
 
 
 @pytest.mark.skipif(native.kernels is None, reason="steps run one by one without compiled kernels")
@@ -73,8 +73,8 @@ def test_steps_run_at_once(cores: int) -> None:
 def test_a_step_that_is_alone_has_all_cores_and_one_beside_others_has_one(cores: int) -> None:
     runner = Runner()
     executor = ParallelExecutor(find_device("cpu"), runner)
-    executor.submit(StepPlan(whole=[request("alone", 5)])).result()
-    thread = threading.Thread(target=lambda: executor.run_beside(StepPlan(whole=[request("beside", 5)])))
+    executor.submit(StepPlan(encoder_requests=[request("alone", 5)])).result()
+    thread = threading.Thread(target=lambda: executor.run_beside(StepPlan(encoder_requests=[request("beside", 5)])))
     thread.start()
     thread.join()
     assert runner.threads == [cores, 1]

@@ -27,7 +27,13 @@ AUDIO: dict[str, list[list[float]]] = {
     "qwen2_audio": [[1.0], [0.3, 0.617], [0.0613], [0.5, 0.9999, 0.25], []],
     "voxtral": [[1.0], [0.3, 1.4], [2.6], []],
     "qwen3_asr": [[1.0], [0.2, 3.7], [2.05], [6.01], []],
+    "granite_speech": [[1.0], [0.2, 1.7], [0.017], [2.61, 0.4, 0.8], [0.31], []],
+    "granite_speech_plus": [[1.0], [0.2, 1.7], [0.017], []],
+    "phi4_multimodal": [[1.0], [0.2, 3.7], [0.026], [0.4, 0.8, 1.3], []],
 }
+
+
+TRANSPOSED = ("granite_speech", "granite_speech_plus", "phi4_multimodal")  # transformers' features are columns first
 
 
 def pieces(seconds: list[float]) -> list[Any]:
@@ -87,8 +93,11 @@ def test_features_and_lengths_equal_those_of_the_processors(audio_folders: dict[
         found = transformers_inputs(kind, [samples])
         items = audio_items(samples, info)
         features = np.concatenate([item.features[:, : item.columns] for item in items], 1)
-        whole = found["input_features"]
-        rows = whole.transpose(0, 1).flatten(1).numpy() if kind == "voxtral" else whole[0].numpy()
+        whole = found["audio_input_features" if kind == "phi4_multimodal" else "input_features"]
+        if kind == "voxtral":
+            rows = whole.transpose(0, 1).flatten(1).numpy()
+        else:
+            rows = whole[0].T.numpy() if kind in TRANSPOSED else whole[0].numpy()
         mask = found.get("feature_attention_mask", found.get("input_features_mask"))
         columns = rows.shape[1] if mask is None else int(mask.sum())
         assert encoded_columns(len(samples), info) == columns

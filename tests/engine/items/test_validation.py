@@ -36,10 +36,13 @@ NAN = np.full((16, 52), np.nan, np.float32)
 CASES: dict[str, tuple[Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]], str]] = {
     "no tokens": (first(length=0), "0 tokens; it needs at least one"),
     "negative": (first(length=-3), "-3 tokens"),
-    "before the prompt": (first(start=-1), "begins before token 0"),
-    "out of order": (lambda items: items[::-1], "begins before token"),
-    "twice": (lambda items: (items[0], *items), "begins before token"),
-    "behind the prompt": (lambda items: (items[0], msgspec.structs.replace(items[1], start=900)), "there are 28"),
+    "before the prompt": (first(start=-1), "must begin at token 0 or later"),
+    "out of order": (lambda items: items[::-1], "must begin at token"),
+    "twice": (lambda items: (items[0], *items), "must begin at token"),
+    "behind the prompt": (
+        lambda items: (items[0], msgspec.structs.replace(items[1], start=900)),
+        "the prompt has 28 tokens",
+    ),
     "another length": (first(length=11), "50 columns of features become 12 tokens, not 11"),
     "other columns": (first(encoded=40), "40 columns of features become 10 tokens, not 12"),
     "no columns": (first(encoded=0), "0 of 52 columns"),
@@ -110,8 +113,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "joined": ("voxtral", {}, {"intermediate_size": 70}, "not a multiple of 32"),
     "windows": ("qwen3_asr", {}, {"n_window_infer": 150}, "n_window_infer is 150"),
     "no window": ("qwen3_asr", {}, {"n_window": 0}, "cannot be used"),
-    "projector": ("qwen3_asr", {}, {"output_dim": 48}, "gives 48 elements for each token, but embeddings have 64"),
-    "groups": ("qwen2_audio", {}, {"max_source_positions": 51}, "51 positions cannot be grouped by 2"),
+    "projector": ("qwen3_asr", {}, {"output_dim": 48}, "outputs have size 48, but the hidden size is 64"),
+    "groups": ("qwen2_audio", {}, {"max_source_positions": 51}, "positions, 51, is not a multiple of 2"),
 }
 
 
@@ -123,6 +126,91 @@ def test_configs_that_do_not_fit_are_refused(tmp_path: Path, name: str) -> None:
     written(folder, "config.json", **outer, audio_config={**config["audio_config"], **inner})
     with pytest.raises(ModelError, match=text):
         read_model_config(folder)
+
+
+PARTS: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "context": ("granite_speech", "encoder_config", {"context_size": 25}, "context_size is 25, not from 1 to max_pos"),
+    "no context": ("granite_speech", "encoder_config", {"context_size": 0}, "context_size is 0"),
+    "odd rows": ("granite_speech", "encoder_config", {"input_dim": 15}, "15 rows of features, an odd number"),
+    "no heads": (
+        "granite_speech",
+        "encoder_config",
+        {"num_heads": 0},
+        "heads is 0|cannot (read|be used)",
+    ),
+    "no kernel": ("granite_speech", "encoder_config", {"conv_kernel_size": 0}, "kernel is 0"),
+    "no layers": ("granite_speech", "encoder_config", {"num_layers": 0}, "encoder has no layers"),
+    "query heads": ("granite_speech", "projector_config", {"num_attention_heads": 5}, "cannot be split into 5 heads"),
+    "texts": ("granite_speech", "projector_config", {"use_qformer_text_input": True}, "use_qformer_text_input"),
+    "source": ("granite_speech", "projector_config", {"encoder_hidden_size": 64}, "reads 64 elements"),
+    "another projector": ("granite_speech", "projector_config", {"model_type": "bert"}, "of type 'bert'"),
+    "chunks": ("phi4_multimodal", "audio_config", {"chunk_size": 8}, "chunk_size is 8; supported is -1"),
+    "channels": ("phi4_multimodal", "audio_config", {"ext_pw_out_channel": 64}, "is 64, not hidden_size, 32"),
+    "reduction": ("phi4_multimodal", "audio_config", {"time_reduction": 6}, "time_reduction is 6, not a power of 2"),
+    "bands": ("phi4_multimodal", "audio_config", {"input_size": 20}, "20, is not a multiple of 8"),
+    "act": ("phi4_multimodal", "audio_config", {"nemo_activation": "gelu"}, "nemo_activation is 'gelu'"),
+    "heads": ("phi4_multimodal", "audio_config", {"num_attention_heads": 5}, "cannot be split into 5 heads"),
+    "distance": ("phi4_multimodal", "audio_config", {"bias_max_distance": 0}, "reach is 0"),
+    "symmetric": ("phi4_multimodal", "audio_config", {"bias_symmetric": True}, "bias_symmetric is True"),
+    "token": ("phi4_multimodal", "audio_config", {"audio_token_id": 300}, "audio_token_id is 300"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path, name: str) -> None:
+    kind, part, changes, text = PARTS[name]
+    folder = save_audio_model(make_audio_model(kind), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    written(folder, "config.json", **{part: {**config[part], **changes}})
+    with pytest.raises(ModelError, match=text):
+        read_model_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"window_size": 14}, "window_size is 14, not a multiple of downsample_rate, 5"),
+        ({"downsample_rate": 0}, "downsample_rate, 0"),
+        ({"window_size": 30}, "projector_window_size is 15; supported is 30"),
+        ({"text_config": {"model_type": "bert"}}, "of type 'bert' is not supported"),
+    ],
+)
+def test_projectors_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    folder = save_audio_model(make_audio_model("granite_speech"), tmp_path)
+    written(folder, "config.json", **changes)
+    with pytest.raises(ModelError, match=text):
+        read_model_config(folder)
+
+
+@pytest.mark.parametrize("kind", ["granite_speech", "phi4_multimodal"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("hop_length", 80), ("n_fft", 400), ("feature_size", 80), ("win_length", 320), ("extra", None)]
+)
+def test_other_spectrograms_are_refused(tmp_path: Path, kind: str, name: str, value: int | None) -> None:
+    folder = save_audio_model(make_audio_model(kind), tmp_path)
+    written(folder, "preprocessor_config.json", **{name: value})
+    if value is None:
+        assert read_model_config(folder).audio is not None
+        return
+    with pytest.raises(ModelError, match=rf"{name} is {value}|makes {value} rows"):
+        read_model_config(folder)
+
+
+def test_the_text_of_the_placeholder_is_that_of_the_tokenizer(tmp_path: Path) -> None:
+    folder = save_audio_model(make_audio_model("phi4_multimodal"), tmp_path)
+    for added, text in (([{"id": PLACEHOLDER, "content": "<|endoftext11|>"}], "<|endoftext11|>"), ("x", "<|audio|>")):
+        (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+        audio = read_model_config(folder).audio
+        assert audio is not None
+        assert audio.text == text
+
+
+def test_columns_before_an_item(tmp_path: Path) -> None:
+    """As many as the convolutions look back, or none."""
+    engine = Engine(save_audio_model(make_audio_model("phi4_multimodal"), tmp_path))
+    prompt, (item,) = prompt_with(engine.info.audio, [1], noise(0, 0.5))  # type: ignore[arg-type]
+    wrong = msgspec.structs.replace(item, before=3, encoded=item.columns - 3)
+    assert "3 columns of features precede" in (engine.generate(prompt, greedy(1), items=(wrong,)).error or "")
 
 
 @pytest.mark.parametrize("kind", ["qwen2_audio", "voxtral"])

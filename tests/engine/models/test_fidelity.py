@@ -131,12 +131,12 @@ def test_a_tied_weight_under_the_heads_name(tmp_path: Path) -> None:
                     for kind, length in (("full_attention", 16), ("sliding_attention", 24))
                 },
             },
-            "different original_max_position_embeddings, 16 and 24",
+            "different original_max_position_embeddings: 16 and 24",
         ),
         ("llama", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": -1}}, "trained_len is -1"),
         ("deepseek_v3", {"n_group": 8}, "8 experts cannot be split into 8 groups of two or more"),
         ("deepseek_v3", {"n_group": 3}, "8 experts cannot be split into 3 groups"),
-        ("deepseek_v3", {"topk_group": 5}, "5 of 4 groups"),
+        ("deepseek_v3", {"topk_group": 5}, "topk_group is 5, but there are only 4 groups"),
         ("deepseek_v3", {"hidden_act": "swoosh"}, "'swoosh' is not supported"),
     ],
 )

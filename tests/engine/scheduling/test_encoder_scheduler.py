@@ -22,7 +22,7 @@ def add(scheduler: EncoderScheduler, name: str, tokens: int, **fields: object) -
 
 
 def names(plan: StepPlan) -> list[str]:
-    return [request.request_id for request in plan.whole]
+    return [request.request_id for request in plan.encoder_requests]
 
 
 def finish(scheduler: EncoderScheduler, plan: StepPlan, *failed: str) -> list[str]:
@@ -61,7 +61,7 @@ def test_the_number_of_sequences_is_limited() -> None:
     scheduler = make(max_seqs=3)
     for number in range(5):
         add(scheduler, f"{number}", 1)
-    assert len(scheduler.plan().whole) == 3
+    assert len(scheduler.plan().encoder_requests) == 3
 
 
 @pytest.mark.parametrize("running", [False, True])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
-from quire.engine.scheduling.plan import Sampled, ScheduledSequence, StepPlan, StepResult
+from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.protocol import AddRequest, SamplingParams, TokensOutput
 
@@ -74,7 +74,7 @@ class FakeRunner:
         assert len({item.request_id for item in plan.scheduled}) == len(plan.scheduled)
         for item in plan.scheduled:
             self._apply(item)
-        sampled = [Sampled(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
+        sampled = [SampledTokens(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
         for output in self.scheduler.finish(plan, StepResult(sampled)):
             assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids

@@ -42,7 +42,7 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
         ((changed(features=item(0).features[0]),), "features are float32 80"),
         ((changed(features=NAN),), "NaN"),
         ((changed(encoded=40),), "all columns of features are encoded, not 40 of 80"),
-        ((changed(length=1),), "no tokens of the prompt stand for it"),
+        ((changed(length=1),), "start 0 and length 0"),
         ((changed(hash=b""),), "must not be empty"),
     ],
 )
@@ -81,7 +81,7 @@ def test_models_without_items(tmp_path: Path) -> None:
 def test_an_open_request_gets_no_second_item(engine: Engine) -> None:
     engine.add("a", [START], greedy(2), items=(item(0),), open=True)
     engine.extend("a", [1], items=(item(1),))
-    assert "comes with the request" in (engine.results["a"].error or "")
+    assert "one audio item per request" in (engine.results["a"].error or "")
     engine.core.check()
 
 

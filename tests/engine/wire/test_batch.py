@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, InvalidTask
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, RequestRefused
 from quire.engine.wire.protocol import Abort, AddRequest, PooledArray, PoolingParams
 from quire.engine.wire.records import NullObserver, RequestRecord
 from quire.engine.wire.stream import PoolRequest
@@ -136,10 +136,10 @@ async def test_one_that_is_refused_ends_the_batch() -> None:
     async with running_client(core) as client:
         with client.slots(1), client.pooling() as batch:
             batch.add(requests(100))
-            with pytest.raises(InvalidTask, match="refused"):
+            with pytest.raises(RequestRefused, match="refused"):
                 await batch.results()
             assert batch.failed == 10
-            with pytest.raises(InvalidTask):
+            with pytest.raises(RequestRefused):
                 batch.add(requests(1))
         await until(lambda: not running(core))
         assert nothing_is_held(client)

@@ -12,7 +12,7 @@ import pytest
 from quire.engine.wire import client as client_module
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, InvalidTask, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed, RequestRefused
 from quire.engine.wire.launch import ThreadCore
 from quire.engine.wire.protocol import (
     Abort,
@@ -288,7 +288,7 @@ async def test_pooled_arrays_arrive_beside_generated_text() -> None:
         assert pooled.data.tolist() == prompt_of("abc").tolist()
         assert text == "HELLO"
         assert client.open_streams == 0
-    assert sorted((record.task, record.finish_reason, record.prompt_tokens) for record in finished) == [
+    assert sorted((record.kind, record.finish_reason, record.prompt_tokens) for record in finished) == [
         ("generate", "stop", 5),
         ("pool", "stop", 3),
     ]
@@ -329,7 +329,7 @@ async def test_an_output_of_another_task_fails_the_request() -> None:
 async def test_refusals_and_failures_are_different_errors() -> None:
     wanted = request()
     for output, expected in (
-        (ErrorOutput("id", "too long", invalid=True), InvalidTask),
+        (ErrorOutput("id", "too long", invalid=True), RequestRefused),
         (ErrorOutput("id", "broken"), RequestFailed),
     ):
         generating = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))

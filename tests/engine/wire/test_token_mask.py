@@ -37,5 +37,5 @@ def test_a_request_that_allows_a_million_tokens_is_small() -> None:
     assert sum(map(len, frames)) < vocab / 7
     received = Decoder[FrontMessage](FrontMessage).decode(frames)
     assert isinstance(received, AddRequest)
-    assert received.params.allowed_tokens is not None
-    assert received.params.allowed_tokens.tolist() == mask.tolist()
+    assert received.sampling_params.allowed_tokens is not None
+    assert received.sampling_params.allowed_tokens.tolist() == mask.tolist()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from quire.engine.wire.errors import FrontEndGone, MalformedMessage
 from quire.engine.wire.protocol import (
-    AddMany,
     AddRequest,
+    AddRequests,
     CoreMessage,
     FrontMessage,
     Ping,
@@ -66,13 +66,13 @@ async def test_the_core_gets_requests_of_one_message_one_by_one() -> None:
     params = PoolingParams(task="embed")
     requests = [AddRequest(str(size), np.arange(size, dtype=np.int32), params, flow="f") for size in (1, 5000, 0)]
     with FrontChannel("inproc://test-many") as front, CoreChannel("inproc://test-many") as core:
-        front.send(AddMany(requests))
-        front.send(AddMany([]))
+        front.send(AddRequests(requests))
+        front.send(AddRequests([]))
         front.send(Ping(1))
         for sent in requests:
             received = core.receive(1.0)
             assert isinstance(received, AddRequest)
-            assert (received.request_id, received.task, received.flow) == (sent.request_id, params, "f")
+            assert (received.request_id, received.params, received.flow) == (sent.request_id, params, "f")
             assert np.array_equal(received.prompt, sent.prompt)
         assert core.receive(1.0) == Ping(1)
         assert core.receive(0.0) is None

@@ -7,13 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import ParakeetFeatureExtractor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
+from transformers import (
+    ParakeetFeatureExtractor,
+    Phi4MultimodalFeatureExtractor,
+    Wav2Vec2FeatureExtractor,
+    WhisperFeatureExtractor,
+)
 
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
-from quire.engine.wire.protocol import SpeechInfo
-from quire.multimodal.audio.features import SAMPLE_RATE, log_mel, normalized_log_mel, normalized_samples
+from quire.engine.wire.protocol import SpeechToTextInfo
+from quire.multimodal.audio.features import (
+    SAMPLE_RATE,
+    kaldi_columns,
+    kaldi_log_mel,
+    log_mel,
+    normalized_log_mel,
+    normalized_samples,
+    stacked_columns,
+    stacked_log_mel,
+)
 from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio import Samples, tone
+from tests.support.audio_models import stacked_features
 
 SECONDS = 30
 
@@ -63,6 +78,26 @@ def test_normalized_spectrograms_equal_those_of_transformers(bins: int, length: 
     np.testing.assert_allclose(features, exact, atol=2e-3)
 
 
+@pytest.mark.parametrize("length", [257, 480, 640, 16_000, 35_777])
+def test_stacked_spectrograms_equal_those_of_torch(length: int) -> None:
+    """As transformers' extractor makes them, with torchaudio. Nothing is normalized by what does not fill a column."""
+    samples = noise(length)
+    features = stacked_log_mel(samples, 8)
+    assert features.shape == (16, stacked_columns(length)) == (16, (length // 160 + 1) // 2)
+    np.testing.assert_allclose(features, stacked_features(samples)[0].numpy().T, atol=2e-5)
+    assert stacked_columns(256) == 0
+
+
+@pytest.mark.parametrize("length", [400, 559, 560, 16_000, 195_777])
+def test_kaldi_spectrograms_equal_those_of_transformers(length: int) -> None:
+    samples = noise(length)
+    features = kaldi_log_mel(samples, 80)
+    assert features.shape == (80, kaldi_columns(length))
+    expected = Phi4MultimodalFeatureExtractor()(samples, sampling_rate=SAMPLE_RATE)["audio_input_features"][0]
+    np.testing.assert_allclose(features, expected.numpy().T, atol=5e-4)
+    assert kaldi_columns(399) == 0
+
+
 @pytest.mark.parametrize("length", [1, 400, 35_777])
 def test_normalized_samples_equal_those_of_transformers(length: int) -> None:
     samples = noise(length) + 0.25
@@ -74,7 +109,7 @@ def test_normalized_samples_equal_those_of_transformers(length: int) -> None:
 @pytest.mark.parametrize("length", [1, 399, 16_000])
 def test_items_of_any_length_are_finite_and_long_enough(kind: Any, length: int) -> None:
     """Silence, and audio that is shorter than what a position reads."""
-    info = SpeechInfo(
+    info = SpeechToTextInfo(
         kind="ctc",
         features=kind,
         sample_rate=SAMPLE_RATE,

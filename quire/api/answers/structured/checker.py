@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from quire.api.answers.structured import compilation
-from quire.api.answers.structured.compilation import Checked
+from quire.api.answers.structured.compilation import CompilationResult
 from quire.api.http.errors import InvalidRequest, Overloaded, Unavailable
 from quire.engine.wire.grammar import GrammarError
 from quire.engine.wire.sized_cache import Key, SizedCache, key_of
@@ -34,7 +34,7 @@ class CheckedGrammar:
     """A grammar that the engine may compile.
 
     Attributes:
-        text: in llguidance's format.
+        text: the grammar in llguidance's format.
         size: bytes that it takes when it is compiled.
     """
 
@@ -46,7 +46,7 @@ class GrammarChecker:
     """Checks grammars for one model. Results are cached by a hash of the grammar."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """`folder`: of the model."""
+        """`folder`: the model's directory."""
         self._pool = WorkerPool(
             "grammar", f"{compilation.__name__}:worker", (folder, vocab_size, eos_token_ids), _LIMITS
         )
@@ -54,7 +54,7 @@ class GrammarChecker:
         self._special: dict[str, int] | None = None
         self._loading = asyncio.Lock()
         self._unsupported: str | None = None  # why the model has no grammars
-        self._results: SizedCache[Checked | str] = SizedCache(_CACHE)  # a text says what is wrong
+        self._results: SizedCache[CompilationResult | str] = SizedCache(_CACHE)  # a text says what is wrong
         self._checking: dict[Key, _Shared] = {}
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class GrammarChecker:
         Args:
             write: makes the grammar, given the ids of special tokens by their texts. It runs in a thread.
             param: the request field that the grammar comes from.
-            tenant: whose grammar it is; where grammars wait, tenants take turns.
+            tenant: the tenant that sent the grammar; where grammars wait, tenants take turns.
 
         Returns:
             The grammar as the engine compiles it, and its size.
@@ -112,7 +112,7 @@ class GrammarChecker:
                     raise
             return self._special
 
-    async def _result(self, grammar: str, tenant: str) -> Checked | str:
+    async def _result(self, grammar: str, tenant: str) -> CompilationResult | str:
         """The result of a check that was made earlier, is being made, or is made now."""
         if len(grammar) > _MAX_LENGTH:
             return f"it has {len(grammar)} characters; at most {_MAX_LENGTH} are allowed"
@@ -132,8 +132,8 @@ class GrammarChecker:
                 self._checking.pop(key, None)
                 shared.task.cancel()
 
-    async def _check(self, key: Key, grammar: str, tenant: str) -> Checked | str:
-        result: Checked | str
+    async def _check(self, key: Key, grammar: str, tenant: str) -> CompilationResult | str:
+        result: CompilationResult | str
         try:
             result = await self._pool.run(grammar, tenant=tenant)
         except GrammarError as error:
@@ -155,5 +155,5 @@ class GrammarChecker:
 class _Shared:
     """A check, and the number of requests that wait for it."""
 
-    task: asyncio.Task[Checked | str]
+    task: asyncio.Task[CompilationResult | str]
     waiting: int = 0

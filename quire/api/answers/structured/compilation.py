@@ -1,4 +1,4 @@
-"""Compiles grammars in the worker processes of `GrammarChecker`, so that only proven ones reach the engine."""
+"""Compiles grammars in worker processes of `GrammarChecker`, so that only grammars that compile reach the engine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAX_COMPILED = 32 << 20  # bytes of a compiled grammar
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CompilationResult:
     """A grammar that compiles.
 
     Attributes:
-        text: as the engine compiles it; None if that is the text as it was given.
+        text: the text that the engine compiles; None if it is the given text.
         size: bytes that it takes when it is compiled.
     """
 
@@ -41,7 +41,7 @@ def worker(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Cal
     return lambda grammar: tokens.special if grammar is None else check(tokens, grammar)
 
 
-def check(tokens: GrammarTokens, grammar: str) -> Checked:
+def check(tokens: GrammarTokens, grammar: str) -> CompilationResult:
     """Compile a grammar.
 
     Raises:
@@ -54,7 +54,7 @@ def check(tokens: GrammarTokens, grammar: str) -> Checked:
     del matcher
     if size > MAX_COMPILED:
         raise GrammarError(f"it takes {size >> 20} MiB when it is compiled; at most {MAX_COMPILED >> 20} are allowed")
-    return Checked(None if complete is grammar else complete, size)
+    return CompilationResult(None if complete is grammar else complete, size)
 
 
 def completed(grammar: str) -> str:

@@ -58,7 +58,7 @@ def grammar_of(
         tags: around the reasoning; None if the model does not reason.
         prefix: reasoning that may precede the text.
         plan: tools whose calls are constrained; a required call replaces `structure`.
-        lead: what the model writes before an answer that is not a call.
+        lead: text that the model writes before an answer that is not a call.
         field: the request field of `structure`, for errors.
 
     Raises:
@@ -201,11 +201,11 @@ async def checked_grammar(
 
     Args:
         body: the request.
-        checker: of the model; None if it does not support structured outputs.
+        checker: checks grammars of the model; None if the model does not support structured outputs.
         tags: around the model's reasoning.
         tools: format of the model's tool calls.
         prefix: reasoning that may precede the answer.
-        plan: of the request's tools.
+        plan: the plan of the request's tools.
 
     Raises:
         InvalidRequest: the grammar is not valid or not supported.

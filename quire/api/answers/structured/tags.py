@@ -16,9 +16,9 @@ def triggered(writer: GrammarWriter, triggers: Sequence[str], tags: Sequence[tup
     """Free text in which each trigger starts a tag.
 
     Args:
-        writer: of the grammar.
+        writer: writes the grammar.
         triggers: texts.
-        tags: of each tag its begin, an expression for its content, and its end.
+        tags: begin, expression for the content, and end of each tag.
         at_least_one: a tag is required.
         only_one: the text ends after the first tag.
 

@@ -23,8 +23,8 @@ class ToolPlan:
     """The tool calls that an answer may contain.
 
     Attributes:
-        format: of the calls.
-        schemas: of the functions' arguments.
+        format: the format of the calls.
+        schemas: schemas of the functions' arguments.
         required: the answer must be a call.
         named: the request names the one function that must be called.
         parallel: there may be more than one call.

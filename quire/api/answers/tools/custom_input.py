@@ -87,7 +87,7 @@ class CustomCallReader:
     """Replaces the arguments of custom tool calls by their plain text input."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names`: of the custom tools."""
+        """`names`: names of the custom tools."""
         self._names = names
         self._reader: CustomInputReader | None = None  # of the last call, until it ends
         self._index = 0

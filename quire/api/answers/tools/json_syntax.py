@@ -25,7 +25,7 @@ class JsonSyntax:
         end: the mark after it; empty if there is none.
         others: further marks before and after it, which are read but not written.
         bare: calls may be anywhere in the answer without a mark, if they name a known function.
-        separator: between objects outside of a list.
+        separator: text between objects outside of a list.
         as_list: the model writes a list even for one call.
         lines: the model writes several calls on lines between one pair of marks.
         name, arguments: the keys that the model writes; all known keys of arguments are accepted. Without a key for the

@@ -62,7 +62,7 @@ def followed(part: Any, schema: Mapping[str, Any]) -> Any:
 
     Args:
         part: may be anything, as the client sent it.
-        schema: that references lead into.
+        schema: the schema that references point into.
     """
     for _ in range(_MAX_REFERENCES):
         if not isinstance(part, Mapping) or not isinstance(part.get("$ref"), str):
@@ -78,7 +78,7 @@ class _Bundle:
     """Copies a part of a tool's schema, with what it refers to."""
 
     def __init__(self, name: str, places: _Places, prefix: str = "r", *, current: bool = False) -> None:
-        """`prefix`: of the names of definitions. `current`: schemas of several versions of JSON Schema become one."""
+        """`prefix`: beginning of definition names. `current`: schemas of several JSON Schema versions become one."""
         self._name = name
         self._places = places
         self._prefix = prefix
@@ -139,7 +139,10 @@ class _Bundle:
             while isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
                 next_pointer, node = self._target(node["$ref"], self._places.base_of(next_pointer))
                 if next_pointer in seen or len(seen) > _MAX_CHAIN:
-                    raise ValueError(f"In the tool {self._name!r}, {reference[:200]!r} only leads to other references.")
+                    raise ValueError(
+                        f"In the tool {self._name!r}, {reference[:200]!r} is a circular $ref, or one that leads "
+                        f"through more than {_MAX_CHAIN} others."
+                    )
                 seen.add(next_pointer)
         return self._keys[pointer]
 

@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser, random_id, short_id
+from quire.api.answers.tools.delimited_syntax import DelimitedSyntax, kimi_name, name_after
 from quire.api.answers.tools.harmony_syntax import HarmonySyntax
 from quire.api.answers.tools.json_syntax import JsonSyntax
-from quire.api.answers.tools.marked_syntax import MarkedSyntax, kimi_name, name_after
 from quire.api.answers.tools.python_syntax import BraceSyntax, PythonSyntax
 from quire.api.answers.tools.tagged_syntax import TaggedSyntax
 
@@ -39,7 +39,7 @@ class ToolFormat:
         markers: groups of texts; a chat template that contains all texts of one group belongs to this format.
         make_id: makes the id of a call from its index and name.
         full_answer: the syntax describes all answers, reasoning included, and not only calls.
-        answer: what the model writes before an answer that is not a call.
+        answer: text that the model writes before an answer that is not a call.
     """
 
     name: str
@@ -107,7 +107,7 @@ _DEEPSEEK_V32 = TaggedSyntax(
     typed=True,
 )
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-_DEEPSEEK_V3 = MarkedSyntax(
+_DEEPSEEK_V3 = DelimitedSyntax(
     section=_DEEPSEEK_SECTION,
     begin="<｜tool▁call▁begin｜>",
     header_end="\n```json\n",
@@ -116,13 +116,13 @@ _DEEPSEEK_V3 = MarkedSyntax(
     header=("function<｜tool▁sep｜>", ""),
     fence="\n```",
 )
-_DEEPSEEK_V31 = MarkedSyntax(
+_DEEPSEEK_V31 = DelimitedSyntax(
     section=_DEEPSEEK_SECTION,
     begin="<｜tool▁call▁begin｜>",
     header_end="<｜tool▁sep｜>",
     end="<｜tool▁call▁end｜>",
 )
-_KIMI = MarkedSyntax(
+_KIMI = DelimitedSyntax(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     begin="<|tool_call_begin|>",
     header_end="<|tool_call_argument_begin|>",

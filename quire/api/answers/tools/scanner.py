@@ -76,7 +76,7 @@ class Scanner:
 
     @property
     def since_mark(self) -> str:
-        """What was read since the last `mark`."""
+        """The text read since the last `mark`."""
         return "".join(self._read)
 
     def read_rest(self, sink: Sink) -> Generator[None, None, None]:
@@ -141,7 +141,7 @@ class Scanner:
     def read_json(self, sink: Sink, *, depth: int = 0) -> Generator[None, None, bool]:
         """Read a JSON value into the sink, unchanged; returns whether it was complete. Only its nesting is checked.
 
-        `depth`: of the objects and lists that are open; 0 at the start of the value.
+        `depth`: number of open objects and lists; 0 at the start of the value.
         """
         if not depth:
             if not (yield from self.skip_whitespace()):

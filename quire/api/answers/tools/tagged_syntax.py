@@ -23,13 +23,13 @@ class TaggedSyntax:
     """The tags.
 
     Attributes:
-        wrapper: around one or more calls; empty if there are none.
+        wrapper: marks around one or more calls; empty if there are none.
         around: marks around each call.
-        function: before the name, after it, and after the call. A name without a tag after it ends with its line.
-        parameter: before the name of an argument, after it, and after its value.
-        value: before the value, in addition to the tag after the name; empty if there is none.
+        function: texts before the name, after it, and after the call. A name without a tag after it ends with its line.
+        parameter: texts before the name of an argument, after it, and after its value.
+        value: text before the value, in addition to the tag after the name; empty if there is none.
         padded: values are on lines of their own.
-        typed: after the name of an argument, an attribute says whether its value is a string.
+        typed: an attribute after the name of an argument says whether its value is a string.
     """
 
     wrapper: tuple[str, str] = ("", "")
@@ -169,7 +169,7 @@ class TaggedSyntax:
         return None if mark is None else mark.removeprefix("\n")
 
     def _tags(self) -> tuple[str, str, str]:
-        """What is before the name, after it, and after the arguments."""
+        """The texts before the name, after it, and after the arguments."""
         before, after, end = self.function
         return self.around[0] + before, after + "\n", end + self.around[1]
 

@@ -22,9 +22,9 @@ def types_of(part: Any, schema: Mapping[str, Any], depth: int = 0) -> Types:
     """The types that a part of a schema allows.
 
     Args:
-        part: as the client sent it, so of any type.
-        schema: that references lead into.
-        depth: of alternatives around the part.
+        part: the part as the client sent it, so of any type.
+        schema: the schema that references point into.
+        depth: number of alternatives around the part.
     """
     part = followed(part, schema)
     if not isinstance(part, Mapping) or depth > _MAX_DEPTH:
@@ -88,7 +88,7 @@ def as_json(text: str, types: Types) -> str:
 
     Args:
         text: JSON, a literal of Python, or the text of a string.
-        types: that are allowed.
+        types: the allowed types.
     """
     read, value = _read(text.strip(), types)
     if read and (types is None or "string" not in types or _fits(value, types)):

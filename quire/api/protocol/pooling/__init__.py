@@ -1,1 +1,1 @@
-"""Request and response models of the endpoints that pool: embeddings, classes, scores."""
+"""Request and response models of the endpoints that pool: embeddings, classification, scores."""

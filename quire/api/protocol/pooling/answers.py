@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from quire.api.protocol.common import ERRORS, Usage
 
 
-class Embedding(BaseModel):
+class EmbeddingResponseData(BaseModel):
     """The embedding of one input: numbers, or base64."""
 
     object: Literal["embedding"] = "embedding"
@@ -17,18 +17,18 @@ class Embedding(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingList(BaseModel):
+class EmbeddingResponse(BaseModel):
     """The response body of /v1/embeddings."""
 
     id: str
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: list[Embedding]
+    data: list[EmbeddingResponseData]
     usage: Usage
 
 
-class PooledData(BaseModel):
+class PoolingResponseData(BaseModel):
     """The result of one input: a vector, one vector for each token, or base64."""
 
     object: Literal["pooling"] = "pooling"
@@ -36,18 +36,18 @@ class PooledData(BaseModel):
     data: list[float] | list[list[float]] | str
 
 
-class PooledList(BaseModel):
+class PoolingResponse(BaseModel):
     """The response body of /pooling."""
 
     id: str
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: list[PooledData]
+    data: list[PoolingResponseData]
     usage: Usage
 
 
-class Classified(BaseModel):
+class ClassificationData(BaseModel):
     """The class of one input."""
 
     index: int
@@ -56,18 +56,18 @@ class Classified(BaseModel):
     num_classes: int
 
 
-class ClassifiedList(BaseModel):
+class ClassificationResponse(BaseModel):
     """The response body of /classify."""
 
     id: str
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: list[Classified]
+    data: list[ClassificationData]
     usage: Usage
 
 
-class Score(BaseModel):
+class ScoreResponseData(BaseModel):
     """The score of one pair."""
 
     index: int
@@ -75,14 +75,14 @@ class Score(BaseModel):
     score: float | None
 
 
-class ScoreList(BaseModel):
+class ScoreResponse(BaseModel):
     """The response body of /score."""
 
     id: str
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: list[Score]
+    data: list[ScoreResponseData]
     usage: Usage
 
 
@@ -107,7 +107,7 @@ class RerankUsage(BaseModel):
     total_tokens: int
 
 
-class Reranked(BaseModel):
+class RerankResponse(BaseModel):
     """The response body of /rerank: the documents in descending order of their scores."""
 
     id: str

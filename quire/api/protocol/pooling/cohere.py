@@ -22,8 +22,12 @@ class CohereEmbedRequest(RequestBody):
     )
     embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, max_length=6)] | None = None
     output_dimension: Annotated[int, Field(lt=1 << 31)] | None = None
-    truncate: Literal["NONE", "START", "END"] | None = Field("END", description="which part of longer texts is cut off")
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = Field(None, description="cut longer texts to so many")
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        "END", description="side at which longer texts are truncated"
+    )
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = Field(
+        None, description="truncate longer texts to this number of tokens"
+    )
     priority: Int64 | None = 0
 
     @model_validator(mode="after")
@@ -34,7 +38,7 @@ class CohereEmbedRequest(RequestBody):
 
 
 class CohereEmbeddings(BaseModel):
-    """Embeddings by type; those that were not asked for are missing."""
+    """Embeddings by type; only requested types are present."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -46,7 +50,7 @@ class CohereEmbeddings(BaseModel):
     base64: list[str] | None = None
 
 
-class CohereEmbedded(BaseModel):
+class CohereEmbedResponse(BaseModel):
     """The response body."""
 
     id: str

@@ -1,4 +1,4 @@
-"""vLLM's and OpenAI's requests for embeddings, classes and scores. Mixins have what they share."""
+"""vLLM's and OpenAI's requests for embeddings, classification and scores. Mixins declare their common fields."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ EmbedDtype = Literal[
 Endianness = Literal["native", "big", "little"]
 MaxTokens = Annotated[int, Field(ge=0, lt=1 << 31)]
 Truncation = Annotated[int, Field(ge=-1, lt=1 << 31)]
-_TEXTS, _CHAT = "texts", "a chat"  # names that are no fields, as they are left out of errors
+_TEXTS, _CHAT = "texts", "a chat"  # discriminator tags; errors leave out what is not the name of a field
 
 
 class PoolingFields(RequestBody):
     """Fields of all pooling requests."""
 
     truncate_prompt_tokens: Truncation | None = Field(
-        None, description="cut longer inputs to so many tokens; -1: to the context length; default: refuse them"
+        None,
+        description="truncate longer inputs to this number of tokens; -1: to the context length; default: refuse them",
     )
-    truncation_side: Literal["left", "right"] | None = Field(None, description="default: as the tokenizer says")
+    truncation_side: Literal["left", "right"] | None = Field(None, description="default: the tokenizer's side")
     priority: Int64 | None = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: str | None = None
     timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = Field(
-        None, description="seconds after which the request is aborted with status 408; the server may have less"
+        None,
+        description="seconds after which the request is aborted with status 408; the server may have a shorter limit",
     )
 
     @model_validator(mode="after")
@@ -68,7 +70,7 @@ class ChatInput(BaseModel):
 
 
 class EncodingFields(BaseModel):
-    """How arrays are written."""
+    """The encoding of arrays in the response."""
 
     encoding_format: EncodingFormat | None = "float"
     embed_dtype: EmbedDtype | None = "float32"
@@ -81,31 +83,33 @@ class EncodingFields(BaseModel):
 
 
 class ActivationFields(BaseModel):
-    """Whether classes and scores become probabilities."""
+    """Whether logits of labels and scores become probabilities."""
 
-    use_activation: bool | None = Field(None, description="softmax or sigmoid; default: as the model says")
+    use_activation: bool | None = Field(None, description="apply softmax or sigmoid; default: the model's setting")
 
 
 class EmbedFields(BaseModel):
-    """How embeddings are made."""
+    """Options of embeddings."""
 
-    dimensions: Annotated[int, Field(lt=1 << 31)] | None = Field(None, description="of a model that can shorten them")
-    use_activation: bool | None = Field(None, description="normalize to length 1; default: as the model says")
+    dimensions: Annotated[int, Field(lt=1 << 31)] | None = Field(
+        None, description="length of the embeddings, for models that support shorter ones (Matryoshka)"
+    )
+    use_activation: bool | None = Field(None, description="normalize to length 1; default: the model's setting")
     normalize: bool | None = Field(None, description="older name of use_activation")
     prompt_name: Annotated[str, Field(max_length=1024)] | None = Field(
-        None, description="one of the model's prompts, which is put before each text"
+        None, description="name of one of the model's prompts, which is prepended to each text"
     )
     input_type: Annotated[str, Field(max_length=1024)] | None = Field(
         None, description="query or document, or another name of a prompt; without effect if the model has none"
     )
     instruction: Annotated[str, Field(max_length=1 << 13)] | None = Field(
-        None, description="replaces the instruction in the prompt"
+        None, description="replaces the instruction in the model's prompt"
     )
 
     @model_validator(mode="after")
     def _one_name(self) -> Self:
         if None not in (self.use_activation, self.normalize) and self.use_activation != self.normalize:
-            raise field_error("normalize", "`normalize` and `use_activation` are names of one field and contradict.")
+            raise field_error("normalize", "`normalize` and `use_activation` are aliases and must not differ.")
         if self.prompt_name is not None and self.input_type is not None:
             raise field_error("input_type", "`prompt_name` and `input_type` cannot be combined.")
         return self
@@ -164,10 +168,14 @@ PoolingRequest = Annotated[
 class ScoringFields(ActivationFields, PoolingFields):
     """Fields of requests that compare queries and documents."""
 
-    max_tokens_per_query: MaxTokens | None = Field(0, description="cut longer ones to so many; 0: do not")
-    max_tokens_per_doc: MaxTokens | None = Field(0, description="cut longer ones to so many; 0: do not")
+    max_tokens_per_query: MaxTokens | None = Field(
+        0, description="truncate longer ones to this number of tokens; 0: no truncation"
+    )
+    max_tokens_per_doc: MaxTokens | None = Field(
+        0, description="truncate longer ones to this number of tokens; 0: no truncation"
+    )
     instruction: Annotated[str, Field(max_length=1 << 13)] | None = Field(
-        None, description="what makes a document relevant, for models whose prompt has a place for it"
+        None, description="what makes a document relevant, for models whose prompt contains an instruction"
     )
     chat_template_kwargs: TemplateVariables | None = None
 
@@ -203,9 +211,9 @@ SCORE_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class RerankRequest(ScoringFields):
-    """Order documents by their relevance to a query, as Jina and Cohere have it."""
+    """Order documents by their relevance to a query, in the format of Jina and Cohere."""
 
     query: Text
     documents: Texts
-    top_n: Annotated[int, Field(ge=0)] | None = Field(0, description="how many are returned; 0: all")
+    top_n: Annotated[int, Field(ge=0)] | None = Field(0, description="number of results to return; 0: all")
     return_documents: bool | None = Field(True, description="return the texts")

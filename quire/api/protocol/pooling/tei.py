@@ -21,7 +21,7 @@ Direction = Annotated[Literal["left", "right"], BeforeValidator(_lowered)]
 class TeiFields(RequestBody):
     """Fields of all requests."""
 
-    truncate: bool | None = Field(None, description="cut inputs that are too long; default: refuse them")
+    truncate: bool | None = Field(None, description="truncate inputs that are too long; default: refuse them")
     truncation_direction: Direction | None = Field(None, description="Left or Right")
 
 
@@ -30,7 +30,7 @@ class TeiTextFields(TeiFields):
 
     inputs: Inputs
     prompt_name: Annotated[str, Field(max_length=1024)] | None = Field(
-        None, description="one of the model's prompts, which is put before each text"
+        None, description="name of one of the model's prompts, which is prepended to each text"
     )
 
 
@@ -127,7 +127,7 @@ class TeiInfo(BaseModel):
     docker_label: str | None
 
 
-_TEI, _JINA = "texts of TEI", "documents of Jina"  # names that are no fields
+_TEI, _JINA = "texts of TEI", "documents of Jina"  # discriminator tags
 
 
 def _kind(body: Any) -> str:

@@ -45,12 +45,12 @@ class BeamOptions:
 
 
 def beam_options(body: BeamFields, params: SamplingParams, model: ServedModel, width: int) -> BeamOptions | None:
-    """The beam search that a request asks for; None if it does not.
+    """The beam search options of a request; None without beam search.
 
     Args:
         body: the request, whose fields have been checked.
-        params: what it asks of the engine.
-        model: whose engine generates.
+        params: sampling parameters of the request.
+        model: the model whose engine generates.
         width: number of beams.
 
     Raises:

@@ -16,9 +16,9 @@ class Beam:
     """An answer, or the beginning of one.
 
     Attributes:
-        logprob: of all its tokens.
+        logprob: log-probability of all its tokens.
         entries: log-probabilities of each token; empty if they are not reported.
-        finished: why it has ended; None if it goes on.
+        finished: the finish reason; None while it is extended.
     """
 
     tokens: tuple[int, ...] = ()

@@ -1,1 +1,1 @@
-"""Speech to text: windows of audio become requests of the engine, and their tokens text, segments and words."""
+"""Speech to text: windows of audio become engine requests, whose tokens become text, segments and words."""

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.asking import AnswerReader, reader_of, transcription_prompt
-from quire.api.serving.transcription.attempt import Attempt, WindowResult, make_piece, sampling_params
+from quire.api.serving.transcription.chat_prompt import AnswerReader, reader_of, transcription_prompt
 from quire.api.serving.transcription.deadline import Deadline
-from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.quality import TEMPERATURES
-from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.segments import SegmentSpan
+from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
@@ -33,7 +33,7 @@ _TOKENS_PER_SECOND, _MORE_TOKENS = 25, 64
 
 
 class ChatWindowDecoder:
-    """See `Decoder`."""
+    """Decodes windows with a language model that reads audio; implements `Decoder`."""
 
     def __init__(
         self, served: ServedModel, info: AudioInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
@@ -48,21 +48,21 @@ class ChatWindowDecoder:
         self.language = options.language
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
-        """See `Decoder`: render the prompt."""
+        """Render the prompt, which all windows share."""
         if windows:
             self._prompt = await transcription_prompt(self._served, self._options, self._tenant)
 
-    async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
-        """See `Decoder`."""
+    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+        """Transcribe a window by one request, repeated at higher temperatures where the text is poor."""
         samples = audio[window.start : window.end]
         if not token_count(len(samples), self._info):
             return []
         items = await self._reader.run(partial(audio_items, samples, self._info), tenant=self._tenant)
         assert self._prompt is not None
         prompt, placed = place_audio(self._prompt.token_ids, self._info, [items])
-        attempt, text = await self._best_attempt(prompt, placed, window.seconds, feed)
+        attempt, text = await self._best_attempt(prompt, placed, window.seconds, text_stream)
         audio_tokens = sum(item.length for item in placed)
-        spans = [Span(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
+        spans = [SegmentSpan(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
         return [
             WindowResult(
                 window=window,
@@ -77,22 +77,24 @@ class ChatWindowDecoder:
         ]
 
     async def _best_attempt(
-        self, prompt: TokenArray, items: tuple[MediaItem, ...], seconds: float, feed: Feed
-    ) -> tuple[Attempt, list[int]]:
-        """The first attempt that can be trusted, or the last one. What the reader has got is not replaced."""
+        self, prompt: TokenArray, items: tuple[MediaItem, ...], seconds: float, text_stream: TextStream
+    ) -> tuple[DecodingAttempt, list[int]]:
+        """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         given = self._options.temperature
         for temperature in (given,) if given else TEMPERATURES:
             params = self._params(len(prompt), seconds, temperature)
             request = GenerateRequest(prompt=prompt, params=params, items=items, timeout=self._deadline.seconds_left())
-            attempt, text, answer = await self._attempt(request, feed)
-            if feed.given or not (attempt.limited or attempt.quality.failed):
+            attempt, text, answer = await self._attempt(request, text_stream)
+            if text_stream.sent or not (attempt.limited or attempt.quality.failed):
                 break
         self.language = self.language or answer.language
         return attempt, text
 
-    async def _attempt(self, request: GenerateRequest, feed: Feed) -> tuple[Attempt, list[int], AnswerReader]:
+    async def _attempt(
+        self, request: GenerateRequest, text_stream: TextStream
+    ) -> tuple[DecodingAttempt, list[int], AnswerReader]:
         """The output of a request, and those of its tokens that are text."""
-        attempt, text = Attempt(request.params.temperature), list[int]()
+        attempt, text = DecodingAttempt(request.params.temperature), list[int]()
         answer = reader_of(self._served, self._options)
         tokenizer = self._served.renderer.tokenizer
         detokenizer = Detokenizer(tokenizer.backend, (), TextParams())
@@ -116,8 +118,8 @@ class ChatWindowDecoder:
                 held_tokens, held_logprobs = [], []
                 if piece is not None:
                     attempt.pieces.append(piece)
-                if feed.live:
-                    feed.give(attempt.pieces)
+                if text_stream.live:
+                    text_stream.send(attempt.pieces)
         return attempt, text, answer
 
     def _params(self, prompt_len: int, seconds: float, temperature: float) -> SamplingParams:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.api.serving.transcription.segments import Span
+from quire.api.serving.transcription.segments import SegmentSpan
 from quire.engine.wire.protocol import PooledArray
 
 _PAUSE = 0.5  # seconds between two words that end a segment
@@ -15,11 +15,11 @@ _LONGEST = 7.0  # seconds of a segment, as long as a subtitle should be shown
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedToken:
+class AlignedToken:
     """A token that was given to consecutive positions.
 
     Attributes:
-        logprob: log-probability at the position where it is likeliest.
+        logprob: highest log-probability among its positions.
         first, last: positions; `last` is not included.
     """
 
@@ -30,7 +30,7 @@ class PlacedToken:
 
 
 @dataclass(slots=True)
-class PlacedWord:
+class AlignedWord:
     """A word of several tokens.
 
     Attributes:
@@ -50,8 +50,8 @@ class PlacedWord:
         return self.content.decode(errors="replace").strip()
 
 
-def collapse(positions: PooledArray, blank: int) -> list[PlacedToken]:
-    """The tokens in the likeliest path: equal neighbours are one token, blanks are none.
+def collapse(positions: PooledArray, blank: int) -> list[AlignedToken]:
+    """The tokens in the most likely path: equal neighbours are one token, blanks are none.
 
     Args:
         positions: (positions, 2), see the task "ctc" of `PoolingParams`.
@@ -64,17 +64,17 @@ def collapse(positions: PooledArray, blank: int) -> list[PlacedToken]:
     ends = [*starts[1:].tolist(), len(tokens)]
     logprobs = np.maximum.reduceat(positions[:, 1], starts)
     runs = zip(tokens[starts].tolist(), logprobs.tolist(), starts.tolist(), ends, strict=True)
-    return [PlacedToken(*run) for run in runs if run[0] != blank]
+    return [AlignedToken(*run) for run in runs if run[0] != blank]
 
 
-def place_words(
-    tokens: Sequence[PlacedToken],
+def align_words(
+    tokens: Sequence[AlignedToken],
     contents: Sequence[bytes],
     seconds_per_position: float,
     seconds: float,
     *,
     spaced: bool = True,
-) -> list[PlacedWord]:
+) -> list[AlignedWord]:
     """The words of a window: what stands between white space.
 
     Args:
@@ -84,14 +84,14 @@ def place_words(
         seconds: length of the window, which no time exceeds.
         spaced: False: the vocabulary has no white space, and each token is a word.
     """
-    words: list[PlacedWord] = []
+    words: list[AlignedWord] = []
     begins = True
     for index, (token, content) in enumerate(zip(tokens, contents, strict=True)):
         begins = begins or content[:1].isspace() or not spaced
         if content.strip():
             start, end = (min(at * seconds_per_position, seconds) for at in (token.first, token.last))
             if begins:
-                words.append(PlacedWord(content, index, index + 1, start, end))
+                words.append(AlignedWord(content, index, index + 1, start, end))
             else:
                 word = words[-1]
                 word.content, word.last, word.end = word.content + content, index + 1, end
@@ -99,10 +99,10 @@ def place_words(
     return words
 
 
-def segment_words(words: Sequence[PlacedWord], tokens: Sequence[PlacedToken]) -> list[Span]:
+def segment_words(words: Sequence[AlignedWord], tokens: Sequence[AlignedToken]) -> list[SegmentSpan]:
     """Segments that end where a pause follows, and before they become too long to be shown at once."""
     return [
-        Span(
+        SegmentSpan(
             group[0].start,
             group[-1].end,
             group[0].first,
@@ -113,7 +113,7 @@ def segment_words(words: Sequence[PlacedWord], tokens: Sequence[PlacedToken]) ->
     ]
 
 
-def _grouped(words: Sequence[PlacedWord]) -> Iterator[Sequence[PlacedWord]]:
+def _grouped(words: Sequence[AlignedWord]) -> Iterator[Sequence[AlignedWord]]:
     begin = 0
     for index in range(1, len(words) + 1):
         if (

@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.attempt import Attempt, WindowResult
-from quire.api.serving.transcription.ctc import PlacedToken, collapse, place_words, segment_words
+from quire.api.serving.transcription.ctc import AlignedToken, align_words, collapse, segment_words
 from quire.api.serving.transcription.deadline import Deadline
-from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult
+from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.protocol import PoolingParams, SpeechInfo
+from quire.engine.wire.protocol import PoolingParams, SpeechToTextInfo
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.reader import AudioReader
@@ -26,14 +26,14 @@ _NO_TOKENS = np.zeros(0, np.int32)
 
 
 class CTCWindowDecoder:
-    """See `Decoder`. Such a model does not say which language it writes."""
+    """Decodes windows with a CTC model, which does not report a language; implements `Decoder`."""
 
     def __init__(
         self,
         client: EngineClient,
         reader: AudioReader,
         tokenizer: Tokenizer,
-        info: SpeechInfo,
+        info: SpeechToTextInfo,
         options: TranscriptionOptions,
         tenant: str,
     ) -> None:
@@ -49,10 +49,10 @@ class CTCWindowDecoder:
         self.language: str | None = None
 
     async def prepare(self, audio: NDArray[np.float32], windows: Sequence[Window]) -> None:
-        """See `Decoder`: nothing is needed."""
+        """Do nothing: a CTC model has no prompt."""
 
-    async def decode(self, audio: NDArray[np.float32], window: Window, feed: Feed) -> list[WindowResult]:
-        """See `Decoder`."""
+    async def decode(self, audio: NDArray[np.float32], window: Window, text_stream: TextStream) -> list[WindowResult]:
+        """Transcribe a window by one request for the most likely token at each position."""
         samples = audio[window.start : window.end]
         item = await self._reader.run(partial(make_item, samples, self._info), tenant=self._tenant)
         request = PoolRequest(
@@ -64,8 +64,8 @@ class CTCWindowDecoder:
         )
         positions = (await self._client.pool(request)).data
         result = await self._reader.run(partial(self._result, positions, window), tenant=self._tenant)
-        if feed.live:
-            feed.give(result.attempt.pieces)
+        if text_stream.live:
+            text_stream.send(result.attempt.pieces)
         return [result]
 
     def _result(self, positions: NDArray[np.float32], window: Window) -> WindowResult:
@@ -75,9 +75,9 @@ class CTCWindowDecoder:
         tokens = [one for one in placed if one.token not in self._special][: self._options.max_tokens]
         contents = [self._tokenizer.token_bytes(one.token) for one in tokens]
         spaced = self._tokenizer.separates_words
-        words = place_words(tokens, contents, info.time_precision, window.seconds, spaced=spaced)
+        words = align_words(tokens, contents, info.time_precision, window.seconds, spaced=spaced)
         ids = [one.token for one in tokens]
-        attempt = Attempt(0.0, output=ids, logprobs=[one.logprob for one in tokens])
+        attempt = DecodingAttempt(0.0, output=ids, logprobs=[one.logprob for one in tokens])
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         if text:
             details = tuple(self._logprob(one) for one in tokens) if self._options.logprobs else ()
@@ -94,6 +94,6 @@ class CTCWindowDecoder:
             audio_tokens=len(positions),
         )
 
-    def _logprob(self, placed: PlacedToken) -> TokenLogprob:
+    def _logprob(self, placed: AlignedToken) -> TokenLogprob:
         tokenizer = self._tokenizer
         return TokenLogprob(tokenizer.token_text(placed.token), placed.logprob, tokenizer.token_bytes(placed.token))

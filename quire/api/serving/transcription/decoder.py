@@ -1,4 +1,4 @@
-"""What the transcriber needs of a kind of model: a decoder of windows."""
+"""The interface of window decoders, one for each kind of model that transcribes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.attempt import WindowResult
-from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.decoding_attempt import WindowResult
+from quire.api.serving.transcription.text_stream import TextStream
 from quire.multimodal.audio.cuts import Window
 
 Samples = NDArray[np.float32]
@@ -25,16 +25,16 @@ class Decoder(Protocol):
     language: str | None
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
-        """Do what all windows need.
+        """Prepare what all windows share, such as the prompt or the detected language.
 
         Raises:
             EngineError: the engine failed.
-            PromptError: the prompt is not possible.
+            PromptError: the prompt cannot be made.
             QueueFull: too many jobs wait.
         """
 
-    async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
-        """Decode a window, or parts of it one after the other. Text that is given to `feed` is not taken back.
+    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+        """Decode a window, or parts of it one after the other. Text sent to `text_stream` is not changed later.
 
         Raises:
             EngineError: the engine failed.

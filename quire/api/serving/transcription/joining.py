@@ -18,7 +18,7 @@ class Joiner:
 
     @property
     def text(self) -> str:
-        """What was given."""
+        """The text given so far."""
         return "".join(self._texts)
 
     def next_window(self) -> None:

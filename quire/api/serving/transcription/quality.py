@@ -13,11 +13,11 @@ _NO_SPEECH = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Figures of one attempt.
+    """Quality measures of one decoding attempt.
 
     Attributes:
         avg_logprob: mean log-probability of its tokens, with the end.
-        no_speech_prob: that the window contains no speech; 0 for models that do not say.
+        no_speech_prob: probability that the window contains no speech; 0 for models that do not give it.
     """
 
     avg_logprob: float
@@ -26,17 +26,17 @@ class Quality:
 
     @property
     def silent(self) -> bool:
-        """There is no speech; what was generated is made up."""
+        """Whether there is no speech, so that the text is a hallucination."""
         return self.no_speech_prob > _NO_SPEECH and self.avg_logprob < _MIN_LOGPROB
 
     @property
     def repeats(self) -> bool:
-        """The text repeats itself."""
+        """Whether the text repeats itself."""
         return self.compression_ratio > _MAX_COMPRESSION
 
     @property
     def failed(self) -> bool:
-        """Another temperature may give a better text."""
+        """Whether the window should be decoded again at a higher temperature."""
         return not self.silent and (self.repeats or self.avg_logprob < _MIN_LOGPROB)
 
 

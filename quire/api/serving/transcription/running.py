@@ -1,4 +1,4 @@
-"""The windows of one transcription in the engine: some run beside the first one while there are places."""
+"""Runs the windows of one transcription concurrently, while slots of the engine are free."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.attempt import WindowResult
 from quire.api.serving.transcription.decoder import Decoder
-from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.decoding_attempt import WindowResult
+from quire.api.serving.transcription.text_stream import TextStream
 from quire.engine.wire.client import EngineClient
 from quire.multimodal.audio.cuts import Window
 
@@ -18,7 +18,7 @@ _MOST = 16  # windows at once: enough to fill the encoder, and a few megabytes o
 
 
 class RunningWindows:
-    """Runs the windows in order. The first place is the caller's; others are taken while half of all are free."""
+    """Runs the windows in order. The first slot is the caller's; others are taken while half of all slots are free."""
 
     def __init__(
         self, client: EngineClient, decoder: Decoder, audio: NDArray[np.float32], windows: Sequence[Window]
@@ -28,18 +28,18 @@ class RunningWindows:
         self._decoder = decoder
         self._audio = audio
         self._windows = windows
-        self._feeds = [Feed() for _ in windows]
+        self._streams = [TextStream() for _ in windows]
         self._tasks: list[asyncio.Task[list[WindowResult]]] = []
         self._running: set[int] = set()
         self._start()
 
-    def take_turn(self, number: int, *, live: bool) -> Feed:
-        """The feed of a window, which is read now."""
-        self._feeds[number].live = live
-        return self._feeds[number]
+    def take_turn(self, number: int, *, live: bool) -> TextStream:
+        """The text stream of a window, which is read from now on."""
+        self._streams[number].live = live
+        return self._streams[number]
 
     async def results(self, number: int) -> list[WindowResult]:
-        """What a window says, once its feed has ended.
+        """The results of a window, once its text stream has ended.
 
         Raises:
             EngineError: the engine failed.
@@ -48,7 +48,7 @@ class RunningWindows:
         return await self._tasks[number]
 
     async def aclose(self) -> None:
-        """Abort what runs and give its places back."""
+        """Abort running windows and release their slots."""
         left, self._running = len(self._running), set()
         if left:
             self._client.release_slots(left - 1)
@@ -66,9 +66,9 @@ class RunningWindows:
 
     async def _run(self, number: int) -> list[WindowResult]:
         try:
-            results = await self._decoder.decode(self._audio, self._windows[number], self._feeds[number])
+            results = await self._decoder.decode(self._audio, self._windows[number], self._streams[number])
         finally:
-            self._feeds[number].end()
+            self._streams[number].end()
             if number in self._running:  # else they were closed
                 self._running.remove(number)
                 if self._running:  # the first place is the caller's

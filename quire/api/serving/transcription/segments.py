@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.api.serving.transcription.tokens import SpeechTokens
+from quire.api.serving.transcription.tokens import TranscriptionTokens
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SegmentSpan:
     """A segment before it has a text.
 
     Attributes:
         start, end: seconds from the start of the window.
         first, last: indices of its text tokens among those of the window; `last` is not included.
-        tokens: with its timestamps.
+        tokens: tokens of the text, with its timestamps.
     """
 
     start: float
@@ -25,7 +25,7 @@ class Span:
     tokens: tuple[int, ...]
 
 
-def spans_of(output: Sequence[int], tokens: SpeechTokens, seconds: float) -> list[Span]:
+def spans_of(output: Sequence[int], tokens: TranscriptionTokens, seconds: float) -> list[SegmentSpan]:
     """The segments in the tokens of a window.
 
     A timestamp ends the text before it and begins the text behind it. Text before the first one begins with the window,
@@ -33,16 +33,16 @@ def spans_of(output: Sequence[int], tokens: SpeechTokens, seconds: float) -> lis
 
     Args:
         output: all generated tokens.
-        tokens: of the model.
+        tokens: special tokens of the model.
         seconds: length of the window, which no time exceeds.
     """
-    spans: list[Span] = []
+    spans: list[SegmentSpan] = []
     start, first, count = 0.0, 0, 0
     own: list[int] = []
 
     def close(end: float) -> None:
         if count > first:
-            spans.append(Span(start, max(start, end), first, count, tuple(own)))
+            spans.append(SegmentSpan(start, max(start, end), first, count, tuple(own)))
 
     for token in output:
         if tokens.is_timestamp(token):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.protocol import SpeechInfo, TimestampRule, TokenArray
+from quire.engine.wire.protocol import SpeechToTextInfo, TimestampRule, TokenArray
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from quire.multimodal.tokenizer import Tokenizer
 
@@ -16,7 +16,7 @@ _MAX_PROMPT_CHARACTERS = 1 << 13  # of earlier text; only its last tokens are us
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechPrompt:
+class TranscriptionPrompt:
     """The tokens before the text.
 
     Attributes:
@@ -27,16 +27,16 @@ class SpeechPrompt:
     start: int
 
 
-class SpeechTokens:
+class TranscriptionTokens:
     """The special tokens of a model that generates, and what follows from them.
 
     Attributes:
-        start: begins each prompt, after the earlier text.
-        end: of the text.
-        rule: for timestamps; None if the model writes none.
+        start: the token that begins each prompt, after the earlier text.
+        end: the token that ends the text.
+        rule: the rule for timestamps; None if the model writes none.
     """
 
-    def __init__(self, info: SpeechInfo, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, info: SpeechToTextInfo, tokenizer: Tokenizer, vocab_size: int) -> None:
         assert info.start_token is not None
         assert info.end_token is not None
         self.info = info
@@ -76,7 +76,7 @@ class SpeechTokens:
         return token >= self._first_time
 
     def seconds(self, token: int) -> float:
-        """The time that a timestamp token says, in seconds from the start of its window."""
+        """The time of a timestamp token, in seconds from the start of its window."""
         return (token - self._first_time) * self.info.time_precision
 
     def earlier_text(self, options: TranscriptionOptions) -> list[int]:
@@ -89,7 +89,9 @@ class SpeechTokens:
         kept = [token for token in tokens if self.is_text(token)]
         return kept[-(self.info.max_output_tokens // 2 - 1) :]
 
-    def prompt(self, options: TranscriptionOptions, language: str | None, earlier: Sequence[int] = ()) -> SpeechPrompt:
+    def prompt(
+        self, options: TranscriptionOptions, language: str | None, earlier: Sequence[int] = ()
+    ) -> TranscriptionPrompt:
         """The prompt of a window. `earlier`: see `earlier_text`."""
         info = self.info
         before = [info.previous_token, *earlier] if earlier and info.previous_token is not None else []
@@ -98,7 +100,7 @@ class SpeechTokens:
         if not options.timestamps:
             control.append(info.no_timestamps_token)
         tokens = [*before, *(token for token in control if token is not None)]
-        return SpeechPrompt(np.array(tokens, np.int32), len(before))
+        return TranscriptionPrompt(np.array(tokens, np.int32), len(before))
 
     def text_bytes(self, token: int) -> bytes:
         """Bytes of a token."""

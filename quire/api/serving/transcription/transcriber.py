@@ -1,4 +1,4 @@
-"""Transcribes audio of any length: windows that run side by side, whose text is given in order."""
+"""Transcribes audio of any length: windows run concurrently, and their text is yielded in order."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.abilities import check_options, speech_abilities
-from quire.api.serving.transcription.asking import abilities_of
-from quire.api.serving.transcription.attempt import WindowResult
+from quire.api.serving.transcription.capabilities import check_options, speech_to_text_capabilities
+from quire.api.serving.transcription.chat_prompt import capabilities_of
 from quire.api.serving.transcription.chat_window import ChatWindowDecoder
 from quire.api.serving.transcription.ctc_window import CTCWindowDecoder
 from quire.api.serving.transcription.decoder import Decoder
+from quire.api.serving.transcription.decoding_attempt import WindowResult
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
-from quire.api.serving.transcription.tokens import SpeechTokens
+from quire.api.serving.transcription.tokens import TranscriptionTokens
 from quire.api.serving.transcription.types import (
-    Finished,
     Segment,
     SegmentDone,
-    SpeechUsage,
+    TranscriptionDone,
     TranscriptionEvent,
     TranscriptionOptions,
+    TranscriptionUsage,
     VoiceOptions,
     Word,
 )
@@ -58,27 +58,27 @@ class Transcriber:
             )
         self._served = served
         self._audio = served.audio
-        self._tokens: SpeechTokens | None = None  # of models that only transcribe, and generate
+        self._tokens: TranscriptionTokens | None = None  # of models that only transcribe, and generate
         if (speech := served.info.speech) is not None:
-            self._abilities = speech_abilities(speech)
-            if self._abilities.generates:
-                self._tokens = SpeechTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
+            self._capabilities = speech_to_text_capabilities(speech)
+            if self._capabilities.generates:
+                self._tokens = TranscriptionTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
         else:
             assert served.info.audio is not None
-            self._abilities = abilities_of(served.info.audio, served.info.max_model_len)
+            self._capabilities = capabilities_of(served.info.audio, served.info.max_model_len)
 
     @property
     def generates(self) -> bool:
         """Whether tokens are generated, one after the other, so that their number matters."""
-        return self._abilities.generates
+        return self._capabilities.generates
 
     def check(self, options: TranscriptionOptions) -> None:
-        """Refuse what the model cannot do.
+        """Refuse options that the model does not support.
 
         Raises:
             InvalidRequest: see `check_options`.
         """
-        check_options(self._served.names[0], self._abilities, options)
+        check_options(self._served.names[0], self._capabilities, options)
 
     async def transcribe(
         self, audio: Samples, options: TranscriptionOptions
@@ -87,10 +87,10 @@ class Transcriber:
 
         Args:
             audio: 1-D float32 at 16 kHz, in [-1, 1].
-            options: what is to be done.
+            options: options of the transcription.
 
         Yields:
-            Pieces of text; behind those of a window its segments; at last `Finished`.
+            Pieces of text; behind those of a window its segments; at last `TranscriptionDone`.
 
         Raises:
             InvalidRequest: see `check`.
@@ -101,21 +101,21 @@ class Transcriber:
         tenant = current_tenant()
         served = self._served
         decoder = self._decoder(options)
-        seconds = self._abilities.window_seconds
+        seconds = self._capabilities.window_seconds
         windows = await self._audio.run(partial(_windows, audio, seconds, options.voice), tenant=tenant)
         await decoder.prepare(audio, windows)
         joiner, collected = Joiner(decoder.language), _Collected()
         async with aclosing(RunningWindows(served.client, decoder, audio, windows)) as running:
             for number in range(len(windows)):
-                feed = running.take_turn(number, live=options.live)
+                text_stream = running.take_turn(number, live=options.live)
                 joiner.next_window()
-                while (piece := await feed.next()) is not None:
+                while (piece := await text_stream.next()) is not None:
                     if (given := joiner.add(piece)) is not None:
                         yield given
                 for index, result in enumerate(await running.results(number)):
                     if index:
                         joiner.next_window()
-                    for rest in result.attempt.pieces[feed.given :]:
+                    for rest in result.attempt.pieces[text_stream.sent :]:
                         if (given := joiner.add(rest)) is not None:
                             yield given
                     for event in collected.add(result, served):
@@ -137,7 +137,7 @@ class Transcriber:
             return {}
         decoder = self._window_decoder(self._tokens, TranscriptionOptions())
         return await decoder.detect(
-            audio, Window(0, min(len(audio), round(self._abilities.window_seconds * SAMPLE_RATE)))
+            audio, Window(0, min(len(audio), round(self._capabilities.window_seconds * SAMPLE_RATE)))
         )
 
     def _decoder(self, options: TranscriptionOptions) -> Decoder:
@@ -150,7 +150,7 @@ class Transcriber:
         assert audio is not None
         return ChatWindowDecoder(served, audio, self._audio, options, tenant)
 
-    def _window_decoder(self, tokens: SpeechTokens, options: TranscriptionOptions) -> WindowDecoder:
+    def _window_decoder(self, tokens: TranscriptionTokens, options: TranscriptionOptions) -> WindowDecoder:
         served = self._served
         return WindowDecoder(served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant())
 
@@ -191,13 +191,13 @@ class _Collected:
             events.append(SegmentDone(segment, words))
         return events
 
-    def finished(self, text: str, language: str | None, seconds: float) -> Finished:
+    def finished(self, text: str, language: str | None, seconds: float) -> TranscriptionDone:
         """The whole."""
-        return Finished(
+        return TranscriptionDone(
             text=text,
             language=language,
             duration=seconds,
-            usage=SpeechUsage(
+            usage=TranscriptionUsage(
                 seconds=seconds,
                 audio_tokens=self._audio_tokens,
                 text_tokens=self._text_tokens,

@@ -1,4 +1,4 @@
-"""What a transcription is asked for, and what comes of it."""
+"""Options and results of a transcription."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SpeechTask = Literal["transcribe", "translate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceOptions:
-    """How audio is cut by voice activity; see `quire.multimodal.audio.voice_activity`."""
+    """Settings by which audio is cut by voice activity; see `quire.multimodal.audio.voice_activity`."""
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
@@ -19,14 +19,14 @@ class VoiceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionOptions:
-    """What is to be done with the audio.
+    """Options of a transcription.
 
     Attributes:
-        language: ISO code; None: it is detected, if the model knows several.
+        language: ISO code; None: detected, if the model is multilingual.
         languages: ISO codes of those that are considered then; empty: all of them.
-        prompt: earlier text, in whose style and vocabulary the transcription goes on. Its last tokens are used.
+        prompt: earlier text, as context for style and vocabulary. Its last tokens are used.
         hotwords: words that are likely to occur; put before the prompt.
-        temperature: 0: the likeliest text, and higher temperatures where that fails.
+        temperature: 0: greedy, with higher temperatures as fallback.
         timestamps: segments with times, as the model writes them; otherwise a window is one segment.
         words: times of words.
         logprobs: log-probabilities of tokens.
@@ -81,10 +81,10 @@ class Segment:
     """A part of the text with its times, in seconds from the start of the audio.
 
     Attributes:
-        id: its number.
+        id: index of the segment.
         seek: start of its window, in hundredths of a second.
-        tokens: of the text, with its timestamps.
-        temperature, avg_logprob, compression_ratio, no_speech_prob: of its window.
+        tokens: tokens of the text, with its timestamps.
+        temperature, avg_logprob, compression_ratio, no_speech_prob: values of its window.
     """
 
     id: int
@@ -100,14 +100,14 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechUsage:
-    """What a transcription cost.
+class TranscriptionUsage:
+    """Token counts and duration of a transcription.
 
     Attributes:
-        seconds: of audio.
+        seconds: duration of the audio in seconds.
         audio_tokens: positions of the encoder that held audio.
-        text_tokens: of all prompts: earlier text, and tokens for task and language.
-        output_tokens: generated, without those of discarded attempts.
+        text_tokens: tokens of all prompts: earlier text, and tokens for task and language.
+        output_tokens: generated tokens, without those of discarded attempts.
     """
 
     seconds: float
@@ -131,28 +131,28 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDone:
-    """A segment whose text has been given, with its words if they were asked for."""
+    """A segment whose text was yielded, with word timestamps if requested."""
 
     segment: Segment
     words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class TranscriptionDone:
     """The end of a transcription.
 
     Attributes:
-        text: without white space at its ends.
-        language: ISO code; None if the model knows only one and does not say which.
-        duration: of the audio in seconds.
+        text: the whole text, without white space at its ends.
+        language: ISO code; None if it is not known.
+        duration: duration of the audio in seconds.
     """
 
     text: str
     language: str | None
     duration: float
-    usage: SpeechUsage
+    usage: TranscriptionUsage
     segments: tuple[Segment, ...] = field(default=())
     words: tuple[Word, ...] = field(default=())
 
 
-TranscriptionEvent = TextDelta | SegmentDone | Finished
+TranscriptionEvent = TextDelta | SegmentDone | TranscriptionDone

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.abilities import only_language
-from quire.api.serving.transcription.attempt import Attempt, WindowResult, make_piece, sampling_params
+from quire.api.serving.transcription.capabilities import only_language
 from quire.api.serving.transcription.deadline import Deadline
-from quire.api.serving.transcription.feed import Feed
+from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
-from quire.api.serving.transcription.segments import Span, spans_of
-from quire.api.serving.transcription.tokens import SpeechPrompt, SpeechTokens
+from quire.api.serving.transcription.segments import SegmentSpan, spans_of
+from quire.api.serving.transcription.text_stream import TextStream
+from quire.api.serving.transcription.tokens import TranscriptionPrompt, TranscriptionTokens
 from quire.api.serving.transcription.types import TranscriptionOptions, Word
 from quire.api.serving.transcription.words import timed_words, within_segments
 from quire.engine.wire.client import EngineClient
@@ -35,14 +35,14 @@ _SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
 class WindowDecoder:
-    """See `Decoder`."""
+    """Decodes windows with an encoder-decoder model (Whisper, Moonshine); implements `Decoder`."""
 
     def __init__(
         self,
         client: EngineClient,
         reader: AudioReader,
         tokenizer: Tokenizer,
-        tokens: SpeechTokens,
+        tokens: TranscriptionTokens,
         options: TranscriptionOptions,
         tenant: str,
     ) -> None:
@@ -58,7 +58,7 @@ class WindowDecoder:
         self.language = options.language if tokens.info.languages else only_language(tokens.info)
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
-        """Tokenize the earlier text, and detect the language in the first window. See `Decoder`."""
+        """Tokenize the earlier text, and detect the language in the first window."""
         self._earlier = await self._reader.run(partial(self._tokens.earlier_text, self._options), tenant=self._tenant)
         if windows and self.language is None and self._tokens.info.languages:
             found = await self.detect(audio, windows[0])
@@ -97,19 +97,19 @@ class WindowDecoder:
         total = sum(probabilities) or 1.0
         return {code: value / total for code, value in zip(codes, probabilities, strict=True)}
 
-    async def decode(self, audio: Samples, window: Window, feed: Feed) -> list[WindowResult]:
-        """See `Decoder`. If the text of a window has no room, its two halves are decoded instead."""
+    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+        """Transcribe a window. If its text exceeds the token limit, its two halves are transcribed instead."""
         samples = audio[window.start : window.end]
         kept, self._kept = self._kept, None
         item = kept[1] if kept is not None and kept[0] == window else await self._item(samples)
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
-        attempt = await self._best_attempt(item, prompt, feed)
+        attempt = await self._best_attempt(item, prompt, text_stream)
         quality = attempt.quality
-        if attempt.limited and not feed.given and not quality.repeats and len(samples) > _SHORTEST:
+        if attempt.limited and not text_stream.sent and not quality.repeats and len(samples) > _SHORTEST:
             middle = window.start + len(samples) // 4 + quietest(samples[len(samples) // 4 : -len(samples) // 4])
             halves = Window(window.start, middle), Window(middle, window.end)
-            return [result for half in halves for result in await self.decode(audio, half, Feed())]
-        if quality.silent and not feed.given:
+            return [result for half in halves for result in await self.decode(audio, half, TextStream())]
+        if quality.silent and not text_stream.sent:
             attempt.output, attempt.pieces = [], []
         text_tokens = [token for token in attempt.output if self._tokens.is_text(token)]
         spans = spans_of(attempt.output, self._tokens, window.seconds)
@@ -126,17 +126,21 @@ class WindowDecoder:
             )
         ]
 
-    async def _best_attempt(self, item: MediaItem, prompt: SpeechPrompt, feed: Feed) -> Attempt:
-        """The first attempt that can be trusted, or the last one. What the reader has got is not replaced."""
+    async def _best_attempt(
+        self, item: MediaItem, prompt: TranscriptionPrompt, text_stream: TextStream
+    ) -> DecodingAttempt:
+        """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         given = self._options.temperature
         for temperature in (given,) if given else TEMPERATURES:
-            attempt = await self._attempt(item, prompt, temperature, feed)
-            if feed.given or attempt.limited or not attempt.quality.failed:
+            attempt = await self._attempt(item, prompt, temperature, text_stream)
+            if text_stream.sent or attempt.limited or not attempt.quality.failed:
                 break
         return attempt
 
-    async def _attempt(self, item: MediaItem, prompt: SpeechPrompt, temperature: float, feed: Feed) -> Attempt:
-        attempt = Attempt(temperature)
+    async def _attempt(
+        self, item: MediaItem, prompt: TranscriptionPrompt, temperature: float, text_stream: TextStream
+    ) -> DecodingAttempt:
+        attempt = DecodingAttempt(temperature)
         detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
         request = GenerateRequest(
             prompt=prompt.tokens,
@@ -147,11 +151,11 @@ class WindowDecoder:
         async with aclosing(self._client.generate(request)) as deltas:
             async for delta in deltas:
                 self._take(attempt, delta, detokenizer)
-                if feed.live and not probably_silent(attempt.no_speech_prob):
-                    feed.give(attempt.pieces)
+                if text_stream.live and not probably_silent(attempt.no_speech_prob):
+                    text_stream.send(attempt.pieces)
         return attempt
 
-    def _take(self, attempt: Attempt, delta: Delta, detokenizer: Detokenizer) -> None:
+    def _take(self, attempt: DecodingAttempt, delta: Delta, detokenizer: Detokenizer) -> None:
         if delta.token_probs:
             attempt.no_speech_prob = delta.token_probs[0]
         attempt.output += delta.token_ids
@@ -166,7 +170,7 @@ class WindowDecoder:
         if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
             attempt.pieces.append(piece)
 
-    def _params(self, prompt: SpeechPrompt, temperature: float) -> SamplingParams:
+    def _params(self, prompt: TranscriptionPrompt, temperature: float) -> SamplingParams:
         info, options = self._tokens.info, self._options
         room = info.max_output_tokens - len(prompt.tokens)
         max_tokens = room if options.max_tokens is None else min(room, options.max_tokens)
@@ -179,7 +183,7 @@ class WindowDecoder:
         )
 
     async def _words(
-        self, item: MediaItem, text_tokens: Sequence[int], spans: Sequence[Span], window: Window
+        self, item: MediaItem, text_tokens: Sequence[int], spans: Sequence[SegmentSpan], window: Window
     ) -> list[tuple[int, Word]]:
         """The words of a window with their times, and the index of the token with which each begins."""
         info = self._tokens.info
@@ -192,7 +196,7 @@ class WindowDecoder:
         )
         prompt = np.array([*control, *known, self._tokens.end], np.int32)
         request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._deadline.seconds_left())
-        alignment = (await self._client.pool(request)).data[:-1]  # a row tells the time of the token behind it
+        alignment = (await self._client.pool(request)).data[:-1]  # a row gives the time of the token that follows
         words = await self._reader.run(
             partial(timed_words, alignment, known, self._tokens, self.language), tenant=self._tenant
         )

@@ -1,4 +1,4 @@
-"""Times of words, from how strongly each token belongs to each frame of the audio."""
+"""Word timestamps, from the alignment of tokens with frames of the audio."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.segments import Span
-from quire.api.serving.transcription.tokens import SpeechTokens
+from quire.api.serving.transcription.segments import SegmentSpan
+from quire.api.serving.transcription.tokens import TranscriptionTokens
 
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages that do not put spaces between words
 _OPENING = "\"'“‘「『（《【¿([{"  # punctuation that belongs to the word behind it
@@ -23,7 +23,7 @@ class WordTokens:
     Attributes:
         first, last: indices of its tokens; `last` is not included.
         spoken: `last` without the punctuation at its end, which takes a pause.
-        start, end: in seconds from the start of the window, once they are known.
+        start, end: times in seconds from the start of the window, once they are known.
     """
 
     text: str
@@ -35,14 +35,14 @@ class WordTokens:
 
 
 def timed_words(
-    alignment: NDArray[np.float32], text_tokens: Sequence[int], tokens: SpeechTokens, language: str | None
+    alignment: NDArray[np.float32], text_tokens: Sequence[int], tokens: TranscriptionTokens, language: str | None
 ) -> list[WordTokens]:
     """The words of a window with their times. Takes some milliseconds.
 
     Args:
         alignment: (len(text_tokens) + 1, frames); the last row is that of the end.
-        text_tokens: of the window.
-        tokens: of the model.
+        text_tokens: text tokens of the window.
+        tokens: special tokens of the model.
         language: ISO code.
     """
     starts = starts_of_tokens(alignment) * tokens.info.time_precision
@@ -52,7 +52,7 @@ def timed_words(
     return words
 
 
-def within_segments(words: Sequence[WordTokens], spans: Sequence[Span]) -> None:
+def within_segments(words: Sequence[WordTokens], spans: Sequence[SegmentSpan]) -> None:
     """Cut off what of the first and the last word is outside of their segment.
 
     Pauses belong to one of the words beside them, as the path through the alignment leaves out no frame.
@@ -116,7 +116,7 @@ def _path(trace: NDArray[np.int8], row: int, column: int) -> tuple[NDArray[np.in
     return np.array(rows[::-1]), np.array(columns[::-1])
 
 
-def words_of(text_tokens: Sequence[int], tokens: SpeechTokens, language: str | None) -> list[WordTokens]:
+def words_of(text_tokens: Sequence[int], tokens: TranscriptionTokens, language: str | None) -> list[WordTokens]:
     """The words in the text tokens of a window. All tokens are in exactly one word.
 
     A word begins with a space; in languages without spaces each character is one, with the punctuation at its sides.
@@ -141,7 +141,7 @@ def words_of(text_tokens: Sequence[int], tokens: SpeechTokens, language: str | N
     return words
 
 
-def _characters(text_tokens: Sequence[int], tokens: SpeechTokens) -> list[WordTokens]:
+def _characters(text_tokens: Sequence[int], tokens: TranscriptionTokens) -> list[WordTokens]:
     """Tokens grouped so that each group ends with a character: a character may take several tokens."""
     groups: list[WordTokens] = []
     content, first = b"", 0

@@ -15,7 +15,7 @@ class PreparedAttention:
 
     Attributes:
         attend: the function that the layers call.
-        cross: what layers with cross-attention call; None in models without it.
+        cross: the function that layers with cross-attention call; None in models without it.
         static: it reads nothing but the step's static inputs, so that its kernel calls can be replayed in other steps.
     """
 

@@ -20,7 +20,7 @@ class NativeAttention(AttentionBackend):
     """Attention over the pages of `cache`, which the kernels support; see `supports_cache`."""
 
     def __init__(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> None:
-        """`dtype`: of queries, keys and values."""
+        """`dtype`: dtype of queries, keys and values."""
         self._cache = cache
         self._table = table
         self._varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers)

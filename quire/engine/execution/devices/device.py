@@ -1,4 +1,4 @@
-"""The interface of devices. Scheduler, core and layers do not know which one they run on."""
+"""The interface of devices. Scheduler, core and layers do not depend on the device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quire.engine.models.loader import LoadTarget
 
 
 class Device(LoadTarget, Protocol):
-    """A place to run models.
+    """A device that runs models.
 
     Attributes:
-        description: for the log, e.g. the instruction set of the kernels.
+        description: text for the log, e.g. the instruction set of the kernels.
         cache_alignment: keys and values are padded to a multiple of this many elements in pages.
     """
 
@@ -40,10 +40,10 @@ class Device(LoadTarget, Protocol):
         """Allocate the pages of all layers; `prefault`: bytes to map ahead of their use, where that applies."""
 
     def input_builder(self, table: RequestTable) -> InputBuilder:
-        """What builds the inputs of steps."""
+        """The builder of step inputs."""
 
     def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
         """Attention over `cache`; `dtype` is that of queries, keys and values."""
 
     def step_runner(self, model: LanguageModel) -> StepRunner:
-        """What runs steps that only want next tokens, from step graphs where the device has them."""
+        """The runner of steps that only need logits of last tokens; it uses step graphs where the device has them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Literal, assert_never
 
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.devices.device import Device
@@ -14,9 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 def find_device(name: Literal["cpu", "reference"]) -> Device:
-    """The device of a name; without compiled kernels "cpu" is the reference device as well."""
-    if name == "cpu" and native.instructions() is not None:
-        return CpuDevice()
-    if name == "cpu":
-        logger.warning("compiled kernels are not installed; falling back to PyTorch, which is several times slower")
-    return ReferenceDevice()
+    """Return the device with this name; for "cpu" without compiled kernels the reference device."""
+    match name:
+        case "reference":
+            return ReferenceDevice()
+        case "cpu":
+            if native.instructions() is not None:
+                return CpuDevice()
+            logger.warning("compiled kernels are not installed; falling back to PyTorch, which is several times slower")
+            return ReferenceDevice()
+    assert_never(name)

@@ -37,7 +37,7 @@ class _Entry:
         size: bytes when it is compiled.
         users: ids of the requests that need it.
         started: seconds at which its thread was started; None before.
-        usage: by all requests so far.
+        usage: tokens and time used by all requests so far.
     """
 
     params: SamplingParams
@@ -78,7 +78,7 @@ class GrammarCompiler:
         """Start nothing yet.
 
         Args:
-            folder: of the model.
+            folder: the model's directory.
             vocab_size: number of columns of the model's logits.
             capacity: bytes of compiled grammars that requests need; beyond it requests wait for others to end.
             idle_capacity: bytes of compiled grammars that are kept for later requests.

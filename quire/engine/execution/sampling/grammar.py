@@ -30,12 +30,12 @@ _AT_ONCE = 0.25  # that the sequences of a grammar may use beyond it; later toke
 
 @dataclass(slots=True)
 class GrammarUsage:
-    """What the sequences of one grammar have done: all of them extend one table of lexer states.
+    """Usage of a grammar by all of its sequences, which extend one table of lexer states.
 
     Attributes:
-        tokens: that were matched.
-        failed: a sequence could not continue, for example since the table is full.
-        seconds: that the next masks may take.
+        tokens: number of tokens that were matched.
+        failed: whether a sequence could not continue, for example since the table is full.
+        seconds: time that the next masks may take.
     """
 
     tokens: int = 0
@@ -61,8 +61,8 @@ class GrammarState:
         """Consume tokens and write the mask of the tokens that may follow. After an error the mask allows all.
 
         Args:
-            tokens: that follow those consumed so far.
-            mask: of the row.
+            tokens: tokens that follow those consumed so far.
+            mask: mask of the row.
             allowed: seconds of processor time for each token.
         """
         if self.error is not None:

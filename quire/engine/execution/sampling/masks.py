@@ -1,4 +1,4 @@
-"""Stages that forbid single tokens or add a bias to them."""
+"""Logits processors that mask tokens or add a bias to them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class BadWords(_ByRow[_BadWords]):
 
 
 class MinTokens(_ByRow[tuple[int, Tensor]]):
-    """min_tokens: end and stop tokens get -inf until so many tokens were generated."""
+    """min_tokens: end and stop tokens get -inf until `min_tokens` tokens were generated."""
 
     def _make(self, params: SamplingParams) -> tuple[int, Tensor] | None:
         ends = [*params.eos_token_ids, *params.stop_token_ids]

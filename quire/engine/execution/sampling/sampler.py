@@ -30,8 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Choice(NamedTuple):
-    """A sampled token and its log-probabilities, if they were asked for. With an `error` there is no valid token."""
+class SampledToken(NamedTuple):
+    """A sampled token and its log-probabilities, if requested. With an `error` there is no valid token."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -69,15 +69,15 @@ class Sampler:
             for processor in self._stateful:
                 processor.remove(row)
         for row in filled:
-            task = self._table[row].task
-            if isinstance(task, SamplingParams):
+            params = self._table[row].params
+            if isinstance(params, SamplingParams):
                 for processor in self._stateful:
-                    self._contain(row, processor.add, row, task, self._table)
+                    self._contain(row, processor.add, row, params, self._table)
         self._processors_in_use = [processor for processor in self._processors if processor.rows]
         self._states_in_use = [state for state in self._stateful if state.rows]
         self._grammars.start_masks()
 
-    def sample(self, logits: Tensor, rows: Sequence[int]) -> list[Choice]:
+    def sample(self, logits: Tensor, rows: Sequence[int]) -> list[SampledToken]:
         """The next tokens of `rows` of the table from their logits (rows, vocab) float32, which are changed."""
         table = self._table
         params = table.params_of(rows)
@@ -100,7 +100,7 @@ class Sampler:
         for i, row in enumerate(rows) if self._errors else ():
             if row in self._errors:
                 errors[i] = self._errors[row]
-        return [Choice(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
+        return [SampledToken(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
     def close(self) -> None:
         """End the threads of the grammar processor."""

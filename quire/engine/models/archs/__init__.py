@@ -22,10 +22,12 @@ from quire.engine.models.archs.classic import (
 )
 from quire.engine.models.archs.ctc import hubert, parakeet, wav2vec2
 from quire.engine.models.archs.gemma import gemma2, gemma3
+from quire.engine.models.archs.granite_speech import granite_speech
 from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.archs.moonshine import moonshine
+from quire.engine.models.archs.phi4_multimodal import phi4_multimodal
 from quire.engine.models.archs.whisper import whisper
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
@@ -61,6 +63,9 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
 }
 # Given the config of the whole model, and the spec of its language model.
 AUDIO_MODELS: dict[str, Callable[[Any, DecoderSpec], DecoderSpec]] = {
+    "granite_speech": granite_speech,
+    "granite_speech_plus": granite_speech,
+    "phi4_multimodal": phi4_multimodal,
     "qwen2_audio": qwen2_audio,
     "qwen3_asr": qwen3_asr,
     "voxtral": voxtral,
@@ -90,9 +95,11 @@ def spec_of(config: Any) -> DecoderSpec | EncoderSpec:
     if (encoder := ENCODERS.get(config.model_type)) is not None:
         return encoder(config)
     if (tower := AUDIO_MODELS.get(config.model_type)) is not None:
-        text = config.text_config
-        if text.model_type not in ARCHITECTURES:
-            raise UnsupportedModel(f"a language model of type {text.model_type!r} is not supported here")
-        return tower(config, ARCHITECTURES[text.model_type](text))
+        # The config of Phi-4 Multimodal is that of its language model, which is Phi-3's.
+        text = config if config.model_type == "phi4_multimodal" else config.text_config
+        kind = "phi3" if text is config else text.model_type
+        if kind not in ARCHITECTURES:
+            raise UnsupportedModel(f"a language model of type {kind!r} is not supported here")
+        return tower(config, ARCHITECTURES[kind](text))
     spec = ARCHITECTURES[config.model_type](config)
     return as_encoder(spec) if is_bidirectional(config) else spec

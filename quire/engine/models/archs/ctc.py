@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from quire.engine.models.audio_spec import ConvPositions, GridStem, StemNorm, WaveConv, WaveStem
+from quire.engine.models.audio_spec import (
+    Conv2dStem,
+    ConvPositions,
+    RelativeAttention,
+    StemNorm,
+    TimeConv,
+    WaveConv,
+    WaveStem,
+)
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import (
     AudioEncoderSpec,
@@ -15,7 +23,6 @@ from quire.engine.models.spec import (
     Layer,
     LayerNorm,
     PlainMLP,
-    RelativeAttention,
 )
 from quire.engine.wire.convolutions import count_positions
 
@@ -58,7 +65,7 @@ def parakeet(config: Any) -> CTCSpec:
         raise UnsupportedModel("subsampling_conv_stride must be 2, and subsampling_factor a power of 2")
     if encoder.subsampling_conv_kernel_size % 2 != 1 or encoder.conv_kernel_size % 2 != 1:
         raise UnsupportedModel("subsampling_conv_kernel_size and conv_kernel_size must be odd")
-    stem = GridStem(
+    stem = Conv2dStem(
         bands=encoder.num_mel_bins,
         channels=encoder.subsampling_conv_channels,
         layers=factor.bit_length() - 1,
@@ -68,9 +75,13 @@ def parakeet(config: Any) -> CTCSpec:
     layer = ConformerLayer(
         attn=RelativeAttention(heads=heads, head_dim=dim, scale=dim**-0.5, bias=encoder.attention_bias),
         ffn=PlainMLP(size=encoder.intermediate_size, act=encoder.hidden_act, bias=encoder.attention_bias),
-        kernel=encoder.conv_kernel_size,
-        conv_act=encoder.hidden_act,
-        conv_bias=encoder.convolution_bias,
+        conv=TimeConv(
+            size=hidden,
+            kernel=encoder.conv_kernel_size,
+            act=encoder.hidden_act,
+            bias=encoder.convolution_bias,
+            kernel_bias=encoder.convolution_bias,
+        ),
     )
     columns = round(WINDOW_SECONDS * SAMPLE_RATE / HOP)
     return CTCSpec(

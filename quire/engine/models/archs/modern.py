@@ -68,7 +68,7 @@ def modernbert_head(config: Any) -> tuple[HeadStep, ...]:
 
 
 def is_bidirectional(config: Any) -> bool:
-    """Whether the config of a decoder says that its tokens attend to later ones."""
+    """Whether the config of a decoder sets bidirectional attention."""
     return bool(getattr(config, "use_bidirectional_attention", False)) or getattr(config, "is_causal", True) is False
 
 

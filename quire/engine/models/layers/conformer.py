@@ -8,13 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.engine.models.audio_spec import BlockAttention, RelativeAttention, TimeConv
+from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.layers.mlp import PlainMLPLayer
+from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.norm import make_norm
 from quire.engine.models.layers.stem import ConvWeights
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import ConformerLayer, RelativeAttention, StackSpec
-from quire.kernels.activation import activation
+from quire.engine.models.spec import ConformerLayer, PlainMLP, StackSpec
+from quire.kernels.activation import act_and_mul, activation
 from quire.kernels.add_scaled import add_scaled
 
 _BASE = 10_000.0  # of sinusoids
@@ -24,14 +26,15 @@ _EPS = 1e-5  # of batch norms
 class ConformerBlock(nn.Module):
     """The modules of a `ConformerLayer`."""
 
-    def __init__(self, spec: ConformerLayer, model: StackSpec) -> None:
+    def __init__(self, index: int, spec: ConformerLayer, model: StackSpec) -> None:
         super().__init__()
         hidden = model.hidden
-        self.ffn1, self.ffn2 = (PlainMLPLayer(hidden, spec.ffn.size, spec.ffn.act, bias=spec.ffn.bias) for _ in "12")
-        self.attn = RelativeAttentionLayer(spec.attn, hidden)
-        self.conv = ConformerConv(spec, hidden)
+        self.ffn1, self.ffn2 = (_feed_forward(spec, hidden) for _ in "12")
+        self.attn = _attention(index, spec, model)
+        self.conv = ConformerConv(spec.conv, hidden)
         norms = (make_norm(hidden, model.norm) for _ in range(5))
         self.ffn1_norm, self.attn_norm, self.conv_norm, self.ffn2_norm, self.out_norm = norms
+        self.feedback = Feedback(hidden, spec.feedback) if spec.feedback else None
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(positions, hidden) to (positions, hidden)."""
@@ -40,31 +43,68 @@ class ConformerBlock(nn.Module):
         x = add_scaled(x, self.conv(self.conv_norm(x), step))
         x = add_scaled(x, self.ffn2(self.ffn2_norm(x)), 0.5)
         normed: Tensor = self.out_norm(x)
-        return normed
+        return normed if self.feedback is None else self.feedback(normed)
+
+
+def _feed_forward(spec: ConformerLayer, hidden: int) -> nn.Module:
+    made = PlainMLPLayer if isinstance(spec.ffn, PlainMLP) else GatedMLPLayer
+    return made(hidden, spec.ffn.size, spec.ffn.act, bias=spec.ffn.bias)
+
+
+def _attention(index: int, spec: ConformerLayer, model: StackSpec) -> nn.Module:
+    match spec.attn:
+        case RelativeAttention():
+            return RelativeAttentionLayer(spec.attn, model.hidden)
+        case BlockAttention():
+            return BlockAttentionLayer(spec.attn, model.hidden)
+        case _:
+            return GroupedAttentionLayer(index, spec.attn, model)
+
+
+class Feedback(nn.Module):
+    """Adds the projected probabilities of classes; see `ConformerLayer.feedback`."""
+
+    def __init__(self, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.classes = Linear(hidden, classes, bias=True)
+        self.back = Linear(classes, hidden, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(positions, hidden) to (positions, hidden)."""
+        probabilities = self.classes(x).softmax(-1)
+        return add_scaled(x, self.back(probabilities))
 
 
 class ConformerConv(nn.Module):
-    """A gated projection, a convolution of each channel over time, a norm by known statistics, a projection."""
+    """The layers of a `TimeConv`."""
 
-    def __init__(self, spec: ConformerLayer, hidden: int) -> None:
+    def __init__(self, spec: TimeConv, hidden: int) -> None:
         super().__init__()
-        self.act = spec.conv_act
-        self.up = Linear(hidden, 2 * hidden, bias=spec.conv_bias)
-        self.over_time = ConvWeights(hidden, 1, spec.kernel, bias=spec.conv_bias)
-        self.norm = BatchNorm(hidden)
-        self.down = Linear(hidden, hidden, bias=spec.conv_bias)
+        self.spec = spec
+        self.up = Linear(hidden, 2 * spec.size, bias=spec.bias)
+        self.over_time = ConvWeights(spec.size, 1, spec.kernel, bias=spec.kernel_bias)
+        self.norm = None if spec.mixes else BatchNorm(spec.size)
+        self.mix = Linear(spec.size, spec.size, bias=spec.bias) if spec.mixes else None
+        self.down = Linear(spec.size, hidden, bias=spec.bias)
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
-        """(positions, hidden) to (positions, hidden)."""
+        """(positions, hidden) to (positions, hidden).
+
+        The outputs of `up` are values and then gates if these have a sigmoid, else gates and then values.
+        """
         assert step.cu_seqlens is not None
-        gated = F.glu(self.up(x), -1)
-        half = self.over_time.weight.shape[2] // 2
+        spec = self.spec
+        up = self.up(x)
+        gated = F.glu(up, -1) if spec.gate == "sigmoid" else act_and_mul(up, spec.gate)
+        around = (spec.kernel - 1, 0) if spec.causal else (spec.kernel // 2, (spec.kernel - 1) // 2)
         convolved = torch.empty_like(gated)
         for begin, end in itertools.pairwise(step.cu_seqlens.tolist()):
-            channels = gated[begin:end].T[None]
-            out = F.conv1d(channels, self.over_time.weight, self.over_time.bias, padding=half, groups=channels.shape[1])
+            channels = F.pad(gated[begin:end].T[None], around)
+            out = F.conv1d(channels, self.over_time.weight, self.over_time.bias, groups=spec.size)
             convolved[begin:end] = out[0].T
-        down: Tensor = self.down(activation(self.norm(convolved), self.act, in_place=True))
+        mixed = convolved if self.mix is None else self.mix(convolved)
+        normed = mixed if self.norm is None else self.norm(mixed)
+        down: Tensor = self.down(activation(normed, spec.act, in_place=True))
         return down
 
 
@@ -115,13 +155,60 @@ class RelativeAttentionLayer(nn.Module):
         length, longest = q.shape[1], keys.shape[1] // 2 + 1
         keys = keys[:, longest - length : longest + length - 1]
         scores = torch.matmul(q + self.distance_bias[:, None], keys.transpose(1, 2))
-        # The row of a query at i begins with the distance length - 1; that of the key at 0 is i.
-        rows = scores.new_empty(scores.shape[0], length, 2 * length)
-        rows[:, :, 0], rows[:, :, 1:] = 0, scores
-        shifted = rows.flatten(1)[:, length:].unflatten(1, (length, -1))
-        bias = shifted[:, :, :length] * self.spec.scale
+        bias = _by_distance(scores) * self.spec.scale
         query = (q + self.content_bias[:, None])[None]
         return F.scaled_dot_product_attention(query, k[None], v[None], attn_mask=bias[None], scale=self.spec.scale)[0]
+
+
+class BlockAttentionLayer(nn.Module):
+    """The projections and attention of a `BlockAttention`."""
+
+    def __init__(self, spec: BlockAttention, hidden: int) -> None:
+        super().__init__()
+        self.spec = spec
+        size = spec.heads * spec.head_dim
+        self.qkv = Linear(hidden, size, size, size)
+        self.out = Linear(size, hidden, bias=True)
+        self.distances = nn.Parameter(torch.empty(2 * spec.reach + 1, spec.head_dim), requires_grad=False)
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        """(positions, hidden) to (positions, hidden)."""
+        assert step.cu_seqlens is not None
+        heads, block = self.spec.heads, self.spec.block
+        q, k, v = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in self.qkv(x).chunk(3, 1))
+        attended = []
+        for begin, end in itertools.pairwise(step.cu_seqlens.tolist()):
+            whole = end - (end - begin) % block
+            if whole > begin:
+                blocks = (part[:, begin:whole].unflatten(1, (-1, block)).transpose(0, 1) for part in (q, k, v))
+                attended.append(self._attend(*blocks).transpose(0, 1).flatten(1, 2))
+            if end > whole:
+                attended.append(self._attend(*(part[None, :, whole:end] for part in (q, k, v)))[0])
+        out: Tensor = self.out(torch.cat(attended, 1).transpose(0, 1).flatten(1))
+        return out
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of blocks (blocks, heads, positions, head_dim) to themselves."""
+        length, middle = q.shape[2], self.spec.reach
+        keys = self.distances[middle - length + 1 : middle + length].flip(0)
+        bias = _by_distance(torch.matmul(q, keys.T)) * self.spec.scale
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.spec.scale)
+
+
+def _by_distance(scores: Tensor) -> Tensor:
+    """Scores of keys from scores of distances.
+
+    Args:
+        scores: (..., length, 2 * length - 1), of each query for the distances length - 1 to 1 - length.
+
+    Returns:
+        (..., length, length), of each query for the keys: the distance of a query at i to the key at j is i - j.
+    """
+    length = scores.shape[-2]
+    # The row of a query at i begins with the distance length - 1; that of the key at 0 is i.
+    rows = F.pad(scores, (1, 0))
+    shifted: Tensor = rows.flatten(-2)[..., length:].unflatten(-1, (length, -1))
+    return shifted[..., :length]
 
 
 def sinusoids(longest: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -26,7 +26,7 @@ class CrossAttentionLayer(nn.Module):
         self.params = AttentionParams(spec.scale)
 
     def keys_and_values(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Of (positions, source), each (positions, heads, head_dim)."""
+        """Keys and values of `encoded` (positions, source), each (positions, heads, head_dim)."""
         heads = (self.spec.heads, self.spec.head_dim)
         return self.k(encoded).unflatten(1, heads), self.v(encoded).unflatten(1, heads)
 

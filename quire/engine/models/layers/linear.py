@@ -8,8 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.engine.models.inputs import RowSet
 from quire.kernels.activation import activation, kernel_activation
+from quire.kernels.add_scaled import add_scaled
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
+from quire.kernels.take_rows import take_rows
 
 
 class Packable(nn.Module, ABC):
@@ -35,18 +38,22 @@ class Linear(Packable):
     """y = x W^T + b, where the rows of W are the outputs of one or more projections.
 
     Attributes:
+        size_in: inputs.
         parts: rows of each projection, in order.
         packed: the packed weight; `weight` is then None.
+        adapter: adapter whose result is added for some rows; None for most layers.
     """
 
     def __init__(self, size_in: int, *parts: int, bias: bool = False, plain: bool = False) -> None:
         """`plain`: other code reads `weight`, so it is never packed."""
         super().__init__()
+        self.size_in = size_in
         self.parts = parts
         self.plain = plain
         self.weight = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
         self.packed: PackedWeight | None = None
+        self.adapter: LowRank | None = None
 
     def pack_weights(self, quantization: Quantization) -> None:
         if self.plain or self.weight is None:
@@ -61,21 +68,59 @@ class Linear(Packable):
     def packed_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.nbytes
 
+    def adapt(self, down: Tensor, up: Tensor) -> None:
+        """Add a low-rank product for the rows that are adapted. down: (rank, size_in); up: (sum(parts), rank)."""
+        self.adapter = LowRank(down, up)
+
     def forward(
         self,
         x: Tensor,
         *,
         act: str | None = None,
+        adapted: RowSet | None = None,
         out_dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """(tokens, size_in) to (tokens, sum(parts)), then the activation `act`; see `PackedWeight` for the others."""
+        """(tokens, size_in) to (tokens, sum(parts)).
+
+        Args:
+            x: the input.
+            act: activation of the result; None: none. Not with `out`.
+            adapted: rows that the adapter applies to; None: none. Not with `out_dtype` and `out`.
+            out_dtype: see `PackedWeight`.
+            out: see `PackedWeight`.
+        """
+        if adapted is not None and self.adapter is not None:
+            return _activated(self.adapter.add(self(x), x, adapted), act)
         if self.packed is not None:
-            fused = kernel_activation(act, sum(self.parts))
-            y = self.packed(x, self.bias, act=fused, out_dtype=out_dtype, out=out)
-            return y if act is None or fused is not None else activation(y, act, in_place=True)
+            name = None if act is None else kernel_activation(act, sum(self.parts))
+            y = self.packed(x, self.bias, act=name, out_dtype=out_dtype, out=out)
+            return _activated(y, act) if name is None else y
         assert self.weight is not None
-        y = F.linear(x, self.weight, self.bias)
-        y = y if act is None else activation(y, act, in_place=True)
+        y = _activated(F.linear(x, self.weight, self.bias), act)
         y = y if out_dtype is None else y.to(out_dtype)
         return y if out is None else out.copy_(y)
+
+
+def _activated(y: Tensor, act: str | None) -> Tensor:
+    """act(y); it may overwrite y."""
+    return y if act is None else activation(y, act, in_place=True)
+
+
+class LowRank(nn.Module):
+    """A product of two small weights that is added to the result of a linear layer (LoRA, Hu et al. 2021)."""
+
+    def __init__(self, down: Tensor, up: Tensor) -> None:
+        """down: (rank, size_in); up: (size_out, rank), times the adapter's scale."""
+        super().__init__()
+        self.down, self.up = (Linear(weight.shape[1], weight.shape[0]) for weight in (down, up))
+        for linear, weight in ((self.down, down), (self.up, up)):
+            linear.weight = nn.Parameter(weight, requires_grad=False)
+            linear.pack_weights("none")
+
+    def add(self, y: Tensor, x: Tensor, rows: RowSet) -> Tensor:
+        """y (tokens, size_out), of which some rows get x's product; it may be changed. x: (tokens, size_in)."""
+        if rows.indices is None:
+            return add_scaled(y, self.up(self.down(x)))
+        own = add_scaled(take_rows(y, rows.indices), self.up(self.down(take_rows(x, rows.indices))))
+        return y.index_copy_(0, rows.indices, own)

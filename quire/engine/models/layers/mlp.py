@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from quire.engine.models.inputs import RowSet
 from quire.engine.models.layers.linear import Linear
 from quire.kernels.activation import act_and_mul
 
@@ -12,15 +13,15 @@ class GatedMLPLayer(nn.Module):
     """down(act(gate(x)) * up(x))."""
 
     def __init__(self, hidden: int, size: int, act: str, *, bias: bool = False, down_bias: bool | None = None) -> None:
-        """`down_bias`: that of the second projection; None: as `bias`."""
+        """`down_bias`: bias of the second projection; None: as `bias`."""
         super().__init__()
         self.gate_up = Linear(hidden, size, size, bias=bias)
         self.down = Linear(size, hidden, bias=bias if down_bias is None else down_bias)
         self.act = act
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden)."""
-        out: Tensor = self.down(act_and_mul(self.gate_up(x), self.act))
+    def forward(self, x: Tensor, adapted: RowSet | None = None) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden). `adapted`: see `Linear`."""
+        out: Tensor = self.down(act_and_mul(self.gate_up(x, adapted=adapted), self.act), adapted=adapted)
         return out
 
 
@@ -33,7 +34,7 @@ class PlainMLPLayer(nn.Module):
         self.down = Linear(size, hidden, bias=bias)
         self.act = act
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden)."""
-        out: Tensor = self.down(self.up(x, act=self.act))
+    def forward(self, x: Tensor, adapted: RowSet | None = None) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden). `adapted`: see `Linear`."""
+        out: Tensor = self.down(self.up(x, act=self.act, adapted=adapted), adapted=adapted)
         return out

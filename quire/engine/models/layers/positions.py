@@ -1,4 +1,4 @@
-"""What tells the positions of an audio encoder apart."""
+"""Position embeddings of audio encoders."""
 
 from __future__ import annotations
 

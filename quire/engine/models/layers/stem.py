@@ -6,7 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.audio_spec import ChunkedConvStem, ConvStem, GridStem, Stem, StemNorm, WaveConv, WaveStem
+from quire.engine.models.audio_spec import (
+    ChunkedConvStem,
+    Conv2dStem,
+    ConvStem,
+    LinearStem,
+    Stem,
+    StemNorm,
+    WaveConv,
+    WaveStem,
+)
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
 from quire.kernels.activation import activation
@@ -26,8 +35,10 @@ def make_stem(spec: Stem, hidden: int) -> nn.Module:
             return ChunkedConvStemLayer(spec, hidden)
         case WaveStem():
             return WaveStemLayer(spec, hidden)
-        case GridStem():
-            return GridStemLayer(spec, hidden)
+        case Conv2dStem():
+            return Conv2dStemLayer(spec, hidden)
+        case LinearStem():
+            return LinearStemLayer(spec, hidden)
 
 
 class ConvStemLayer(nn.Module):
@@ -135,10 +146,10 @@ class WaveConvLayer(nn.Module):
         return ((wide - mean) * factor + self.norm.bias.float()).to(x.dtype)
 
 
-class GridStemLayer(nn.Module):
-    """The layers of a `GridStem`."""
+class Conv2dStemLayer(nn.Module):
+    """The layers of a `Conv2dStem`."""
 
-    def __init__(self, spec: GridStem, hidden: int) -> None:
+    def __init__(self, spec: Conv2dStem, hidden: int) -> None:
         super().__init__()
         self.spec = spec
         shape, pairs = (spec.kernel, spec.kernel), spec.layers - 1
@@ -146,9 +157,12 @@ class GridStemLayer(nn.Module):
         self.channelwise = nn.ModuleList(ConvWeights(spec.channels, 1, *shape) for _ in range(pairs))
         self.pointwise = nn.ModuleList(ConvWeights(spec.channels, spec.channels, 1, 1) for _ in range(pairs))
         self.linear = Linear(spec.channels * (spec.bands // 2**spec.layers), hidden, bias=True)
+        self.standard = Standardization(spec.bands) if spec.standardized else None
 
     def forward(self, features: Tensor) -> Tensor:
         """(bands, columns) of one item to (positions, hidden)."""
+        if self.standard is not None:
+            features = self.standard(features)
         half, channels = self.spec.kernel // 2, self.spec.channels
         x = F.relu(F.conv2d(features.T[None, None], self.first.weight, self.first.bias, 2, half))
         for along, across in zip(self.channelwise, self.pointwise, strict=True):
@@ -158,6 +172,32 @@ class GridStemLayer(nn.Module):
             x = F.relu(F.conv2d(x, across.weight, across.bias))
         flat = x[0].transpose(0, 1).flatten(1).contiguous()  # (positions, channels * bands)
         return scaled(self.linear(flat), self.spec.scale)
+
+
+class Standardization(nn.Module):
+    """Shifts and scales each band of a spectrogram."""
+
+    def __init__(self, bands: int) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.empty(bands), requires_grad=False)
+        self.factor = nn.Parameter(torch.empty(bands), requires_grad=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(bands, columns)."""
+        return (features - self.mean[:, None]) * self.factor[:, None]
+
+
+class LinearStemLayer(nn.Module):
+    """The layer of a `LinearStem`."""
+
+    def __init__(self, spec: LinearStem, hidden: int) -> None:
+        super().__init__()
+        self.linear = Linear(spec.rows, hidden, bias=True)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(rows, columns) of one item to (columns, hidden)."""
+        x: Tensor = self.linear(features.T.contiguous())
+        return x
 
 
 class ConvWeights(nn.Module):

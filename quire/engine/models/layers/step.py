@@ -1,4 +1,4 @@
-"""What a step passes to every layer."""
+"""The values that a step passes to every layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.inputs import Attend, CrossAttend
+from quire.engine.models.inputs import AdaptedRows, Attend, CrossAttend, RowSet
 from quire.engine.models.spec import Rope
 from quire.kernels.qk_norm_rope import CosSin
 
@@ -17,11 +17,12 @@ class StepContext:
 
     Attributes:
         logits_indices: see `ModelInputs`.
-        last_token_only: of the last layer, compute only the rows `logits_indices`.
+        last_token_only: the last layer computes only the rows `logits_indices`.
         cu_seqlens: see `ModelInputs`.
         relative_bias: see `AttentionParams.bias`.
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
+        adapted: see `ModelInputs`.
     """
 
     ropes: dict[Rope, CosSin]
@@ -32,3 +33,11 @@ class StepContext:
     relative_bias: Tensor | None = None
     relative_positions: Tensor | None = None
     cross: CrossAttend | None = None
+    adapted: AdaptedRows | None = None
+
+    def adapted_rows(self, *, last_layer: bool) -> RowSet | None:
+        """Those of the tokens behind a layer's attention; None if the adapter applies to none of them."""
+        if self.adapted is None:
+            return None
+        only_logits = last_layer and self.last_token_only and self.logits_indices is not None
+        return self.adapted.logits if only_logits else self.adapted.tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.models.names.audio import AUDIO_NAMES
+from quire.engine.models.names.audio import audio_names
 from quire.engine.models.names.bert import bert_like
 from quire.engine.models.names.classic import classic_names
 from quire.engine.models.names.llama import LLAMA, LLAMA_OUTPUT_NORMS
@@ -20,7 +20,7 @@ def names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec | None) 
     """How the checkpoints of an architecture name their tensors."""
     if isinstance(spec, DecoderSpec) and spec.encoder is not None:
         if not spec.has_cross_attention:
-            return AUDIO_NAMES[model_type]
+            return audio_names(model_type, spec.encoder)
         return MOONSHINE if model_type == "moonshine" else WHISPER
     steps = 0 if pooler is None else len(pooler.classify)
     if not spec.layers:

@@ -89,7 +89,7 @@ def ctc_names(spec: CTCSpec) -> WeightNames:
 
 
 def _subsampling(encoder: AudioEncoderSpec) -> Iterator[tuple[str, str]]:
-    """Of a convolution, an activation, then two convolutions and an activation for each further layer."""
+    """The names of a convolution, an activation, then two convolutions and an activation for each further layer."""
     for index in range(len(encoder.stem.convolutions) - 1):
         for name, place in (("channelwise", 2 + 3 * index), ("pointwise", 3 + 3 * index)):
             yield rf"encoder\.subsampling\.layers\.{place}" + KIND, f"encoder.stem.{name}.{index}." + "{kind}"

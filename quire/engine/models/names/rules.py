@@ -27,7 +27,7 @@ def linear_weight(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """Where a checkpoint's tensor goes.
+    """The parameter that a checkpoint's tensor fills.
 
     Attributes:
         parameter: name of the model's parameter; with `stacked`, "{expert}" stands for the expert's index.
@@ -51,7 +51,7 @@ class WeightNames:
         prefixes: a pattern of what some checkpoints have before every name.
         ignored: a pattern of tensors that are not needed if the model has no parameter for them.
         gamma_beta: old checkpoints call weight and bias of norms gamma and beta.
-        convert: by the parameter's name after the layer, takes a tensor into our order.
+        convert: functions that reorder a tensor, by the parameter's name after the layer.
         zero_keys: a pattern of biases of queries, keys and values whose part for keys no checkpoint has: it is 0.
     """
 

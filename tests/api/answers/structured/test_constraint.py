@@ -17,7 +17,7 @@ ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tok
 
 
 def grammars(core: FakeCore) -> list[dict[str, Any]]:
-    added = [message.params for message in core.received if isinstance(message, AddRequest)]
+    added = [message.sampling_params for message in core.received if isinstance(message, AddRequest)]
     return [json.loads(params.grammar) if params.grammar else {} for params in added]
 
 

@@ -166,7 +166,9 @@ async def test_a_call_that_has_to_be_is_held_to_its_form(
         answer = await ask(server, tool_choice=choice)
     assert calls_of(answer["message"]) == [("weather", {"city": "Rome"})]
     assert answer["finish_reason"] == finish
-    (grammar,) = [json.loads(message.params.grammar) for message in core.received if isinstance(message, AddRequest)]
+    (grammar,) = [
+        json.loads(message.sampling_params.grammar) for message in core.received if isinstance(message, AddRequest)
+    ]
     (schema,) = [part["json_schema"] for part in grammar["grammars"] if "json_schema" in part]
     assert {each["properties"]["name"]["const"] for each in schema["anyOf"]} == functions
 
@@ -177,7 +179,7 @@ async def test_a_strict_tool_is_held_to_its_schema_if_it_is_called(tmp_path: Pat
     async with running_server(tmp_path, core, tool_call_parser="hermes") as server:
         await ask(server, tools=strict)
         await ask(server)
-    held, free = [message.params.grammar for message in core.received if isinstance(message, AddRequest)]
+    held, free = [message.sampling_params.grammar for message in core.received if isinstance(message, AddRequest)]
     assert '"required": ["city"]' in held
     assert free == ""
 
@@ -243,7 +245,7 @@ async def test_gpt_oss_holds_its_answer_to_a_form_on_the_final_channel(tmp_path:
     core = FakeCore(answer=says("<|channel|>final<|message|>a"))
     async with running_server(tmp_path, core, tool_call_parser="openai", reasoning_parser="openai_gptoss") as server:
         await ask(server, tools=None, guided_choice=["a"])
-    (grammar,) = [message.params.grammar for message in core.received if isinstance(message, AddRequest)]
+    (grammar,) = [message.sampling_params.grammar for message in core.received if isinstance(message, AddRequest)]
     assert '\\"<|channel|>final<|message|>\\"' in grammar
     assert '\\"<|channel|>analysis<|message|>\\"' in grammar
 

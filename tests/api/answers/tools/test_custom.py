@@ -179,7 +179,7 @@ async def test_a_custom_call_that_has_to_be_is_held_to_its_form(tmp_path: Path, 
     assert answer["message"]["tool_calls"][0]["custom"]["input"] == PATCH
     assert answer["finish_reason"] == finish
     (added,) = [message for message in core.received if isinstance(message, AddRequest)]
-    assert '"input": {"type": "string"}' in added.params.grammar
+    assert '"input": {"type": "string"}' in added.sampling_params.grammar
 
 
 async def test_a_response_has_an_item_for_a_custom_call(tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ async def test_a_response_can_require_a_named_custom_tool(tmp_path: Path) -> Non
             assert body["tool_choice"] == choice
             assert body["output"][0]["input"] == PATCH
     for added in (message for message in core.received if isinstance(message, AddRequest)):
-        assert "apply_patch" in added.params.grammar
-        assert "now" not in added.params.grammar
+        assert "apply_patch" in added.sampling_params.grammar
+        assert "now" not in added.sampling_params.grammar
 
 
 async def test_a_format_is_kept_to_wherever_the_tool_is_called(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ async def test_a_format_is_kept_to_wherever_the_tool_is_called(tmp_path: Path) -
         body = await respond(server, tools=[{**TOOLS[0], "format": form}])
     assert body["tools"][0]["format"] == form
     for added in (message for message in core.received if isinstance(message, AddRequest)):
-        assert '"pattern": "^(?:a+)$"' in added.params.grammar
+        assert '"pattern": "^(?:a+)$"' in added.sampling_params.grammar
     assert '"pattern": "^(?:a+)$"' in prompts(core)[0]
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from transformers import Wav2Vec2CTCTokenizer
 
-from quire.api.serving.transcription.ctc import collapse, place_words, segment_words
+from quire.api.serving.transcription.ctc import align_words, collapse, segment_words
 from tests.support.ctc import CHARACTERS
 
 SPACE, SHIFT = 4, 0.02
@@ -39,7 +39,7 @@ def contents(tokens: list[int]) -> list[bytes]:
 
 def words(tokens: list[int], seconds: float = 30.0, *, spaced: bool = True) -> list[tuple[str, float, float]]:
     placed = collapse(positions(tokens), 0)
-    found = place_words(placed, contents([one.token for one in placed]), SHIFT, seconds, spaced=spaced)
+    found = align_words(placed, contents([one.token for one in placed]), SHIFT, seconds, spaced=spaced)
     return [(word.text, word.start, word.end) for word in found]
 
 
@@ -74,7 +74,7 @@ def test_a_token_has_the_log_probability_of_its_likeliest_position() -> None:
 
 def test_pieces_that_begin_with_a_space_and_end_with_punctuation() -> None:
     placed = collapse(positions([1, 1, 2, 0, 3, 4, 0]), 0)
-    found = place_words(placed, [b" hel", b"lo,", b" w", b"orld"], 0.08, 30.0)
+    found = align_words(placed, [b" hel", b"lo,", b" w", b"orld"], 0.08, 30.0)
     assert [(word.text, word.first, word.last) for word in found] == [("hello,", 0, 2), ("world", 2, 4)]
 
 
@@ -85,7 +85,7 @@ def test_a_vocabulary_without_spaces_has_a_word_for_each_token() -> None:
 
 def test_bytes_of_a_character_are_one_word() -> None:
     placed = collapse(positions([1, 2, 3, 4]), 0)
-    found = place_words(placed, [b" ", "ü".encode()[:1], "ü".encode()[1:], b"!"], SHIFT, 30.0)
+    found = align_words(placed, [b" ", "ü".encode()[:1], "ü".encode()[1:], b"!"], SHIFT, 30.0)
     assert [word.text for word in found] == ["ü!"]
 
 
@@ -99,7 +99,7 @@ def test_segments_end_at_pauses_and_before_they_are_too_long() -> None:
     tokens = [*spelled("HELLO THERE"), SPACE, *[0] * 40, *spelled("AGAIN")]
     placed = collapse(positions(tokens), 0)
     own = contents([one.token for one in placed])
-    spans = segment_words(place_words(placed, own, SHIFT, 30.0), placed)
+    spans = segment_words(align_words(placed, own, SHIFT, 30.0), placed)
     assert [b"".join(own[span.first : span.last]) for span in spans] == [b"HELLO THERE", b"AGAIN"]
     assert spans[1].start - spans[0].end >= 0.8
     assert spans[0].tokens == tuple(one.token for one in placed[:11])
@@ -107,7 +107,7 @@ def test_segments_end_at_pauses_and_before_they_are_too_long() -> None:
     steady = [token for _ in range(60) for token in (*spelled("WORD", gap=6), SPACE)]
     placed = collapse(positions(steady), 0)
     own = contents([one.token for one in placed])
-    spans = segment_words(place_words(placed, own, SHIFT, 60.0), placed)
+    spans = segment_words(align_words(placed, own, SHIFT, 60.0), placed)
     assert len(spans) > 3
     assert all(span.end - span.start <= 7.0 for span in spans)
     assert all(one.end <= two.start for one, two in pairwise(spans))

@@ -12,14 +12,22 @@ import pytest
 
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import Finished, SegmentDone, TextDelta, TranscriptionOptions
+from quire.api.serving.transcription.types import SegmentDone, TextDelta, TranscriptionDone, TranscriptionOptions
 from quire.engine.wire.protocol import AddRequest
 from tests.support.audio import Samples, voice, wav
-from tests.support.audio_chat import ENDS, PLACEHOLDERS, TOKEN, AudioCore, audio_server, audio_tokenizer, requests_of
+from tests.support.audio_chat import (
+    ENDS,
+    KINDS,
+    PLACEHOLDERS,
+    TOKEN,
+    AudioCore,
+    audio_server,
+    audio_tokenizer,
+    requests_of,
+)
 from tests.support.server import Server
 
 PATH = "/v1/audio/transcriptions"
-KINDS = ("qwen2_audio", "voxtral", "qwen3_asr")
 
 
 def answers(kind: str, *texts: str) -> Any:
@@ -52,6 +60,19 @@ def asked(core: AudioCore) -> list[str]:
 
 
 PROMPTS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "granite_speech": [
+        (
+            {},
+            "<|im_start|>user\n<|audio|>can you transcribe the speech into a written format?<|im_end|>\n",
+        ),
+    ],
+    "phi4_multimodal": [
+        (
+            {"language": "it", "hotwords": "Quire"},
+            "<|im_start|>user\n<|endoftext11|>Transcribe the audio clip into text. It is in Italian. Words that may "
+            "occur: Quire<|im_end|>\n",
+        ),
+    ],
     "voxtral": [
         ({}, "<s>[INST][BEGIN_AUDIO][AUDIO][/INST][TRANSCRIBE]"),
         ({"language": "de"}, "<s>[INST][BEGIN_AUDIO][AUDIO][/INST]lang:de[TRANSCRIBE]"),
@@ -85,7 +106,7 @@ async def test_prompts(tmp_path: Path, kind: str) -> None:
         async with audio_server(tmp_path / str(index), core) as server:
             last = (await events_of(server, voice(1.0), **options))[-1]
         assert asked(core) == [expected]
-        assert isinstance(last, Finished)
+        assert isinstance(last, TranscriptionDone)
         assert last.text == "ab"
         assert last.language == options.get("language")
         assert last.usage.audio_tokens == sum(item.length for item in requests_of(core)[0].items)
@@ -107,7 +128,7 @@ async def test_the_language_in_the_answer(tmp_path: Path, answer: str, text: str
     async with audio_server(tmp_path, core) as server:
         events = await events_of(server, voice(1.0), logprobs=True)
     last = events[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, TranscriptionDone)
     assert (last.text, last.language) == (text, language)
     pieces = [event for event in events if isinstance(event, TextDelta)]
     assert "".join(piece.text for piece in pieces) == text
@@ -121,7 +142,7 @@ async def test_long_audio_is_cut_and_joined(tmp_path: Path) -> None:
     async with audio_server(tmp_path, core) as server:
         events = await events_of(server, audio, live=False)
     last = events[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, TranscriptionDone)
     assert sorted(last.text.split()) == ["one", "three", "two"]
     segments = [event.segment for event in events if isinstance(event, SegmentDone)]
     assert [segment.text for segment in segments] == last.text.split()
@@ -137,7 +158,7 @@ async def test_repetition_is_decoded_again(tmp_path: Path) -> None:
         async with audio_server(tmp_path / str(live), core) as server:
             last = (await events_of(server, voice(9.0), live=live))[-1]
         assert last.text == expected.strip()
-        assert [message.params.temperature for message in requests_of(core)] == temperatures
+        assert [message.sampling_params.temperature for message in requests_of(core)] == temperatures
 
 
 async def test_too_little_audio(tmp_path: Path) -> None:
@@ -180,5 +201,5 @@ async def test_through_the_endpoint(tmp_path: Path) -> None:
         assert "language English" not in stream.text
         refused = await server.http.post("/v1/audio/translations", files=audio)
         assert refused.status_code == 400
-        assert refused.json()["error"]["message"] == "The model `fake` does not translate."
+        assert refused.json()["error"]["message"] == "The model `fake` does not support translation."
         assert server.state.models[0].client.slots_in_use == 0

@@ -14,9 +14,9 @@ import pytest
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import (
-    Finished,
     SegmentDone,
     TextDelta,
+    TranscriptionDone,
     TranscriptionEvent,
     TranscriptionOptions,
     VoiceOptions,
@@ -54,9 +54,9 @@ async def events_of(server: Server, audio: Samples, **options: Any) -> list[Tran
             return [event async for event in events]
 
 
-async def transcribe(server: Server, audio: Samples, **options: Any) -> Finished:
+async def transcribe(server: Server, audio: Samples, **options: Any) -> TranscriptionDone:
     last = (await events_of(server, audio, **options))[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, TranscriptionDone)
     return last
 
 
@@ -69,7 +69,7 @@ async def test_the_pieces_are_the_text_and_the_language_is_detected(tmp_path: Pa
     async with speech_server(tmp_path, core) as server:
         events = await events_of(server, spoken((A, 1.0), (B, 1.0)))
         last = events[-1]
-        assert isinstance(last, Finished)
+        assert isinstance(last, TranscriptionDone)
         assert (last.text, last.language) == ("alpha bravo", "de")
         assert "".join(deltas(events)) == last.text
         assert last.duration == pytest.approx(3.2)
@@ -93,7 +93,7 @@ async def test_text_is_given_while_more_is_generated(tmp_path: Path) -> None:
                 assert core.active
                 core.hold.clear()
                 rest = [event async for event in events]
-        assert isinstance(rest[-1], Finished)
+        assert isinstance(rest[-1], TranscriptionDone)
         assert first.text + "".join(deltas(rest)) == rest[-1].text == "alpha"
 
 
@@ -105,8 +105,8 @@ async def test_given_language_task_and_earlier_text_are_in_the_prompt(tmp_path: 
         control = [TOKEN["<|startoftranscript|>"], TOKEN["<|ja|>"], TOKEN["<|translate|>"]]
         assert prompts(core) == [[TOKEN["<|startofprev|>"], *text(" Quire Earlier."), *control]]
         (request,) = added(core)
-        assert request.params.token_probs is not None
-        assert request.prompt[request.params.token_probs.position] == TOKEN["<|startoftranscript|>"]
+        assert request.sampling_params.token_probs is not None
+        assert request.prompt[request.sampling_params.token_probs.position] == TOKEN["<|startoftranscript|>"]
 
 
 async def test_of_a_long_prompt_the_end_is_used_and_special_tokens_are_not(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_of_a_long_prompt_the_end_is_used_and_special_tokens_are_not(tmp_p
         assert prompt[-7:-4] == text("end")
         assert list(prompt).count(TOKEN["<|en|>"]) == 1
         (request,) = added(core)
-        assert request.params.max_tokens == 448 - len(prompt)
+        assert request.sampling_params.max_tokens == 448 - len(prompt)
 
 
 async def test_a_model_of_one_language(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ async def test_a_model_of_one_language(tmp_path: Path) -> None:
     async with speech_server(tmp_path, core) as server:
         assert (await transcribe(server, spoken((A, 1.0)))).language == "en"
         assert prompts(core) == [[TOKEN["<|startoftranscript|>"], TOKEN["<|notimestamps|>"]]]
-        with pytest.raises(InvalidRequest, match="does not translate"):
+        with pytest.raises(InvalidRequest, match="does not support translation"):
             await transcribe(server, spoken((A, 1.0)), task="translate")
-        with pytest.raises(InvalidRequest, match=r"'de'.*knows: en"):
+        with pytest.raises(InvalidRequest, match=r"'de'.*: en"):
             await transcribe(server, spoken((A, 1.0)), language="de")
 
 
@@ -142,7 +142,7 @@ async def test_long_audio_keeps_its_times_and_loses_nothing(tmp_path: Path, live
     async with speech_server(tmp_path, core) as server:
         events = await events_of(server, audio, timestamps=True, words=True, live=live, language="en")
         last = events[-1]
-        assert isinstance(last, Finished)
+        assert isinstance(last, TranscriptionDone)
         assert last.text.split() == words
         assert "".join(deltas(events)) == last.text
         assert [segment.text.strip() for segment in last.segments] == words
@@ -205,7 +205,7 @@ def at_temperature(*answers: str) -> tuple[list[float], Any]:
     def answer(message: AddRequest) -> list[int]:
         if len(message.prompt) == 1:
             return [END]
-        temperatures.append(message.params.temperature)
+        temperatures.append(message.sampling_params.temperature)
         return [*text(answers[min(len(temperatures), len(answers)) - 1]), END]
 
     return temperatures, answer
@@ -253,7 +253,7 @@ async def test_silence_has_no_text_whatever_the_model_makes_up(tmp_path: Path) -
         for live in (True, False):
             events = await events_of(server, np.zeros(32_000, np.float32), live=live, timestamps=True)
             last = events[-1]
-            assert isinstance(last, Finished)
+            assert isinstance(last, TranscriptionDone)
             assert last.text == ""
             assert last.segments == ()
             assert deltas(events) == []
@@ -271,7 +271,7 @@ async def test_a_window_whose_text_has_no_room_is_divided(tmp_path: Path) -> Non
         found = heard(message)
         if len(found) > 2:
             return text("".join(f" {number:x}{number * 7919 % 4099:x}" for number in range(100)))[
-                : message.params.max_tokens
+                : message.sampling_params.max_tokens
             ]
         return hears(message)
 
@@ -323,7 +323,7 @@ async def test_windows_are_joined_with_spaces_where_the_language_has_them(tmp_pa
 
 async def test_a_failing_window_fails_the_transcription(tmp_path: Path) -> None:
     core = SpeechCore(alignment=lambda message: np.zeros((3,), np.float32))
-    core.refuses = lambda message: isinstance(message.task, PoolingParams)
+    core.refuses = lambda message: isinstance(message.params, PoolingParams)
     async with speech_server(tmp_path, core) as server:
         with pytest.raises(Exception, match="refused"):
             await transcribe(server, spoken((A, 1.0)), words=True)
@@ -377,21 +377,21 @@ async def test_what_a_model_must_not_sample_is_masked(tmp_path: Path) -> None:
         await transcribe(server, spoken((A, 1.0)), language="en", timestamps=True)
         await transcribe(server, spoken((A, 1.0)), language="en")
         for request, timed in zip(added(core), (True, False), strict=True):
-            mask = request.params.allowed_tokens
+            mask = request.sampling_params.allowed_tokens
             assert mask is not None
             allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")
             assert not allowed[[1, 2, *SPEECH.languages.values(), TOKEN["<|nospeech|>"]]].any()
             assert allowed[END]
             assert bool(allowed[at(1.0)]) is timed
-            assert (request.params.timestamp_rule is not None) is timed
-            assert request.params.begin_suppress_tokens == (220, END)
+            assert (request.sampling_params.timestamp_rule is not None) is timed
+            assert request.sampling_params.begin_suppress_tokens == (220, END)
 
 
 async def test_an_engine_without_a_model_for_words_says_so(tmp_path: Path) -> None:
     core = SpeechCore()
     core.info = msgspec.structs.replace(core.info, speech=msgspec.structs.replace(SPEECH, aligns_words=False))
     async with speech_server(tmp_path, core) as server:
-        with pytest.raises(InvalidRequest, match="times of words"):
+        with pytest.raises(InvalidRequest, match="word timestamps"):
             await transcribe(server, spoken((A, 1.0)), words=True)
 
 

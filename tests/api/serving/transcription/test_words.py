@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
-from quire.api.serving.transcription.segments import Span, spans_of
-from quire.api.serving.transcription.tokens import SpeechTokens
+from quire.api.serving.transcription.segments import SegmentSpan, spans_of
+from quire.api.serving.transcription.tokens import TranscriptionTokens
 from quire.api.serving.transcription.words import WordTokens, starts_of_tokens, within_segments, words_of
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.speech import END, SPEECH, VOCAB, at, text, write_speech_tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> SpeechTokens:
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> TranscriptionTokens:
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     write_speech_tokenizer(folder)
-    return SpeechTokens(SPEECH, Tokenizer.load(folder), VOCAB)
+    return TranscriptionTokens(SPEECH, Tokenizer.load(folder), VOCAB)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 3), (7, 40), (40, 7), (60, 300)])
@@ -43,20 +43,22 @@ def test_the_path_is_that_of_transformers(shape: tuple[int, int]) -> None:
         ("", "en", []),
     ],
 )
-def test_words_have_their_punctuation(tokens: SpeechTokens, spoken: str, language: str, expected: list[str]) -> None:
+def test_words_have_their_punctuation(
+    tokens: TranscriptionTokens, spoken: str, language: str, expected: list[str]
+) -> None:
     given = text(spoken)
     words = words_of(given, tokens, language)
     assert [word.text for word in words] == expected
     assert [index for word in words for index in range(word.first, word.last)] == list(range(len(given)))
 
 
-def test_punctuation_takes_no_time(tokens: SpeechTokens) -> None:
+def test_punctuation_takes_no_time(tokens: TranscriptionTokens) -> None:
     first, second = words_of(text(" so,, yes"), tokens, "en")
     assert (first.last, first.spoken) == (5, 3)
     assert (second.first, second.spoken) == (5, 9)
 
 
-def test_an_incomplete_character_is_a_word_of_its_own(tokens: SpeechTokens) -> None:
+def test_an_incomplete_character_is_a_word_of_its_own(tokens: TranscriptionTokens) -> None:
     given = text("é")[:1]
     (word,) = words_of(given, tokens, "en")
     assert (word.first, word.last) == (0, 1)
@@ -68,7 +70,7 @@ def test_pauses_around_a_segment_are_not_part_of_its_words() -> None:
         WordTokens("b", 1, 2, 2, 1.0, 9.0),
         WordTokens("c", 2, 3, 3, 9.0, 10.0),
     ]
-    within_segments(words, [Span(0.5, 2.0, 0, 2, ()), Span(8.0, 9.5, 2, 3, ())])
+    within_segments(words, [SegmentSpan(0.5, 2.0, 0, 2, ()), SegmentSpan(8.0, 9.5, 2, 3, ())])
     assert [(word.start, word.end) for word in words] == [(0.5, 1.0), (1.0, 2.0), (9.0, 9.5)]
 
 
@@ -86,7 +88,7 @@ def test_pauses_around_a_segment_are_not_part_of_its_words() -> None:
     ],
 )
 def test_segments_are_the_text_between_timestamps(
-    tokens: SpeechTokens, output: list[int], expected: list[tuple[float, float, tuple[int, int]]]
+    tokens: TranscriptionTokens, output: list[int], expected: list[tuple[float, float, tuple[int, int]]]
 ) -> None:
     spans = spans_of(output, tokens, 5.0)
     assert [(round(one.start, 2), round(one.end, 2), (one.first, one.last)) for one in spans] == expected

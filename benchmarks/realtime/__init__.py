@@ -1,0 +1,1 @@
+"""Realtime sessions at the pace at which people speak."""

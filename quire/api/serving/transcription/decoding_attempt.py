@@ -1,0 +1,95 @@
+"""The output of requests to the engine for a window of audio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.api.serving.transcription.quality import Quality, compression_ratio
+from quire.api.serving.transcription.segments import SegmentSpan
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.engine.wire.protocol import SamplingParams
+from quire.multimodal.audio.cuts import Window
+from quire.multimodal.tokenizer import Tokenizer
+
+
+def sampling_params(
+    options: TranscriptionOptions, temperature: float, *, max_tokens: int, eos_token_ids: tuple[int, ...]
+) -> SamplingParams:
+    """How the text of a window is sampled; the log-probability of each token is reported."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+        eos_token_ids=eos_token_ids,
+        logprobs=0,
+    )
+
+
+def make_piece(
+    tokenizer: Tokenizer, text: str, tokens: Sequence[int], logprobs: Sequence[float] | None
+) -> TextDelta | None:
+    """A piece of text; None if it is empty.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        text: the text that the tokens have completed.
+        tokens: the tokens that were added.
+        logprobs: log-probability of each; None if they are not wanted.
+    """
+    details: tuple[TokenLogprob, ...] = ()
+    if logprobs is not None:
+        details = tuple(
+            TokenLogprob(tokenizer.token_text(token), logprob, tokenizer.token_bytes(token))
+            for token, logprob in zip(tokens, logprobs, strict=True)
+        )
+    return TextDelta(text, details) if text or details else None
+
+
+@dataclass(slots=True)
+class DecodingAttempt:
+    """The output of one request to the engine.
+
+    Attributes:
+        output: all tokens, with timestamps and the end.
+        pieces: pieces of the text, in order.
+        limited: whether it ended because there was no room for more tokens.
+    """
+
+    temperature: float
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pieces: list[TextDelta] = field(default_factory=list)
+    no_speech_prob: float = 0.0
+    limited: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def quality(self) -> Quality:
+        """Figures by which it is judged."""
+        mean = sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+        return Quality(mean, compression_ratio(self.text), self.no_speech_prob)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowResult:
+    """The transcription of a window. `words` have the index of the token they begin with."""
+
+    window: Window
+    attempt: DecodingAttempt
+    quality: Quality
+    spans: Sequence[SegmentSpan]
+    words: Sequence[tuple[int, Word]]
+    text_tokens: Sequence[int]
+    prompt_tokens: int
+    audio_tokens: int

@@ -1,0 +1,95 @@
+"""Streams of transcriptions: OpenAI's events, or vLLM's chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.api.http.sse import event
+from quire.api.serving.transcription.types import (
+    SpeechTask,
+    TextDelta,
+    TokenLogprob,
+    TranscriptionDone,
+    TranscriptionEvent,
+)
+from quire.api.speech_to_text.answers import SpeechToTextRequestBody, languages_of, logprob_list, usage_of
+
+Events = AsyncGenerator[TranscriptionEvent, None]
+
+
+async def openai_events(
+    events: Events, task: SpeechTask, ended: Callable[[], None], *, logprobs: bool
+) -> AsyncGenerator[bytes, None]:
+    """`transcript.text.delta` for each piece, then `transcript.text.done`.
+
+    Args:
+        events: events of the transcription.
+        task: task of the endpoint.
+        ended: called once the engine has finished.
+        logprobs: events have log-probabilities.
+    """
+    entries: list[TokenLogprob] = []
+    async with aclosing(events) as transcription:
+        async for one in transcription:
+            if isinstance(one, TextDelta):
+                body: dict[str, Any] = {"type": "transcript.text.delta", "delta": one.text}
+                if logprobs:
+                    entries += one.logprobs
+                    body["logprobs"] = [entry.model_dump() for entry in logprob_list(one.logprobs)]
+                yield event(body)
+            elif isinstance(one, TranscriptionDone):
+                ended()
+                body = {"type": "transcript.text.done", "text": one.text}
+                if logprobs:
+                    body["logprobs"] = [entry.model_dump() for entry in logprob_list(entries)]
+                if languages := languages_of(one, task):
+                    body["languages"] = languages
+                yield event({**body, "usage": usage_of(one.usage, "tokens").model_dump()})
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionChunkFields:
+    """Fields that all chunks of a stream share."""
+
+    id: str
+    model: str
+    task: SpeechTask
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def chunk(self, choices: list[dict[str, Any]], **fields: Any) -> bytes:
+        """An encoded chunk."""
+        kind = "translation.chunk" if self.task == "translate" else "transcription.chunk"
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return event({**head, "choices": choices, **fields})
+
+
+async def vllm_chunks(
+    events: Events, head: TranscriptionChunkFields, body: SpeechToTextRequestBody, ended: Callable[[], None]
+) -> AsyncGenerator[bytes, None]:
+    """A chunk for each piece, one with the finish reason, and one with the usage if requested."""
+    continuous = bool(body.stream_include_usage and body.stream_continuous_usage_stats)
+    pieces = 0
+    async with aclosing(events) as transcription:
+        async for one in transcription:
+            if isinstance(one, TextDelta):
+                pieces += 1
+                usage = {"usage": _counts(0, pieces)} if continuous else {}
+                yield head.chunk([_choice({"content": one.text}, None)], **usage)
+            elif isinstance(one, TranscriptionDone):
+                ended()
+                counts = _counts(one.usage.input_tokens, one.usage.output_tokens)
+                yield head.chunk([_choice({"content": ""}, "stop")], **({"usage": counts} if continuous else {}))
+                if body.stream_include_usage:
+                    yield head.chunk([], usage=counts)
+
+
+def _choice(delta: dict[str, str], finish_reason: str | None) -> dict[str, Any]:
+    return {"delta": delta, "finish_reason": finish_reason, "stop_reason": None}
+
+
+def _counts(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

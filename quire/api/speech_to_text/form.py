@@ -1,0 +1,86 @@
+"""Reads forms: the audio file, and fields as a client's multipart encoder writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect, Request
+
+from quire.api.http.errors import ClientDisconnected, InvalidRequest, shortened
+from quire.api.http.routing import enter_for_request
+
+Body = TypeVar("Body", bound=BaseModel)
+_MAX_FIELDS = 512
+_MAX_FIELD_SIZE = 1 << 20  # bytes
+_NESTED = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")  # as in chunking_strategy[type]
+
+
+async def read_form(request: Request, kind: type[Body]) -> tuple[UploadFile, Body]:
+    """The file and the fields of a form. Large files are on disk; they are deleted when the request has been answered.
+
+    Raises:
+        InvalidRequest: it is not a form, or has no file.
+        RequestValidationError: a field is not valid.
+        ClientDisconnected: the client disconnected before its end.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "multipart/form-data":
+        raise InvalidRequest("Unsupported Media Type: Only 'multipart/form-data' is allowed")
+    try:
+        form = await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_SIZE)
+    except ClientDisconnect as error:
+        raise ClientDisconnected from error
+    enter_for_request(request, _closing(form))
+    fields = _fields(form)
+    file = fields.pop("file", None)
+    if not isinstance(file, UploadFile):
+        reason = "is required" if file is None else "must be a file, not text"
+        raise InvalidRequest(f"`file` {reason}: send the audio as a part with a file name.", "file")
+    for name, value in fields.items():
+        if isinstance(value, UploadFile):
+            raise InvalidRequest(f"`{shortened(name)}` must not be a file.", name)
+    try:
+        return file, kind.model_validate(fields)
+    except ValidationError as error:
+        problems = error.errors(include_input=False)
+        raise RequestValidationError(problems, body=fields) from error
+
+
+@contextmanager
+def _closing(form: FormData) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for _, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                value.file.close()
+
+
+def _fields(form: FormData) -> dict[str, Any]:
+    """Fields by name. `name[]` is a list, `name[key]` an entry of an object, and an empty text is no value."""
+    fields: dict[str, Any] = {}
+    lists = {"timestamp_granularities", "include", "languages", "keywords"}
+    for name, value in form.multi_items():
+        base = name.removesuffix("[]")
+        nested = _NESTED.fullmatch(name)
+        if base != name or base in lists:
+            listed = fields.setdefault(base, [])
+            if not isinstance(listed, list):
+                raise InvalidRequest(f"`{shortened(base)}` is given twice.", base)
+            listed.append(value)
+        elif nested is not None:
+            inside = fields.setdefault(nested[1], {})
+            if not isinstance(inside, dict):
+                raise InvalidRequest(f"`{shortened(nested[1])}` is given twice.", nested[1])
+            inside[nested[2]] = value
+        elif name in fields:
+            raise InvalidRequest(f"`{shortened(name)}` is given twice.", name)
+        elif value != "":
+            fields[name] = value
+    return fields

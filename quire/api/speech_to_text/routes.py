@@ -1,0 +1,204 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: OpenAI's and vLLM's."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.datastructures import UploadFile
+from starlette.responses import Response
+
+from quire.api.http import fields
+from quire.api.http.errors import InvalidRequest
+from quire.api.http.request_ids import answer_id
+from quire.api.http.routing import CheckedRoute, enter_for_request, release_resources, releaser
+from quire.api.http.sse import DONE, EventStream, unless_disconnected
+from quire.api.http.tenant import current_tenant
+from quire.api.protocol.common import streamed
+from quire.api.protocol.speech_to_text import (
+    SpeechToTextRequest,
+    Transcription,
+    TranscriptionRequest,
+    TranslationRequest,
+    VerboseTranscription,
+    form_schema,
+)
+from quire.api.serving.admission import admit
+from quire.api.serving.models import ServedModel, ServerState
+from quire.api.serving.transcription.transcriber import Transcriber
+from quire.api.serving.transcription.types import (
+    SpeechTask,
+    TextDelta,
+    TokenLogprob,
+    TranscriptionDone,
+    TranscriptionOptions,
+    VoiceOptions,
+)
+from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
+from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
+from quire.api.speech_to_text.form import read_form
+from quire.multimodal.audio.decode import check_size
+
+# Fields that other servers know; their defaults are accepted.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "delay": (None,),
+    "include_stop_str_in_output": (False,),
+    "known_speaker_names": (None,),
+    "known_speaker_references": (None,),
+    "length_penalty": (1.0,),
+    "n": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": (None, "{}"),
+    "watermarking": (False, None),
+}
+_MIN_TEMPERATURE = 1e-3  # lower ones overflow the logits
+_WITH_TIMES = ("srt", "vtt", "verbose_json")
+_PLAIN = {"text/plain": {"schema": {"type": "string"}}}
+
+
+def router(state: ServerState) -> APIRouter:
+    """A router with the endpoints of transcriptions and translations."""
+    routes = APIRouter(route_class=CheckedRoute)
+    responses = streamed(Transcription | VerboseTranscription)
+    responses[200]["content"].update(_PLAIN)
+
+    @routes.post(
+        "/v1/audio/transcriptions",
+        responses=responses,
+        response_model=None,
+        openapi_extra=form_schema(TranscriptionRequest),
+    )
+    async def create_transcription(request: Request) -> Response:
+        """Turn speech into text."""
+        file, body = await read_form(request, TranscriptionRequest)
+        return await _answer(request, state, file, body, "transcribe")
+
+    @routes.post(
+        "/v1/audio/translations",
+        responses=responses,
+        response_model=None,
+        openapi_extra=form_schema(TranslationRequest),
+    )
+    async def create_translation(request: Request) -> Response:
+        """Turn speech into English text."""
+        file, body = await read_form(request, TranslationRequest)
+        return await _answer(request, state, file, body, "translate")
+
+    return routes
+
+
+async def _answer(
+    request: Request, state: ServerState, file: UploadFile, body: SpeechToTextRequestBody, task: SpeechTask
+) -> Response:
+    """Check, admit, decode, transcribe: what costs least comes first."""
+    fields.ignore(request, fields.take_unknown_fields(body))
+    _check_supported(body)
+    model = state.model_for(body.model, "transcribe")
+    transcriber, options = Transcriber(model), _options(body, state, task)
+    _check_target(body, options)
+    transcriber.check(options)
+    assert model.audio is not None
+    check_size(file.size or 0, model.audio.limits)
+    admit(request, model, 1, "file")
+    assert model.audio is not None
+    audio = await unless_disconnected(request, model.audio.decode(file.file, tenant=current_tenant()))
+    file.file.close()  # it may take space on disk
+    enter_for_request(request, model.audio.hold(audio))
+    events = transcriber.transcribe(audio.samples, options)
+    if body.stream:
+        return _stream(request, state, model, body, task, events)
+    try:
+        result, logprobs = await unless_disconnected(request, _collect(events))
+    finally:
+        release_resources(request)
+    return answer(body, task, result, logprobs)
+
+
+def _stream(
+    request: Request,
+    state: ServerState,
+    model: ServedModel,
+    body: SpeechToTextRequestBody,
+    task: SpeechTask,
+    events: Events,
+) -> EventStream:
+    ended = releaser(request)
+    if (body.stream_format or state.transcription_events) == "openai":
+        logprobs = isinstance(body, TranscriptionRequest) and bool(body.include)
+        chunks = openai_events(events, task, ended, logprobs=logprobs)
+        return EventStream(chunks, keepalive=state.sse_keep_alive_interval, done=b"")
+    head = TranscriptionChunkFields(answer_id(task, request, None), model.names[0], task)
+    return EventStream(vllm_chunks(events, head, body, ended), keepalive=state.sse_keep_alive_interval, done=DONE)
+
+
+async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob]]:
+    logprobs: list[TokenLogprob] = []
+    async with aclosing(events) as transcription:
+        async for one in transcription:
+            if isinstance(one, TextDelta):
+                logprobs += one.logprobs
+            elif isinstance(one, TranscriptionDone):
+                return one, logprobs
+    raise AssertionError("a transcription ends with TranscriptionDone")
+
+
+def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask) -> TranscriptionOptions:
+    voice = body.chunking_strategy
+    timeouts = [seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds]
+    own = body if isinstance(body, TranscriptionRequest) else TranscriptionRequest()
+    return TranscriptionOptions(
+        task=task,
+        language=body.language or None,
+        languages=tuple(own.languages),
+        prompt=body.prompt,
+        hotwords=" ".join(text for text in (body.hotwords or "", *own.keywords) if text),
+        temperature=max(body.temperature, _MIN_TEMPERATURE) if body.temperature else 0.0,
+        timestamps=body.response_format in _WITH_TIMES,
+        words="word" in own.timestamp_granularities,
+        logprobs=bool(own.include),
+        live=bool(body.stream),
+        voice=None if voice is None else VoiceOptions() if voice == "auto" else _voice(voice),
+        max_tokens=body.max_completion_tokens,
+        seed=body.seed,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        timeout=min(timeouts, default=None),
+    )
+
+
+def _voice(voice: Any) -> VoiceOptions:
+    return VoiceOptions(
+        threshold=voice.threshold,
+        prefix_padding_ms=voice.prefix_padding_ms,
+        silence_duration_ms=voice.silence_duration_ms,
+    )
+
+
+def _check_supported(body: SpeechToTextRequest) -> None:
+    for name, accepted in _UNSUPPORTED.items():
+        if getattr(body, name, accepted[0]) not in accepted:
+            raise InvalidRequest(f"`{name}` is not supported by this server.", name)
+    if body.response_format == "diarized_json":
+        raise InvalidRequest(
+            "The format diarized_json is not supported: this server has no speaker diarization. Supported formats: "
+            "json, text, srt, vtt, verbose_json.",
+            "response_format",
+        )
+
+
+def _check_target(body: SpeechToTextRequestBody, options: TranscriptionOptions) -> None:
+    """Refuse a language of the text that differs from the one that the task produces."""
+    target = body.to_language
+    if target and options.task == "translate" and target != "en":
+        raise InvalidRequest(f"`to_language` must be en, not {target}: translations are English.", "to_language")
+    if target and options.task == "transcribe" and target != options.language:
+        raise InvalidRequest(
+            f"`to_language` of a transcription must equal `language`, which is {options.language or 'not set'}, not "
+            f"{target}. /v1/audio/translations translates into English.",
+            "to_language",
+        )

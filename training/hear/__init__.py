@@ -1,0 +1,1 @@
+"""Trains quire-nano-hear, the bundled speech recognizer, on sentences that espeak-ng speaks."""
