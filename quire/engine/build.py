@@ -47,6 +47,7 @@ from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.wire.errors import FrontEndGone
 from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
 from quire.engine.wire.transport import CoreChannel
+from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
@@ -108,7 +109,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     """
     options = config.engine
     if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
+        native.set_threads(options.num_threads)
     device = find_device(config.model.device)
     logger.info("%s", device.description)
     with device.activate():

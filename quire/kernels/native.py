@@ -45,10 +45,14 @@ def supports(*tensors: Tensor) -> bool:
 
 
 def set_threads(count: int) -> None:
-    """Set on how many threads kernels and torch's operators run that this thread calls; kernels have to be there.
+    """Set how many threads kernels and torch's operators use in calls from this thread.
 
-    torch.set_num_threads does so for threads that begin later, too.
+    torch.set_num_threads, which runs where there are no compiled kernels, also sets this for threads that begin later,
+    and for matrix products of all threads.
     """
+    if kernels is None:
+        torch.set_num_threads(count)
+        return
     torch.get_num_threads()  # or the first operator in this thread would set torch's default
     kernels.set_threads(count)
 

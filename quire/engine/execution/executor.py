@@ -124,8 +124,8 @@ class ParallelExecutor(Executor):
     """Runs several steps at once, each in a thread of its own; for runners without state.
 
     Threads that share a step wait for each other at the end of every op. So the cores are divided among the steps in
-    flight: with as many steps as cores each has one, and a step that is alone has all of them. Without compiled kernels
-    one step has all cores, as torch has no way to say how many threads operators may use in one thread.
+    flight: with as many steps as cores each step has one, and a step that is alone has all of them. Without compiled
+    kernels one step runs at a time, on all cores: torch cannot set the number of threads for one calling thread only.
     """
 
     def __init__(self, device: Device, runner: Runner) -> None:
@@ -156,7 +156,7 @@ class ParallelExecutor(Executor):
 
     @override
     def close(self) -> None:
-        self._threads.shutdown()
+        self._threads.shutdown(cancel_futures=True)
         self._runner.close()
 
     def _run(self, plan: StepPlan) -> StepResult:
