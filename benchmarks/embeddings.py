@@ -1,7 +1,7 @@
 """Embeddings by Quire's server, beside sentence-transformers and onnxruntime: ``python -m benchmarks.embeddings``.
 
 512 texts of 8 to 400 words by all-MiniLM-L6-v2, all in one request; the others get them in one call, at the best of
-several batch sizes and data types. They take turns. CPU seconds, which are known on Linux, depend less on what else runs.
+several batch sizes and data types. They take turns. CPU seconds, known on Linux, depend less on what else runs.
 Then the latency of single short queries: on an idle server, and while a batch runs.
 To measure another checkout of Quire without the peers: ``cd CHECKOUT && python HERE/benchmarks/embeddings.py``.
 The peers need packages that the tests do not (sentence-transformers, onnxruntime, onnx, infinity-emb); those that are
