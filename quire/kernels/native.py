@@ -50,11 +50,9 @@ def set_threads(count: int) -> None:
     torch.set_num_threads, which runs where there are no compiled kernels, also sets this for threads that begin later,
     and for matrix products of all threads.
     """
-    if kernels is None:
-        torch.set_num_threads(count)
-        return
+    set_count = torch.set_num_threads if kernels is None else kernels.set_threads
     torch.get_num_threads()  # or the first operator in this thread would set torch's default
-    kernels.set_threads(count)
+    set_count(count)
 
 
 @contextmanager
