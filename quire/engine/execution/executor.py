@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,7 +112,11 @@ class _RunningStep(PendingStep):
 
     @override
     def wait(self, seconds: float) -> bool:
-        return not wait_for((self.future,), seconds).not_done
+        try:
+            self.future.exception(seconds)  # concurrent.futures.wait takes several times as long
+        except TimeoutError:
+            return False
+        return True
 
     @override
     def result(self) -> StepResult:
