@@ -1,8 +1,9 @@
 """Embeddings by Quire's server, beside sentence-transformers and onnxruntime: ``python -m benchmarks.embeddings``.
 
 512 texts of 8 to 400 words by all-MiniLM-L6-v2, all in one request; the others get them in one call, at the best of
-several batch sizes and data types. They take turns. Then the latency of single short queries: on an idle server, and
-while a batch runs.
+several batch sizes and data types. They take turns. CPU seconds, known on Linux, depend less on what else runs.
+Then the latency of single short queries: on an idle server, and while a batch runs.
+To measure another checkout of Quire without the peers: ``cd CHECKOUT && python HERE/benchmarks/embeddings.py``.
 The peers need packages that the tests do not (sentence-transformers, onnxruntime, onnx, infinity-emb); those that are
 not installed are left out. They may be in environments of their own: run this with the interpreter that has the first
 three, and name those of the servers by --quire and --infinity.
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 Vectors = NDArray[np.float32]
 Rows = dict[str, dict[str, Any]]
 Run = Callable[[list[str]], Vectors]
+Clock = Callable[[], float]  # CPU seconds of who runs
 _PORT = 8377
 _MAX_TOKENS = 256
 _BATCHES = (16, 32, 64)
@@ -62,18 +64,35 @@ def make_texts(folder: Path, count: int) -> list[str]:
     return [" ".join(rng.choices(words, k=rng.randint(8, 400))) for _ in range(count)]
 
 
+class Client(httpx.Client):
+    """A client of a server that was started as the leader of a session."""
+
+    def __init__(self, port: str, session: int) -> None:
+        super().__init__(base_url=f"http://127.0.0.1:{port}", timeout=600)
+        self._session = str(session)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the server's processes up to now."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12]) if fields[3] == self._session else 0
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def server(port: str, *command: str) -> Iterator[httpx.Client]:
+def server(port: str, *command: str) -> Iterator[Client]:
     """A running server."""
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", int(port))) == 0:
             sys.exit(f"port {port} is in use, perhaps by the server of a run that was killed")
     with (
         tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process,
     ):
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+            with Client(port, process.pid) as client:
                 if not _starts(client, process):
                     log.seek(0)
                     sys.exit(f"the server did not start: {' '.join(command)}\n{log.read()[-4000:]}")
@@ -96,7 +115,7 @@ def _starts(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def quire(python: str, port: int, folder: Path, *options: str) -> AbstractContextManager[httpx.Client]:
+def quire(python: str, port: int, folder: Path, *options: str) -> AbstractContextManager[Client]:
     """A running server of Quire. `python`: the interpreter that has it."""
     command = (python, "-m", "quire", "serve", str(folder), "--port", str(port), "--no-access-log")
     return server(str(port), *command, *options)
@@ -218,7 +237,7 @@ def _run(session: Any, tokenizer: Any, texts: list[str], batch: int) -> Vectors:
     return np.stack([out[index] for index in range(len(texts))])
 
 
-def infinity(stack: ExitStack, folder: Path, python: str) -> dict[str, Run]:
+def infinity(stack: ExitStack, folder: Path, python: str, clocks: dict[str, Clock]) -> dict[str, Run]:
     """infinity-emb's server, all texts in one request. `python`: the interpreter that has it."""
     runs: dict[str, Run] = {}
     for number, batch in enumerate(_BATCHES):
@@ -227,6 +246,7 @@ def infinity(stack: ExitStack, folder: Path, python: str) -> dict[str, Run]:
         command = (str(Path(python).parent / "infinity_emb"), "v2", *options, "--no-bettertransformer", "--port", port)
         client = stack.enter_context(server(port, *command))
         model = client.get("/models").json()["data"][0]["id"]
+        clocks[f"infinity-emb float32 batch {batch}"] = client.cpu_seconds
         runs[f"infinity-emb float32 batch {batch}"] = lambda texts, c=client, m=model: embed(  # type: ignore[misc]
             c, texts, "/embeddings", model=m
         )
@@ -249,20 +269,23 @@ def best_of(runs: dict[str, Run], texts: list[str], count: int) -> dict[str, Run
     return {name: runs[name] for name in sorted(runs, key=lambda name: seconds[name])[:count]}
 
 
-def peers(stack: ExitStack, args: argparse.Namespace, folder: Path, texts: list[str]) -> dict[str, Run]:
+def peers(
+    stack: ExitStack, args: argparse.Namespace, folder: Path, texts: list[str], clocks: dict[str, Clock]
+) -> dict[str, Run]:
     """The best of each kind that is installed, by a quarter of the texts."""
     kinds: list[dict[str, Run]] = []
     for package, make in (("sentence_transformers", sentence_transformers), ("onnxruntime", onnx)):
         if importlib.util.find_spec(package) is not None:
             kinds.append(make(folder))
     if args.infinity is not None:
-        kinds.append(infinity(stack, folder, args.infinity))
+        kinds.append(infinity(stack, folder, args.infinity, clocks))
     return {name: run for runs in kinds for name, run in best_of(runs, texts, args.candidates).items()}
 
 
 def measure(args: argparse.Namespace, folder: Path, texts: list[str]) -> None:
     """All take turns in each round, so that a machine that becomes slower does so for all of them."""
     seconds: dict[str, list[float]] = {}
+    cpu_seconds: dict[str, list[float]] = {}
     vectors: dict[str, Vectors] = {}
     with ExitStack() as stack:
         clients = {
@@ -273,24 +296,33 @@ def measure(args: argparse.Namespace, folder: Path, texts: list[str]) -> None:
             name: lambda texts, c=client: embed(c, texts, truncate_prompt_tokens=-1)  # type: ignore[misc]
             for name, client in clients.items()
         }
+        clocks: dict[str, Clock] = {name: client.cpu_seconds for name, client in clients.items()}
         for run in runs.values():
             run(texts[:64])
-        runs |= peers(stack, args, folder, texts)
+        runs |= peers(stack, args, folder, texts, clocks)
         for _ in range(args.rounds):
             for name, run in runs.items():
+                clock = clocks.get(name, time.process_time)
+                before = clock()
                 taken, vectors[name] = seconds_of(run, texts)
                 seconds.setdefault(name, []).append(taken)
-                print(name, f"{taken:.2f} s", flush=True)
-            rows = report(args, seconds, vectors)
+                cpu_seconds.setdefault(name, []).append(round(clock() - before, 2))
+                print(name, f"{taken:.2f} s, CPU {cpu_seconds[name][-1]:.2f} s", flush=True)
+            rows = report(args, seconds, cpu_seconds, vectors)
         for name, client in clients.items():
             rows[name] |= latencies(client, texts)
             print(name, rows[name], flush=True)
             store(args, rows)
 
 
-def report(args: argparse.Namespace, seconds: dict[str, list[float]], vectors: dict[str, Vectors]) -> Rows:
+def report(
+    args: argparse.Namespace,
+    seconds: dict[str, list[float]],
+    cpu_seconds: dict[str, list[float]],
+    vectors: dict[str, Vectors],
+) -> Rows:
     """The results so far, which are stored."""
-    rows: Rows = {name: {"seconds": values} for name, values in seconds.items()}
+    rows: Rows = {name: {"seconds": seconds[name], "cpu_seconds": cpu_seconds[name]} for name in seconds}
     for name, row in rows.items():
         row["worst_cosine"] = worst_cosine(vectors[name], vectors["quire float32"])
     add_ratios(rows)

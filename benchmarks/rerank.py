@@ -13,7 +13,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
@@ -38,7 +38,9 @@ def rerank(client: httpx.Client, query: str, documents: list[str]) -> Answer:
     return seconds, {one["index"]: one["relevance_score"] for one in body["results"]}, body["usage"]["total_tokens"]
 
 
-def row(args: argparse.Namespace, clients: dict[str, httpx.Client], words: Callable[[int], str], lengths: str) -> Row:
+def row(
+    args: argparse.Namespace, clients: Mapping[str, httpx.Client], words: Callable[[int], str], lengths: str
+) -> Row:
     """Both servers get the same requests in turns. Their scores must agree."""
     query_words, _, document_words = lengths.partition(":")
     answers: dict[str, list[Answer]] = {name: [] for name in clients}

@@ -134,8 +134,8 @@ EXTRACT = Phase(
      "arithmetic": 0.08},
 )  # fmt: skip
 # Answers held to a schema with other keys ran on to the length limit: after an age the model wanted a city. Half of the
-# conversations and rates of 0.008 cost arithmetic and extraction two points. Now all other themes but questions on Quire, whose
-# flags have new names, have a teacher, the weights that the phase started from, and the rates decay over half of the phase.
+# conversations and rates of 0.008 cost arithmetic and extraction two points. So the weights that the phase starts from
+# are the teacher of all other themes but questions on Quire, whose flags have new names.
 SCHEMAS = Phase(
     "schemas", 20_340, (0.008, 1e-3), 3,
     {"schema": 0.21, "calls": 0.10, "few_tools": 0.03, "tools": 0.01, "echo": 0.01, "table": 0.03, "recall": 0.07,

@@ -25,7 +25,7 @@ from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes,
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
-from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
 from quire.engine.execution.item_encoder import CrossWriter, ItemEncoder, NoItems, TokenEmbedder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
 from quire.engine.execution.runner import ModelRunner
@@ -48,6 +48,7 @@ from quire.engine.streaming_build import streaming_of
 from quire.engine.wire.errors import FrontEndGone
 from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
 from quire.engine.wire.transport import CoreChannel
+from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
@@ -109,7 +110,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     """
     options = config.engine
     if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
+        native.set_threads(options.num_threads)
     device = find_device(config.model.device)
     logger.info("%s", device.description)
     with device.activate():
@@ -164,16 +165,14 @@ def _build_encoder(
         convolutions=() if speech is None else speech.convolutions,
     )
     runner = _encoder_runner(model, loaded.context_len)
-    core = EngineCore(
+    return EngineCore(
         EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority"),
-        LocalExecutor(device, runner),
+        ParallelExecutor(device, runner),
         channel,
         vocab_size=loaded.vocab_size,
         pooler=loaded.pooler,
         speech=speech,
     )
-    runner.between_layers = core.run_urgent
-    return core
 
 
 def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> PackedRunner:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.execution.executor import Executor, PendingStep
+from quire.engine.execution.executor import Executor, ParallelExecutor, PendingStep
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.item_validation import invalid_items
 from quire.engine.models.pooler_spec import PoolerSpec
@@ -43,6 +43,7 @@ from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
 _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
+_LOOK_AFTER = 0.002  # seconds between looks at what arrives while the steps of an encoder run
 _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
 _CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
 
@@ -119,18 +120,18 @@ class EngineCore:
                 self._idle()
 
     def step(self) -> None:
-        """Submit the next step; wait for the oldest one if no more may be in flight, or nothing could be submitted."""
-        submitted = self.scheduler.has_work and self._submit()
-        if not submitted or len(self._in_flight) >= self.executor.max_steps_in_flight:
-            self._finish_oldest()
+        """Submit the next step; wait for the oldest one if no more may be in flight, or nothing could be submitted.
 
-    def run_urgent(self, running: StepPlan) -> None:
-        """Run short requests between layers of a running step; skips flows that the step already contains."""
-        assert isinstance(self.scheduler, EncoderScheduler)
-        self._drain_inbox()
-        plan = self.scheduler.plan_urgent(running)
-        if plan.encoder_requests:
-            self._finish(_SubmittedStep(plan, self.executor.submit(plan), time.monotonic()))
+        A wait for a step of an encoder ends after a while, so that what arrives is handled.
+        """
+        limit = self.executor.max_steps_in_flight
+        submitted = len(self._in_flight) < limit and self.scheduler.has_work and self._submit()
+        if submitted and len(self._in_flight) < limit:
+            return
+        if not isinstance(self.scheduler, EncoderScheduler) or self._in_flight[0].pending.wait(_LOOK_AFTER):
+            self._finish(self._in_flight.popleft())
+        else:
+            self._run_urgent(self.scheduler)
 
     def check(self) -> None:
         """Assert that scheduler and executor are consistent."""
@@ -151,8 +152,12 @@ class EngineCore:
         self._in_flight.append(_SubmittedStep(plan, self.executor.submit(plan), started))
         return True
 
-    def _finish_oldest(self) -> None:
-        self._finish(self._in_flight.popleft())
+    def _run_urgent(self, scheduler: EncoderScheduler) -> None:
+        """Run short requests in this thread: they need not wait for the steps in flight, which belong to others."""
+        assert isinstance(self.executor, ParallelExecutor)
+        plan = scheduler.plan_urgent(step.plan for step in self._in_flight)
+        if plan.encoder_requests:
+            self._finish(_SubmittedStep(plan, self.executor.run_beside(plan), time.monotonic()))
 
     def _finish(self, step: _SubmittedStep) -> None:
         outputs = self.scheduler.finish(step.plan, step.pending.result())

@@ -41,15 +41,21 @@ _NATIVE = {
 }
 
 
+def kernel_activation(act: str, size: int) -> str | None:
+    """The kernels' name of an activation; None if they do not compute it for rows of `size` elements."""
+    return _NATIVE.get(act) if size % native.LANES == 0 else None
+
+
 def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
     """act(x) of all elements of x (rows, size).
 
     Args:
         in_place: whether the result may overwrite x.
     """
-    if act in _NATIVE and x.dim() == 2 and x.shape[1] % native.LANES == 0 and native.supports(x) and x.is_contiguous():
+    name = kernel_activation(act, x.shape[-1])
+    if name is not None and x.dim() == 2 and native.supports(x) and x.is_contiguous():
         out = x if in_place else empty(x.shape, x.dtype)
-        native.kernels.activation(x=x, out=out, act=_NATIVE[act])
+        native.kernels.activation(x=x, out=out, act=name)
         return out
     return ACTIVATIONS[act](x)
 
@@ -57,9 +63,10 @@ def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
 def act_and_mul(gate_up: Tensor, act: str) -> Tensor:
     """act(gate) * up, where the last dimension of gate_up (tokens, 2 * size) is gate and then up."""
     size = gate_up.shape[-1] // 2
-    if act in _NATIVE and size % native.LANES == 0 and native.supports(gate_up) and gate_up.is_contiguous():
+    name = kernel_activation(act, size)
+    if name is not None and native.supports(gate_up) and gate_up.is_contiguous():
         out = empty((*gate_up.shape[:-1], size), gate_up.dtype)
-        native.kernels.act_and_mul(gate_up=gate_up, out=out, act=_NATIVE[act])
+        native.kernels.act_and_mul(gate_up=gate_up, out=out, act=name)
         return out
     return reference(gate_up, act)
 

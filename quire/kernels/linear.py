@@ -21,13 +21,20 @@ class PackedWeight(Protocol):
     nbytes: int
 
     def __call__(
-        self, x: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        act: str | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """x W^T + b.
+        """act(x W^T + b).
 
         Args:
             x: (rows, size_in).
             bias: (size_out,) float32.
+            act: a name from `kernel_activation`; None for no activation.
             out_dtype: of the result: float32 or x's dtype, which is the default.
             out: (rows, size_out), written to if given; `out_dtype` is ignored then.
 
@@ -45,13 +52,19 @@ class PackedBFloat16:
         self.nbytes = self._data.nbytes
 
     def __call__(
-        self, x: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        act: str | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """x W^T + b; see `PackedWeight`."""
+        """act(x W^T + b); see `PackedWeight`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         if out is None:
             out = empty((len(x), self.size_out), out_dtype or torch.bfloat16)
-        native.kernels.linear(x=x, weight=self._data, bias=bias, out=out)
+        native.kernels.linear(x=x, weight=self._data, bias=bias, out=out, act=act)
         return out
 
     def rows(self, indices: Tensor) -> Tensor:

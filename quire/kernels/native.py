@@ -44,6 +44,17 @@ def supports(*tensors: Tensor) -> bool:
     return kernels is not None and not _thread.disabled and kernels.supports(*tensors)
 
 
+def set_threads(count: int) -> None:
+    """Set how many threads kernels and torch's operators use in calls from this thread.
+
+    torch.set_num_threads, which runs where there are no compiled kernels, also sets this for threads that begin later,
+    and for matrix products of all threads.
+    """
+    set_count = torch.set_num_threads if kernels is None else kernels.set_threads
+    torch.get_num_threads()  # or the first operator in this thread would set torch's default
+    set_count(count)
+
+
 @contextmanager
 def disabled() -> Iterator[None]:
     """Run the torch references in this thread."""

@@ -36,9 +36,15 @@ class PackedInteger:
         self.nbytes = self._data.nbytes + self._scales.nbytes + self._corrections.nbytes
 
     def __call__(
-        self, x: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        act: str | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """x W^T + b; see `PackedWeight`."""
+        """act(x W^T + b); see `PackedWeight`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         if out is None:
             out = empty((len(x), self.size_out), out_dtype or x.dtype)
@@ -50,6 +56,7 @@ class PackedInteger:
             bias=bias,
             out=out,
             bits=self._bits,
+            act=act,
         )
         return out
 

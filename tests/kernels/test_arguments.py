@@ -39,7 +39,8 @@ def _decode() -> Arguments:
 
 def _linear() -> Arguments:
     weight = PackedBFloat16(torch.randn(40, 16).bfloat16())._data
-    return {"x": torch.randn(3, 16).bfloat16(), "weight": weight, "bias": torch.randn(40), "out": torch.empty(3, 40)}
+    x, bias, out = torch.randn(3, 16).bfloat16(), torch.randn(40), torch.empty(3, 40)
+    return {"x": x, "weight": weight, "bias": bias, "out": out, "act": None}
 
 
 def _rope() -> Arguments:
@@ -135,6 +136,7 @@ def _rope() -> Arguments:
         ),
         ("linear", _linear, {"bias": torch.randn(40).bfloat16()}, TypeError, "bias: dtype float32 is expected"),
         ("linear", _linear, {"x": torch.randn(3, 16)}, TypeError, "x: dtype bfloat16 is expected, not float32"),
+        ("linear", _linear, {"act": "relu"}, ValueError, "act: a multiple of 16 outputs is expected"),
         ("qk_norm_rope", _rope, {"sin": None}, ValueError, "cos, sin: both or neither has to be given"),
         ("qk_norm_rope", _rope, {"cos": torch.randn(2, 16)}, ValueError, "cos: shape .tokens=3, pairs. is expected"),
         ("qk_norm_rope", _rope, {"q_heads": 4}, ValueError, "q_heads, k_heads: at most the heads of x"),

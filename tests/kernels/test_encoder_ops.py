@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels import native
+from quire.kernels import varlen_attention as module
 from quire.kernels.activation import ACTIVATIONS, activation
 from quire.kernels.capture import CapturedCalls, Workspace
 from quire.kernels.layer_norm import layer_norm
@@ -88,7 +89,7 @@ def test_varlen_attention(params: EncoderAttentionParams, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [2, 16, 24, 33, 64, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize("dim", [2, 16, 20, 24, 33, 64, 72, 80, 96, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2)])
 def test_varlen_attention_of_all_head_dims(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     q, k, v, offsets = _qkv([40, 5, 290], heads, kv_heads, dim, dtype)
@@ -98,6 +99,30 @@ def test_varlen_attention_of_all_head_dims(heads: int, kv_heads: int, dim: int, 
         expected = varlen_attention(q.float(), k.float(), v.float(), offsets, params)
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [20, 32, 72, 80])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 33, 47, 65, 513])
+def test_attention_reads_and_writes_only_what_belongs_to_it(
+    length: int, dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between NaN: other heads, other sequences, what comes after the last token, and the memory of the output."""
+    torch.manual_seed(0)
+    x = torch.full((3 * length + 40, 8, dim), torch.nan).to(dtype)
+    x[length : 2 * length, 1:7] = torch.randn(length, 6, dim).to(dtype)
+    q, k, v = x[: 3 * length, 1:3], x[: 3 * length, 3:5], x[: 3 * length, 5:7]
+    params = EncoderAttentionParams(dim**-0.5)
+    monkeypatch.setattr(module, "empty", lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype))
+    out = varlen_attention(q, k, v, _offsets([length] * 3), params)
+    own = slice(length, 2 * length)
+    with native.disabled():
+        expected = varlen_attention(q[own].float(), k[own].float(), v[own].float(), _offsets([length]), params)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(out[own].float(), expected, atol=tolerance, rtol=tolerance)
+    assert out[:length].isnan().all()
+    assert out[2 * length :].isnan().all()
 
 
 @compiled

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import native
+from quire.kernels import linear, native, quantized
+from quire.kernels.activation import ACTIVATIONS, kernel_activation
 from quire.kernels.linear import PackedBFloat16, pack_weight
 from quire.kernels.quantized import PackedInteger
 
@@ -67,6 +68,31 @@ def test_rows_with_nan_or_inf_become_nan(bits: int, odd: float) -> None:
     out = panels(x, None)
     assert out[2].isnan().all()
     assert out[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_new", "quick_gelu", "silu", "relu"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size_out"), [(1, 16), (7, 208), (13, 48), (40, 1536)])
+def test_an_activation_is_that_of_the_outputs(
+    rows: int, size_out: int, quantization: str, act: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch computes it, whatever was in the memory of the output; NaN stays."""
+    torch.manual_seed(0)
+    x, bias = torch.randn(rows, 64).bfloat16(), torch.randn(size_out)
+    bias[:4] = torch.tensor([200.0, -200.0, torch.nan, -8.0])
+    panels = pack_weight(torch.randn(size_out, 64).bfloat16(), quantization)  # type: ignore[arg-type]
+    name = kernel_activation(act, size_out)
+    assert panels is not None
+    assert name is not None
+    for module in (linear, quantized):
+        monkeypatch.setattr(module, "empty", lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype))
+    plain = panels(x, bias, out_dtype=dtype)
+    out = panels(x, bias, act=name, out_dtype=dtype)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, ACTIVATIONS[act](plain.float()).to(dtype), equal_nan=True)
+    assert out[:, 2].isnan().all()
+    assert out.isnan().sum() == rows
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

@@ -41,6 +41,9 @@ class _Withheld:
         self._executor = executor
         self._pending = pending
 
+    def wait(self, seconds: float) -> bool:
+        return self._pending.wait(seconds)
+
     def result(self) -> StepResult:
         self._executor._in_flight -= 1
         return self._pending.result()

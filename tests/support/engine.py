@@ -118,7 +118,7 @@ class Engine:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}
         self.preemptions = self.drafted = self.accepted = 0
-        self.items_encoded = self.items_cached = 0
+        self.items_encoded = self.items_cached = self.steps = 0
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams | PoolingParams, **fields: Any
@@ -171,6 +171,7 @@ class Engine:
     def _collect(self) -> None:
         for message in self.channel.sent:
             if isinstance(message, StepOutput):
+                self.steps += message.stats.step_tokens > 0
                 self.preemptions += message.stats.preemptions
                 self.drafted += message.stats.drafted_tokens
                 self.accepted += message.stats.accepted_tokens

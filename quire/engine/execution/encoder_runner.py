@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,18 +26,11 @@ logger = logging.getLogger(__name__)
 class PackedRunner(ABC):
     """Runs a model over the requests of a step, concatenated without padding.
 
-    Attributes:
-        between_layers: called with the plan of a step that is running, between two of its layers; it may execute
-            another step. None within such a step.
+    It has no state, so several threads may run steps at once.
     """
 
-    def __init__(self) -> None:
-        self.between_layers: Callable[[StepPlan], None] | None = None
-
     @abstractmethod
-    def _compute(
-        self, requests: Sequence[AddRequest], between_layers: Callable[[], None] | None
-    ) -> Iterator[tuple[AddRequest, PooledArray]]:
+    def _compute(self, requests: Sequence[AddRequest]) -> Iterator[tuple[AddRequest, PooledArray]]:
         """The result of each request."""
 
     @torch.inference_mode()
@@ -48,7 +40,7 @@ class PackedRunner(ABC):
         if not plan.encoder_requests:
             return result
         try:
-            self._run(plan.encoder_requests, result, plan)
+            self._run(plan.encoder_requests, result)
         except Exception:  # error boundary: only the requests for which it fails alone end
             logger.exception("a step failed; its requests are computed one by one")
             for request in plan.encoder_requests:
@@ -64,50 +56,29 @@ class PackedRunner(ABC):
 
     def _run_alone(self, request: AddRequest, result: StepResult) -> None:
         try:
-            self._run([request], result, None)
+            self._run([request], result)
         except Exception as error:  # error boundary: only this request fails
             logger.exception("the model failed for request %s", request.request_id)
             result.errors[request.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
 
-    def _run(self, requests: Sequence[AddRequest], result: StepResult, plan: StepPlan | None) -> None:
-        with self._interrupted(plan) as between:
-            for request, array in self._compute(requests, between):
-                result.pooled[request.request_id] = array
-
-    @contextmanager
-    def _interrupted(self, plan: StepPlan | None) -> Iterator[Callable[[], None] | None]:
-        """What the model calls between two layers: `between_layers`, which is not called within itself."""
-        call = self.between_layers
-        if call is None or plan is None:
-            yield None
-            return
-        self.between_layers = None
-
-        def between() -> None:
-            call(plan)
-
-        try:
-            yield between
-        finally:
-            self.between_layers = call
+    def _run(self, requests: Sequence[AddRequest], result: StepResult) -> None:
+        for request, array in self._compute(requests):
+            result.pooled[request.request_id] = array
 
 
 class EncoderRunner(PackedRunner):
     """Runs an encoder of text, and its pooler."""
 
     def __init__(self, model: Encoder, pooler: Pooler) -> None:
-        super().__init__()
         self.model = model
         self._pooler = pooler
 
-    def _compute(
-        self, requests: Sequence[AddRequest], between_layers: Callable[[], None] | None
-    ) -> Iterator[tuple[AddRequest, PooledArray]]:
+    def _compute(self, requests: Sequence[AddRequest]) -> Iterator[tuple[AddRequest, PooledArray]]:
         lengths = [len(request.prompt) for request in requests]
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
         inputs = _inputs(requests, offsets, self.model)
         assert inputs.cu_seqlens is not None
-        hidden = self.model.run(inputs, VarlenAttend(inputs.cu_seqlens), between_layers=between_layers)
+        hidden = self.model.run(inputs, VarlenAttend(inputs.cu_seqlens))
         for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
             yield request, self._pool(hidden[begin:end], request)
 
@@ -123,14 +94,11 @@ class CTCRunner(PackedRunner):
     """Runs an encoder of audio with a projection to the logits of each position."""
 
     def __init__(self, model: CTCModel) -> None:
-        super().__init__()
         self.model = model
 
-    def _compute(
-        self, requests: Sequence[AddRequest], between_layers: Callable[[], None] | None
-    ) -> Iterator[tuple[AddRequest, PooledArray]]:
+    def _compute(self, requests: Sequence[AddRequest]) -> Iterator[tuple[AddRequest, PooledArray]]:
         embedded, offsets = embed_items(self.model.encoder, [request.items[0] for request in requests])
-        logits = self.model.run(embedded, VarlenAttend(offsets), offsets, between_layers)
+        logits = self.model.run(embedded, VarlenAttend(offsets), offsets)
         for request, part in zip(requests, logits, strict=True):
             tokens = part.argmax(-1, keepdim=True)
             logprobs = part.log_softmax(-1).gather(1, tokens)

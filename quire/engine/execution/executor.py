@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from typing_extensions import override
 
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
 from quire.engine.scheduling.plan import StepPlan, StepResult
+from quire.kernels import native
 
 
 class PendingStep(Protocol):
     """A submitted step."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the step to finish, at most so long; returns whether it has finished."""
 
     def result(self) -> StepResult:
         """Wait for the step to finish."""
@@ -33,7 +40,7 @@ class Runner(Protocol):
 
 
 class Executor(Protocol):
-    """Runs steps in the order in which they are submitted.
+    """Runs steps, which begin in the order in which they are submitted.
 
     Attributes:
         max_steps_in_flight: submitted steps whose results may be outstanding. With 1 a step's results are known before
@@ -60,6 +67,10 @@ class FinishedStep(PendingStep):
     """A step whose result is known."""
 
     value: StepResult
+
+    @override
+    def wait(self, seconds: float) -> bool:
+        return True
 
     @override
     def result(self) -> StepResult:
@@ -93,3 +104,76 @@ class LocalExecutor(Executor):
     @override
     def close(self) -> None:
         self._runner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningStep(PendingStep):
+    future: Future[StepResult]
+
+    @override
+    def wait(self, seconds: float) -> bool:
+        try:
+            self.future.exception(seconds)  # concurrent.futures.wait takes several times as long
+        except TimeoutError:
+            return False
+        return True
+
+    @override
+    def result(self) -> StepResult:
+        return self.future.result()
+
+
+class ParallelExecutor(Executor):
+    """Runs several steps at once, each in a thread of its own; for runners without state.
+
+    Threads that share a step wait for each other at the end of every op. So the cores are divided among the steps in
+    flight: with as many steps as cores each step has one, and a step that is alone has all of them. Without compiled
+    kernels one step runs at a time, on all cores: torch cannot set the number of threads for one calling thread only.
+    """
+
+    def __init__(self, device: Device, runner: Runner) -> None:
+        self._device = device
+        self._runner = runner
+        self._cores = 1 if native.kernels is None else torch.get_num_threads()
+        self.max_steps_in_flight = self._cores + 1  # one that is ready when another one ends
+        self._threads = ThreadPoolExecutor(self._cores, "quire-step")
+        self._in_flight = 0
+        self._lock = threading.Lock()  # of the counter
+
+    @override
+    def submit(self, plan: StepPlan) -> PendingStep:
+        self._count(1)
+        return _RunningStep(self._threads.submit(self._run, plan))
+
+    def run_beside(self, plan: StepPlan) -> PendingStep:
+        """Run a short step in the calling thread, on one core, though all threads are busy."""
+        return FinishedStep(self._execute(plan, 1))
+
+    @override
+    def prefault(self) -> bool:
+        return False
+
+    @override
+    def check(self) -> None:
+        self._runner.check()
+
+    @override
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self._runner.close()
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        try:
+            return self._execute(plan, max(1, self._cores // self._in_flight))
+        finally:
+            self._count(-1)
+
+    def _execute(self, plan: StepPlan, threads: int) -> StepResult:
+        if native.kernels is not None:
+            native.set_threads(threads)
+        with self._device.activate():
+            return self._runner.execute(plan)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._in_flight += change

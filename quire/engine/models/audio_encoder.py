@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -79,12 +79,7 @@ class AudioEncoder(LayerStack):
         return embedded
 
     def run(
-        self,
-        items: Sequence[Tensor],
-        attend: Attend,
-        cu_seqlens: Tensor,
-        between_layers: Callable[[], None] | None = None,
-        positions: Tensor | None = None,
+        self, items: Sequence[Tensor], attend: Attend, cu_seqlens: Tensor, positions: Tensor | None = None
     ) -> list[Tensor]:
         """Encode items.
 
@@ -92,7 +87,6 @@ class AudioEncoder(LayerStack):
             items: the result of `embed` for each item.
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
-            between_layers: called after each layer but the last.
             positions: (positions,) int64, of all items; None: each begins at 0.
 
         Returns:
@@ -109,7 +103,7 @@ class AudioEncoder(LayerStack):
             relative_bias=None if self.relative_bias is None else self.relative_bias(),
             relative_positions=distances,
         )
-        x = self._encode(_concatenated(items), step, between_layers)
+        x = self._encode(_concatenated(items), step)
         if self.spec.averaged > 1:
             parts = [_averaged(part, self.spec.averaged) for part in x.split(lengths)]
             lengths = [len(part) for part in parts]
@@ -122,17 +116,15 @@ class AudioEncoder(LayerStack):
             return [self.projector(part) for part in x.split(lengths)]
         return list((x if self.projector is None else self.projector(x)).split(lengths))
 
-    def _encode(self, x: Tensor, step: StepContext, between_layers: Callable[[], None] | None) -> Tensor:
+    def _encode(self, x: Tensor, step: StepContext) -> Tensor:
         """The layers' output, behind the inputs of those that are concatenated."""
         if not self.spec.concatenated:
-            return self.run_layers(x, step, between_layers, normed=False)
+            return self.run_layers(x, step, normed=False)
         kept = []
         for index, layer in enumerate(self.layers):
             if index in self.spec.concatenated:
                 kept.append(x)
             x = layer(x, step)
-            if between_layers is not None and index + 1 < len(self.layers):
-                between_layers()
         return torch.cat((*kept, x), 1)
 
     def _ropes(self, lengths: Sequence[int], positions: Tensor | None) -> dict[Rope, CosSin]:
@@ -201,14 +193,8 @@ class CTCModel(nn.Module):
         self.encoder = AudioEncoder(spec.encoder)
         self.head = Linear(spec.encoder.hidden, spec.vocab, bias=True)
 
-    def run(
-        self,
-        items: Sequence[Tensor],
-        attend: Attend,
-        cu_seqlens: Tensor,
-        between_layers: Callable[[], None] | None = None,
-    ) -> list[Tensor]:
+    def run(self, items: Sequence[Tensor], attend: Attend, cu_seqlens: Tensor) -> list[Tensor]:
         """Logits (positions, vocab) float32 of each item; see `AudioEncoder.run`."""
-        encoded = self.encoder.run(items, attend, cu_seqlens, between_layers)
+        encoded = self.encoder.run(items, attend, cu_seqlens)
         logits: Tensor = self.head(_concatenated(encoded), out_dtype=torch.float32)
         return list(logits.split([len(item) for item in encoded]))

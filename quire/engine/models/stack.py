@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -95,27 +94,16 @@ class LayerStack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = make_norm(spec.hidden, spec.norm) if spec.final_norm else nn.Identity()
 
-    def run_layers(
-        self,
-        x: Tensor,
-        step: StepContext,
-        between_layers: Callable[[], None] | None = None,
-        *,
-        normed: bool = True,
-    ) -> Tensor:
+    def run_layers(self, x: Tensor, step: StepContext, *, normed: bool = True) -> Tensor:
         """(tokens, hidden) to the hidden states after the norm.
 
         Args:
             x: input of the first layer.
             step: values for all layers.
-            between_layers: called after each layer but the last.
             normed: False: without the norm.
         """
         for layer in self.layers:
-            is_last = layer is self.layers[-1]
-            x = layer(x, step, last_layer=is_last)
-            if between_layers is not None and not is_last:
-                between_layers()
+            x = layer(x, step, last_layer=layer is self.layers[-1])
         hidden: Tensor = self.norm(x) if normed else x
         return hidden
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
@@ -42,9 +40,8 @@ class Transformer(LayerStack):
         *,
         last_token_only: bool = False,
         cross: CrossAttend | None = None,
-        between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Hidden states of a step, as `LanguageModel.run` describes; `between_layers` is called between two layers."""
+        """Hidden states of a step, as `LanguageModel.run` describes."""
         x = self.embed(inputs.token_ids)
         if inputs.items is not None:
             x = inputs.items.apply(x)
@@ -60,7 +57,7 @@ class Transformer(LayerStack):
             cross,
             inputs.adapted,
         )
-        return self.run_layers(x, step, between_layers)
+        return self.run_layers(x, step)
 
     @property
     def pooler_heads(self) -> PoolerHeads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from quire.engine.scheduling.fair_queue import FairQueue
 from quire.engine.scheduling.limits import SchedulerLimits
@@ -46,9 +46,9 @@ class EncoderScheduler:
         """Choose the requests of the next step: those that come next, up to `max_tokens` tokens, but at least one."""
         return self._take(self.limits.max_tokens, at_least_one=True)
 
-    def plan_urgent(self, running: StepPlan) -> StepPlan:
-        """Choose short requests to run between layers of a running step; skips flows that the step already contains."""
-        flows = {_flow(message) for message in running.encoder_requests}
+    def plan_urgent(self, running: Iterable[StepPlan]) -> StepPlan:
+        """Choose short requests to run beside running steps; skips flows that these already contain."""
+        flows = {_flow(message) for plan in running for message in plan.encoder_requests}
         return self._take(_URGENT_TOKENS, at_least_one=False, without=flows)
 
     def _take(self, max_tokens: int, *, at_least_one: bool, without: Collection[str] = ()) -> StepPlan:

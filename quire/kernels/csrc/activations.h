@@ -1,26 +1,12 @@
 // Activations of vectors of floats. NaN is kept.
 #pragma once
 
+#include "normal_tail.h"
+
 enum class Activation { SILU, GELU, GELU_TANH, QUICK_GELU, RELU };
 
-// The probability that a normal variable is below -x, for 0 <= x <= 14: erfc(x / sqrt(2)) / 2, relative error below 4e-7.
-// erfc(z) = t exp(p(t) - z * z) with t = 1 / (1 + z / 2); p is a polynomial fitted in 2.4 t - 1.4.
-inline Floats normal_tail(Floats x) {
-    Floats t = 1.0f / (1.0f + 0.3535533906f * x), s = 2.4f * t - 1.4f, p = broadcast(5.48602468e-5f);
-    p = p * s + 7.27287902e-5f;
-    p = p * s - 5.34320610e-4f;
-    p = p * s - 2.25964162e-4f;
-    p = p * s + 3.70747674e-3f;
-    p = p * s - 1.06340791e-3f;
-    p = p * s - 2.94703369e-2f;
-    p = p * s + 1.57473061e-2f;
-    p = p * s + 5.70307103e-1f;
-    p = p * s - 5.58595398e-1f;
-    return 0.5f * t * vector_exp(p - 0.5f * x * x);
-}
-
 inline Floats gelu(Floats x) {
-    Floats positive = maximum(broadcast(0.0f), x), size = minimum(broadcast(14.0f), maximum(x, -x));
+    Floats positive = maximum(broadcast(0.0f), x), size = minimum(broadcast(7.8f), maximum(x, -x));
     return positive - size * normal_tail(size);
 }
 
@@ -53,4 +39,15 @@ void with_activation(Activation act, Body body) {
         case Activation::QUICK_GELU: return body(std::integral_constant<Activation, Activation::QUICK_GELU>{});
         case Activation::RELU: return body(std::integral_constant<Activation, Activation::RELU>{});
     }
+}
+
+// act(x) of rows of `count` elements, a multiple of 16; `out` may be x.
+template <class T>
+void activate_rows(Activation act, const typename T::Element *x, typename T::Element *out, int64_t rows, int64_t count,
+                   int64_t stride) {
+    with_activation(act, [&](auto chosen) {
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t i = row * stride; i < row * stride + count; i += LANES)
+                T::store(out + i, activated<chosen()>(T::load(x + i)));
+    });
 }

@@ -108,6 +108,15 @@ PyObject *supports(PyObject *, PyObject *const *tensors, Py_ssize_t count) {
     return PyBool_FromLong(first == DType::FLOAT32 || first == DType::BFLOAT16);
 }
 
+PyObject *set_threads(PyObject *, PyObject *count) {
+    return with_python_errors("set_threads", [&]() -> PyObject * {
+        int64_t value = Convert<int64_t>::from_python(count, "count");
+        require(value > 0 && value <= 1 << 16, "count", "1 to 65536 threads are expected");
+        set_pool_threads(int(value));
+        Py_RETURN_NONE;
+    });
+}
+
 PyObject *pool_calls_for_tests(PyObject *, PyObject *) { return PyLong_FromUnsignedLong(get_pool_calls()); }
 
 PyObject *set_pool_calls_for_tests(PyObject *, PyObject *calls) {
@@ -125,6 +134,7 @@ PyMethodDef functions[] = {
     {"end_capture", end_capture, METH_NOARGS, "end_capture()\n\nThe captured calls, or None if they are incomplete."},
     {"replay", _PyCFunction_CAST(replay), METH_FASTCALL, "replay(calls, counts)\n\nRun captured calls for other counts."},
     {"supports", _PyCFunction_CAST(supports), METH_FASTCALL, "supports(*tensors)\n\nSee quire.kernels.native."},
+    {"set_threads", set_threads, METH_O, "set_threads(count)\n\nSee quire.kernels.native."},
     {"pool_calls", pool_calls_for_tests, METH_NOARGS, "pool_calls()\n\nFor tests: the counter of this thread's pool."},
     {"set_pool_calls", set_pool_calls_for_tests, METH_O, "set_pool_calls(calls)\n\nFor tests: sets that counter."},
     {nullptr, nullptr, 0, nullptr},

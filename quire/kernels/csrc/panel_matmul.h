@@ -5,6 +5,7 @@
 
 #include "parallel.h"
 #include "simd.h"
+#include "activations.h"
 
 constexpr int64_t PANEL = 2 * LANES;            // outputs
 constexpr int64_t MAX_ROWS = 12;                // whose sums fit into registers beside the weights
@@ -116,6 +117,21 @@ class OutputEpilogue {
     int64_t stride_, count_;
     alignas(64) float bias_[PANEL] = {};
 };
+
+// The activation of a tile of outputs, if there is one: they are still in the first-level cache.
+template <class T, class Call>
+void activate_tile(const Call &a, int64_t row, int64_t rows, int64_t output) {
+    if (!a.act) return;
+    auto *out = (typename T::Element *)a.out + row * a.size_out + output;
+    activate_rows<T>(*a.act, out, out, rows, std::min<int64_t>(PANEL, a.size_out - output), a.size_out);
+}
+
+// The activation that a linear layer applies to its outputs, if any.
+inline std::optional<Activation> output_activation(std::optional<std::string_view> act, int64_t size_out) {
+    if (!act) return {};
+    require(size_out % LANES == 0, "act", "a multiple of 16 outputs is expected");
+    return activation_named(*act);
+}
 
 // Rows of bfloat16 inputs. They are copied if their stride is a multiple of a page of memory, as all rows of a tile would
 // then compete for the same few lines of the first-level cache.

@@ -101,6 +101,7 @@ Pool &own_pool() {
 }  // namespace
 
 int pool_threads() { return omp_get_max_threads(); }
+void set_pool_threads(int count) { omp_set_num_threads(count); }
 
 void run_parallel(const std::function<void(int)> &body) {
     int threads = pool_threads();

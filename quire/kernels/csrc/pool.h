@@ -5,6 +5,7 @@
 
 // How many threads take part in a call of `run_parallel` at most: those that OpenMP, and so torch, may use here.
 int pool_threads();
+void set_pool_threads(int count);  // for calls from this thread
 
 // Runs body(thread) on this thread, as number 0, and on those of its pool's threads that join in time. A thread that is
 // late, because its processor is busy, is not waited for, so the body has to do all of the work by itself if no other

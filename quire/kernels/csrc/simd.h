@@ -148,6 +148,31 @@ inline Floats horizontal_sums(Floats *x) {
     return fold_halves<1>(x[0], x[1]);
 }
 
+// Exchanges the upper half of a and the lower half of b in each group of `2 * STEP` lanes.
+template <int STEP>
+inline void exchange_halves(Words &a, Words &b) {
+    Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Ints upper = (lanes & STEP) != 0;  // all bits set in lanes that come from b
+    Ints first = (lanes & ~STEP) | (upper & LANES);
+    Words low = __builtin_shuffle(a, b, first);
+    b = __builtin_shuffle(a, b, first | STEP);
+    a = low;
+}
+
+// Transposes 16 rows of 16 words.
+inline void transpose(Words *x) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 8; i++) exchange_halves<8>(x[i], x[i + 8]);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (!(i & 4)) exchange_halves<4>(x[i], x[i + 4]);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (!(i & 2)) exchange_halves<2>(x[i], x[i + 2]);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i += 2) exchange_halves<1>(x[i], x[i + 1]);
+}
+
 // a - b for each byte.
 inline Ints subtract_bytes(Ints a, Ints b) {
     typedef int8_t Small __attribute__((vector_size(64)));

@@ -14,6 +14,7 @@ from transformers import BertConfig, BertModel
 from quire.config.options import ModelOptions
 from quire.engine.execution.encoder_runner import EncoderRunner
 from quire.engine.wire.protocol import PoolingParams, SamplingParams
+from quire.kernels import native
 from tests.support.engine import Engine, random_prompt
 
 LENGTHS = (1, 60, 2, 17, 33, 5, 90, 8)
@@ -65,6 +66,38 @@ def test_results_do_not_depend_on_the_batch(folder: Path, dtype: Any) -> None:
             pooled = engine.results[f"{number}"].pooled
             assert pooled is not None
             assert np.allclose(pooled.data, array, rtol=0, atol=1e-6 if dtype == "float32" else 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_results_do_not_depend_on_the_steps_beside_theirs(
+    folder: Path, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, with more steps in flight than cores, some of whose requests fail."""
+    alone = Engine(folder, model=ModelOptions(dtype=dtype))
+    prompts = [random_prompt(seed, 20 + seed) for seed in range(60)]
+    expected = [embed(alone, prompt) for prompt in prompts]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    engine = Engine(folder, model=ModelOptions(dtype=dtype), max_num_batched_tokens=100)
+    assert native.kernels is None or engine.core.executor.max_steps_in_flight == 5
+    pool = EncoderRunner._pool
+
+    def fails(self: EncoderRunner, hidden: Any, request: Any) -> Any:
+        if request.request_id in ("7", "30"):
+            raise ZeroDivisionError(f"injected in {request.request_id}")
+        return pool(self, hidden, request)
+
+    monkeypatch.setattr(EncoderRunner, "_pool", fails)
+    for number, prompt in enumerate(prompts):
+        engine.add(f"{number}", prompt, PoolingParams(task="embed"), flow=str(number % 3))
+    engine.run()
+    for number, array in enumerate(expected):
+        result = engine.results[f"{number}"]
+        if number in (7, 30):
+            assert f"injected in {number}" in str(result.error)
+        else:
+            assert result.pooled is not None
+            assert np.allclose(result.pooled.data, array, rtol=0, atol=1e-6 if dtype == "float32" else 0)
+    engine.core.close()
 
 
 def test_token_types_of_pairs(model: Any, folder: Path) -> None:

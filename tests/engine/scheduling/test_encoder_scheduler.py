@@ -102,14 +102,14 @@ def test_short_requests_of_other_flows_need_not_wait_for_a_step() -> None:
     for number in range(4):
         add(scheduler, f"batch-{number}", 50, flow="batch")
     running = scheduler.plan()
-    assert scheduler.plan_urgent(running).is_empty  # of the same flow
+    assert scheduler.plan_urgent([running]).is_empty  # of the same flow
     add(scheduler, "long", 65)
-    assert scheduler.plan_urgent(running).is_empty
+    assert scheduler.plan_urgent([running]).is_empty
     scheduler.abort("long")
     add(scheduler, "one", 30)
     add(scheduler, "two", 30)
     add(scheduler, "three", 30)
-    urgent = scheduler.plan_urgent(running)
+    urgent = scheduler.plan_urgent([running])
     assert names(urgent) == ["one", "two"]
     assert finish(scheduler, urgent) == ["one", "two"]
     assert finish(scheduler, running) == ["batch-0", "batch-1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,8 @@ def test_tokens_equal_transformers(model: Any, folder: Path, device: str) -> Non
     alone = Engine(folder, model=ModelOptions(device=device))
     for length in LENGTHS:
         add(engine, length)
-    steps = 0
-    while engine.busy:
-        engine.step()
-        steps += 1
-    assert steps == 1
+    engine.run()
+    assert engine.steps == 1
     seen: set[float] = set()
     for length in LENGTHS:
         expected = expected_positions(model, audio(length))
@@ -77,16 +75,12 @@ def test_tokens_equal_transformers(model: Any, folder: Path, device: str) -> Non
 def test_steps_hold_as_many_positions_as_the_budget(folder: Path) -> None:
     """Long files come one by one, and their results are those of one step."""
     engine, whole = Engine(folder, max_num_batched_tokens=16), Engine(folder)
-    engine.runner.between_layers = None  # short files would run within the steps of others
     for length in LENGTHS:
         add(engine, length)
         add(whole, length)
-    steps = 0
-    while engine.busy:
-        engine.step()
-        steps += 1
+    engine.run()
     whole.run()
-    assert 3 <= steps <= len(LENGTHS)
+    assert 3 <= engine.steps <= len(LENGTHS)
     for length in LENGTHS:
         assert positions(engine, str(length))[:, 0].tolist() == positions(whole, str(length))[:, 0].tolist()
 
@@ -143,10 +137,10 @@ def test_a_failure_ends_one_request(folder: Path, monkeypatch: pytest.MonkeyPatc
     engine = Engine(folder)
     compute = CTCRunner._compute
 
-    def fails(self: CTCRunner, requests: Any, between: Any) -> Any:
+    def fails(self: CTCRunner, requests: Any) -> Any:
         if any(request.request_id == "bad" for request in requests):
             raise ZeroDivisionError("injected error")
-        return compute(self, requests, between)
+        return compute(self, requests)
 
     monkeypatch.setattr(CTCRunner, "_compute", fails)
     for name in ("good", "bad", "other"):
@@ -156,30 +150,31 @@ def test_a_failure_ends_one_request(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert positions(engine, "good").tolist() == positions(engine, "other").tolist()
 
 
-def test_short_files_run_between_the_layers_of_a_long_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a file that has arrived then has the result that it has alone."""
+def test_short_files_run_beside_long_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And have the result that they have alone."""
     engine, alone = Engine(folder), Engine(folder)
-    add(engine, 40_000)
-    drain, speech = engine.core._drain_inbox, engine.info.speech
-    assert speech is not None
-    item = make_item(audio(1600), speech)
-    arrived: list[bool] = []
+    compute, may_end = CTCRunner._compute, threading.Event()
 
-    def arrives() -> None:
-        if not arrived:
-            arrived.append(True)
-            engine.add("short", [], TASK, items=(item,))
-        drain()
+    def waits(self: CTCRunner, requests: Any) -> Any:
+        assert requests[0].request_id == "short" or may_end.wait(20)
+        return compute(self, requests)
 
-    monkeypatch.setattr(engine.core, "_drain_inbox", arrives)
-    engine.core.step()
-    engine._collect()
-    assert arrived == [True]
+    monkeypatch.setattr(CTCRunner, "_compute", waits)
+    names = [f"long-{number}" for number in range(engine.core.executor.max_steps_in_flight)]
+    for name in names:
+        add(engine, 40_000, name)
+        engine.step()
+    add(engine, 1600, "short")
+    while engine.results["short"].pooled is None:
+        engine.step()
+    assert all(engine.results[name].pooled is None for name in names)
+    may_end.set()
+    engine.run()
     for length in (40_000, 1600):
         add(alone, length)
         alone.run()
     assert positions(engine, "short").tolist() == positions(alone, "1600").tolist()
-    assert positions(engine, "40000").tolist() == positions(alone, "40000").tolist()
+    assert all(positions(engine, name).tolist() == positions(alone, "40000").tolist() for name in names)
 
 
 def test_old_and_plain_names_of_the_positions_weight(tmp_path: Path) -> None:

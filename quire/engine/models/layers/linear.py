@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.inputs import RowSet
+from quire.kernels.activation import activation, kernel_activation
 from quire.kernels.add_scaled import add_scaled
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 from quire.kernels.take_rows import take_rows
@@ -75,6 +76,7 @@ class Linear(Packable):
         self,
         x: Tensor,
         *,
+        act: str | None = None,
         adapted: RowSet | None = None,
         out_dtype: torch.dtype | None = None,
         out: Tensor | None = None,
@@ -83,18 +85,26 @@ class Linear(Packable):
 
         Args:
             x: the input.
+            act: activation of the result; None: none. Not with `out`.
             adapted: rows that the adapter applies to; None: none. Not with `out_dtype` and `out`.
             out_dtype: see `PackedWeight`.
             out: see `PackedWeight`.
         """
         if adapted is not None and self.adapter is not None:
-            return self.adapter.add(self(x), x, adapted)
+            return _activated(self.adapter.add(self(x), x, adapted), act)
         if self.packed is not None:
-            return self.packed(x, self.bias, out_dtype=out_dtype, out=out)
+            name = None if act is None else kernel_activation(act, sum(self.parts))
+            y = self.packed(x, self.bias, act=name, out_dtype=out_dtype, out=out)
+            return _activated(y, act) if name is None else y
         assert self.weight is not None
-        y = F.linear(x, self.weight, self.bias)
+        y = _activated(F.linear(x, self.weight, self.bias), act)
         y = y if out_dtype is None else y.to(out_dtype)
         return y if out is None else out.copy_(y)
+
+
+def _activated(y: Tensor, act: str | None) -> Tensor:
+    """act(y); it may overwrite y."""
+    return y if act is None else activation(y, act, in_place=True)
 
 
 class LowRank(nn.Module):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.inputs import RowSet
 from quire.engine.models.layers.linear import Linear
-from quire.kernels.activation import act_and_mul, activation
+from quire.kernels.activation import act_and_mul
 
 
 class GatedMLPLayer(nn.Module):
@@ -36,6 +36,5 @@ class PlainMLPLayer(nn.Module):
 
     def forward(self, x: Tensor, adapted: RowSet | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `adapted`: see `Linear`."""
-        up = activation(self.up(x, adapted=adapted), self.act, in_place=True)
-        out: Tensor = self.down(up, adapted=adapted)
+        out: Tensor = self.down(self.up(x, act=self.act, adapted=adapted), adapted=adapted)
         return out

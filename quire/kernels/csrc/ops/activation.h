@@ -24,20 +24,18 @@ struct Activate {
 };
 REGISTER_OP(Activate);
 
-template <class T, Activation act>
+template <class T>
 void activate(const Activate &a) {
     constexpr int64_t chunk = 64 * LANES;
     const auto *x = (const typename T::Element *)a.x;
     auto *out = (typename T::Element *)a.out;
     int64_t size = a.rows * a.size, chunks = (size + chunk - 1) / chunk;
     parallel_for(chunks, size > SERIAL / 2, [&](int64_t at) {
-        for (int64_t i = at * chunk; i < std::min(size, (at + 1) * chunk); i += LANES)
-            T::store(out + i, activated<act>(T::load(x + i)));
+        int64_t begin = at * chunk, count = std::min(size - begin, chunk);
+        activate_rows<T>(a.act, x + begin, out + begin, 1, count, count);
     });
 }
 
 inline void Activate::run() const {
-    with_activation(act, [&](auto chosen) {
-        dtype == DType::BFLOAT16 ? activate<BFloat16, chosen()>(*this) : activate<Float32, chosen()>(*this);
-    });
+    dtype == DType::BFLOAT16 ? activate<BFloat16>(*this) : activate<Float32>(*this);
 }

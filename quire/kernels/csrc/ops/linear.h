@@ -1,12 +1,13 @@
-// Linear layers with bfloat16 weights in panels.
+// Linear layers with bfloat16 weights in panels, and activations of their outputs.
 #pragma once
 
 #include "../panel_matmul.h"
 
 struct Linear {
     static constexpr const char *NAME = "linear";
-    static constexpr const char *PARAMETERS[] = {"x", "weight", "bias", "out"};
-    static Linear check(const Tensor &x, const Tensor &weight, const OptionalTensor &bias, const Tensor &out) {
+    static constexpr const char *PARAMETERS[] = {"x", "weight", "bias", "out", "act"};
+    static Linear check(const Tensor &x, const Tensor &weight, const OptionalTensor &bias, const Tensor &out,
+                        std::optional<std::string_view> act) {
         Size rows("rows"), size_in("size_in"), size_out("size_out"), panel("panel", PANEL);
         x.has_dtype({DType::BFLOAT16}).has_shape(rows, size_in).is_dense(1);
         out.is_floating().has_shape(rows, size_out).is_contiguous();
@@ -15,7 +16,7 @@ struct Linear {
         require(size_in % 2 == 0, "x", "an even number of inputs is expected");
         if (bias) bias->has_dtype({DType::FLOAT32}).has_shape(size_out).is_contiguous();
         return {x.data(), weight.data(), data_or_null<float>(bias), out.data(), out.dtype, rows, size_in, size_out,
-                x.strides[0]};
+                x.strides[0], output_activation(act, size_out)};
     }
     void run() const;
     int64_t work() const { return size_in * size_out; }
@@ -26,6 +27,7 @@ struct Linear {
     void *out;
     DType out_dtype;
     int64_t rows, size_in, size_out, x_stride;
+    std::optional<Activation> act;
 };
 REGISTER_OP(Linear);
 
@@ -39,6 +41,7 @@ void linear(const Linear &a) {
         panel_matmul_for<OutputEpilogue<Out>>(rows)(x.x + row * x.stride, x.stride,
                                                     (const uint16_t *)(weight + panel * tiling.packed_bytes), a.size_in,
                                                     prefetch, OutputEpilogue<Out>(a, row, rows, panel * PANEL));
+        activate_tile<Out>(a, row, rows, panel * PANEL);
     };
     run_parallel([&](int) {
         items.for_each([&](int64_t item, int64_t next) { tiling.for_each(item, next, (const char *)x.x, weight, body); });

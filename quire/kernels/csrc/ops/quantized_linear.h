@@ -14,9 +14,11 @@ constexpr int64_t MAX_ROWS_INT4 = 6;  // their sums need twice the registers
 
 struct QuantizedLinear {
     static constexpr const char *NAME = "quantized_linear";
-    static constexpr const char *PARAMETERS[] = {"x", "weight", "scales", "corrections", "bias", "out", "bits"};
+    static constexpr const char *PARAMETERS[] = {"x", "weight", "scales", "corrections", "bias", "out", "bits",
+                                                 "act"};
     static QuantizedLinear check(const Tensor &x, const Tensor &weight, const Tensor &scales, const Tensor &corrections,
-                                 const OptionalTensor &bias, const Tensor &out, int64_t bits) {
+                                 const OptionalTensor &bias, const Tensor &out, int64_t bits,
+                                 std::optional<std::string_view> act) {
         require(bits == 8 || bits == 4, "bits", "8 or 4 is expected");
         Size rows("rows"), size_in("size_in"), size_out("size_out"), panel("panel", PANEL);
         x.is_floating().has_shape(rows, size_in).is_dense(1);
@@ -30,7 +32,8 @@ struct QuantizedLinear {
         corrections.has_dtype({DType::FLOAT32}).has_shape(padded).is_contiguous();
         if (bias) bias->has_dtype({DType::FLOAT32}).has_shape(size_out).is_contiguous();
         return {x.dtype, out.dtype, x.data(), weight.data(), scales.data<float>(), corrections.data<float>(),
-                data_or_null<float>(bias), out.data(), rows, size_in, size_out, x.strides[0], int(bits)};
+                data_or_null<float>(bias), out.data(), rows, size_in, size_out, x.strides[0], int(bits),
+                output_activation(act, size_out)};
     }
     void run() const;
     int64_t work() const { return size_in * size_out; }
@@ -43,6 +46,7 @@ struct QuantizedLinear {
     void *out;
     int64_t rows, size_in, size_out, x_stride;
     int bits;
+    std::optional<Activation> act;
 };
 REGISTER_OP(QuantizedLinear);
 
@@ -180,6 +184,7 @@ void quantized_linear(const QuantizedLinear &a) {
             &x[row * stride], stride, a.size_in, (const uint8_t *)weight + panel * tiling.packed_bytes,
             a.scales + panel * PANEL, tiling.panels * PANEL, prefetch,
             Epilogue(a, row_scales.get(), row, rows, panel * PANEL));
+        activate_tile<Out>(a, row, rows, panel * PANEL);
     };
     run_parallel([&](int) {
         items.for_each([&](int64_t item, int64_t next) { tiling.for_each(item, next, (const char *)x.get(), weight, body); });

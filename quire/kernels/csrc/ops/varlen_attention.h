@@ -166,14 +166,23 @@ class PackedAttention {
     void pack_panel(const QueryBlock &block, int64_t kv_head, int64_t origin, int64_t panel) {
         const Element *k = (const Element *)a_.k + block.begin * a_.k_stride + kv_head * a_.dim;
         const Element *v = (const Element *)a_.v + block.begin * a_.v_stride + kv_head * a_.dim;
-        uint32_t *keys = &keys_[(panel - origin) * words_];
-        for (int64_t at = 0; at < PANEL; at++) {
-            if (panel + at >= block.length) {
-                for (int64_t i = 0; i < words_; i++) keys[i * PANEL + at] = 0;
-                continue;
+        int64_t whole = words_ / LANES * LANES;
+        for (int64_t half = 0; half < PANEL; half += LANES) {
+            uint32_t *keys = &keys_[(panel - origin) * words_ + half];
+            int64_t count = std::clamp<int64_t>(block.length - panel - half, 0, LANES);
+            const Element *rows = k + (panel + half) * a_.k_stride;
+            for (int64_t i = 0; i < whole; i += LANES) {
+                Words x[LANES] = {};
+                for (int64_t at = 0; at < count; at++) x[at] = load_words(rows + at * a_.k_stride + i * PER_WORD);
+                transpose(x);
+                for (int64_t at = 0; at < LANES; at++) std::memcpy(keys + (i + at) * PANEL, &x[at], sizeof *x);
             }
-            const Element *row = k + (panel + at) * a_.k_stride;
-            for (int64_t i = 0; i < words_; i++) std::memcpy(keys + i * PANEL + at, row + i * PER_WORD, sizeof *keys);
+            for (int64_t i = whole; i < words_; i++)
+                for (int64_t at = 0; at < LANES; at++) {
+                    uint32_t word = 0;
+                    if (at < count) std::memcpy(&word, rows + at * a_.k_stride + i * PER_WORD, sizeof word);
+                    keys[i * PANEL + at] = word;
+                }
         }
         for (int64_t position = panel; position < panel + PANEL; position += PER_WORD)
             for (int64_t d = 0; d < padded_dim_; d += PANEL)
@@ -182,17 +191,22 @@ class PackedAttention {
 
     // 32 elements of the values of as many positions as a word has elements.
     void pack_values(const Element *v, int64_t length, int64_t position, int64_t d, uint32_t *out) const {
-        static constexpr Element ZEROS[PANEL] = {};
-        Element parts[PER_WORD][PANEL] = {};
+        Element parts[PER_WORD][PANEL];
         const Element *rows[PER_WORD];
         for (int64_t i = 0; i < PER_WORD; i++) {
-            rows[i] = position + i < length ? v + (position + i) * a_.v_stride + d : ZEROS;
-            if (d + PANEL <= a_.dim || rows[i] == ZEROS) continue;
-            std::memcpy(parts[i], rows[i], (a_.dim - d) * sizeof(Element));
+            rows[i] = v + (position + i) * a_.v_stride + d;
+            if (position + i < length && d + PANEL <= a_.dim) continue;
+            std::fill_n(parts[i], PANEL, Element(0));
+            if (position + i < length) std::memcpy(parts[i], rows[i], (a_.dim - d) * sizeof(Element));
             rows[i] = parts[i];
         }
         if constexpr (PER_WORD == 1) std::memcpy(out, rows[0], PANEL * sizeof *out);
-        else for (int64_t i = 0; i < PANEL; i++) out[i] = uint32_t(rows[0][i]) | uint32_t(rows[1][i]) << 16;
+        else
+            for (int64_t i = 0; i < PANEL; i += LANES) {
+                Words low = (Words)BFloat16::load(rows[0] + i) >> 16, high = (Words)BFloat16::load(rows[1] + i);
+                Words both = low | high;
+                std::memcpy(out + i, &both, sizeof both);
+            }
     }
 
     // Queries [query, query + rows) of a head attend to the packed keys [from, to). slot: where their state is.

@@ -1,0 +1,66 @@
+"""Linear layers: activations of their results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.engine.models.inputs import RowSet
+from quire.engine.models.layers.linear import Linear
+from quire.kernels.activation import ACTIVATIONS
+
+ACTS = sorted(ACTIVATIONS)
+
+
+def make(size_in: int, size_out: int, dtype: torch.dtype) -> Linear:
+    torch.manual_seed(0)
+    linear = Linear(size_in, size_out, bias=True)
+    linear.weight = torch.nn.Parameter(torch.randn(size_out, size_in).to(dtype) * size_in**-0.5, requires_grad=False)
+    linear.bias = torch.nn.Parameter(torch.randn(size_out).to(dtype), requires_grad=False)
+    return linear
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7, 13, 130])
+@pytest.mark.parametrize(("size_in", "size_out"), [(64, 48), (64, 40), (30, 33), (384, 1536), (2, 1)])
+@pytest.mark.parametrize("act", ACTS)
+def test_an_activation_equals_torch(act: str, size_in: int, size_out: int, rows: int, dtype: torch.dtype) -> None:
+    """Packed or not, of sizes that the kernels compute and of others."""
+    linear = make(size_in, size_out, dtype)
+    x = torch.randn(rows, size_in).to(dtype)
+    assert linear.weight is not None
+    assert linear.bias is not None
+    expected = ACTIVATIONS[act](F.linear(x.double(), linear.weight.double(), linear.bias.double()))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(linear(x, act=act).double(), expected, atol=tolerance, rtol=tolerance)
+    linear.pack_weights("none")
+    out = linear(x, act=act)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(linear(x, act=act, out_dtype=torch.float32).double(), expected, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("size_out", [48, 40])
+@pytest.mark.parametrize("act", ACTS)
+def test_an_activation_of_quantized_weights(act: str, size_out: int, quantization: str) -> None:
+    linear = make(128, size_out, torch.bfloat16)
+    linear.pack_weights(quantization)  # type: ignore[arg-type]
+    x = torch.randn(29, 128).bfloat16()
+    expected = ACTIVATIONS[act](linear(x).float()).bfloat16()
+    torch.testing.assert_close(linear(x, act=act), expected, atol=2e-3, rtol=0.02)
+
+
+@pytest.mark.parametrize("indices", [None, [0, 3, 4]])
+def test_an_activation_comes_after_the_adapter(indices: list[int] | None) -> None:
+    linear = make(64, 48, torch.bfloat16)
+    linear.adapt(torch.randn(16, 64).bfloat16() * 0.1, torch.randn(48, 16).bfloat16())
+    linear.pack_weights("none")
+    x = torch.randn(6, 64).bfloat16()
+    rows = RowSet(None if indices is None else torch.tensor(indices))
+    expected = ACTIVATIONS["gelu"](linear(x, adapted=rows).float()).bfloat16()
+    out = linear(x, act="gelu", adapted=rows)
+    torch.testing.assert_close(out, expected)
+    others = [row for row in range(6) if indices is not None and row not in indices]
+    assert torch.equal(out[others], linear(x, act="gelu")[others])
