@@ -86,7 +86,7 @@ class Dialogue:
 
 
 async def test_a_dialogue_comes_back_while_it_is_spoken(server: ServerProcess) -> None:
-    """Speech is noticed within 0.3 s of audio, text comes before its end, and all of it within 0.7 s of audio behind."""
+    """Speech is noticed within 0.3 s of audio, text comes before its end, and all of it within 0.7 s of audio after."""
     async with (
         AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as openai,
         openai.realtime.connect(model=NAME) as connection,
