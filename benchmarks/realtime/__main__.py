@@ -6,7 +6,8 @@
 Each session has a dialogue of its own: held-out sentences by held-out voices of espeak-ng. Latencies are those of the
 events: speech_started after the onset, the first delta before the end, completed after the end (half a second of it is
 the silence that ends an utterance). `--pid`: the server, whose memory is read every half minute. At the end half of the
-sessions, if there are several, are cut off while somebody speaks, and the server is asked what still runs.
+sessions, if there are several, are cut off while somebody speaks, and the server is asked what it still holds.
+`slowest_session_completed_p95_s`: of the session that is furthest behind, which percentiles over all do not show.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ _SESSION: Any = {
     "audio": {"input": {"format": {"type": "audio/pcm", "rate": RATE}, "transcription": {"language": "en"}}},
 }
 _PATIENCE = 30.0  # seconds after the end of the audio
-_RUNNING = re.compile(r"^quire:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_HELD = re.compile(
+    r"^quire:(num_requests_running|num_requests_waiting|kv_cache_blocks_used|websocket_connections_active)"
+    r"(?:\{[^}]*\})? (\S+)",
+    re.MULTILINE,
+)
 
 
 async def send(connection: AsyncRealtimeConnection, samples: NDArray[np.int16], started: float) -> float:
@@ -93,15 +98,18 @@ async def watch_memory(pid: int | None) -> list[float]:
     return sizes
 
 
-def running_requests(url: str) -> float:
-    """Requests that run or wait in the engines."""
-    return sum(float(value) for value in _RUNNING.findall(httpx.get(f"{url}/metrics").text))
+def held(url: str) -> dict[str, float]:
+    """Requests and KV blocks of all engines, and open sessions."""
+    totals: dict[str, float] = {}
+    for name, value in _HELD.findall(httpx.get(f"{url}/metrics").text):
+        totals[name] = totals.get(name, 0.0) + float(value)
+    return totals
 
 
 def seconds_until_idle(url: str) -> float:
-    """Seconds until no request runs."""
+    """Seconds until the server holds nothing."""
     began = time.monotonic()
-    while running_requests(url) and time.monotonic() - began < _PATIENCE:
+    while any(held(url).values()) and time.monotonic() - began < _PATIENCE:
         time.sleep(0.02)
     return time.monotonic() - began
 
@@ -148,10 +156,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "without_delta_before_end": sum(u.first_delta is None or u.first_delta > u.end for u in utterances),
         "word_error_rate": round(errors / max(1, words), 4),
         "seconds": latencies(utterances),
+        "slowest_session_completed_p95_s": max(
+            (latencies(one.utterances)["completed_after_end"].get("p95", _PATIENCE) for one in listeners),
+            default=0.0,
+        ),
         "slowest_send_s": round(max(late), 3),
         "memory_mib": await watching,
         "seconds_until_idle_after_cut": round(idle, 3),
-        "running_at_end": running_requests(options.url),
+        "held_at_end": held(options.url),
     }
 
 

@@ -230,6 +230,25 @@ async def test_cleared_and_killed_sessions_leave_nothing_in_the_engine(folder: P
         await left_nothing(server)
 
 
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [({"realtime_idle_timeout": 0.5}, "session_idle"), ({"realtime_session_timeout": 3.0}, "session_expired")],
+)
+async def test_timeouts_free_what_an_open_utterance_holds(folder: Path, settings: dict[str, float], code: str) -> None:
+    """Its end was never committed."""
+    async with streaming_server(folder, settings=settings) as server:
+        engine = server.state.models[0].client
+        async with client_of(server, "") as client:
+            await client.expect("session.created")
+            await client.send("session.update", model="fake")
+            await client.append(np.concatenate([silence(0.5), speech(1.5)]))
+            await client.until("transcription.delta")
+            assert engine.open_streams == 1
+            assert (await client.until("error"))[-1]["code"] == code
+            await client.connection.wait_closed()
+        await left_nothing(server)
+
+
 async def test_an_engine_that_dies_fails_the_utterance(folder: Path) -> None:
     async with streaming_server(folder) as server, session_of(server) as client:
         await client.append(np.concatenate([silence(0.5), speech(1.5)]))

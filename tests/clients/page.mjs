@@ -61,7 +61,16 @@ try {
     await route.fulfill({ json: { text: "Hello there. General <b>remarks</b>.", segments } });
   };
   if (!model) await page.route("**/v1/audio/transcriptions", answer);
-  await page.locator("#file").setInputFiles(wav);
+  if (model) {
+    const content = (await readFile(wav)).toString("base64");
+    const dropped = await page.evaluateHandle((base64) => {
+      const transfer = new DataTransfer();
+      const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+      transfer.items.add(new File([bytes], "speech.wav", { type: "audio/wav" }));
+      return transfer;
+    }, content);
+    await page.locator("#drop").dispatchEvent("drop", { dataTransfer: dropped });
+  } else await page.locator("#file").setInputFiles(wav);
   await page.waitForFunction(() => !document.getElementById("srt").hidden || !document.getElementById("notice").hidden);
   assert.equal(await page.locator("#notice").isVisible(), false, await page.locator("#notice").textContent());
   const made = {

@@ -143,8 +143,13 @@ def text_of(tokens: list[int]) -> str:
 
 
 @asynccontextmanager
-async def streaming_server(folder: Path, max_model_len: int | None = None, **options: Any) -> AsyncIterator[Server]:
-    """A server of a model of `save_streaming_model`, whose engine is a thread; `options` are the engine's."""
+async def streaming_server(
+    folder: Path, max_model_len: int | None = None, settings: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[Server]:
+    """A server of a model of `save_streaming_model`, whose engine is a thread.
+
+    `settings` are those of `quire serve`, `options` the engine's.
+    """
     write_streaming_tokenizer(folder)
     config = CoreConfig(
         folder=folder,
@@ -153,5 +158,5 @@ async def streaming_server(folder: Path, max_model_len: int | None = None, **opt
         engine=EngineOptions(**{"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8, **options}),
     )
     core = partial(serve_core, config)
-    async with running_server(folder, core, write=lambda _: None) as server:
+    async with running_server(folder, core, write=lambda _: None, **settings or {}) as server:
         yield server
