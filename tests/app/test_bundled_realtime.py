@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -161,3 +165,45 @@ def test_listen_prints_a_file_and_standard_input(server: ServerProcess, tmp_path
     expected = [TEXTS[name] for name in ORDER]
     assert quire("listen", str(file), "--model-name", NAME, *url).splitlines() == expected
     assert quire("listen", str(RECORDINGS / "german.flac"), *url).splitlines() == [TEXTS["german.flac"]]
+
+
+MICROPHONE = '''
+import threading
+from pathlib import Path
+
+PortAudioError = OSError
+
+
+class RawInputStream:
+    """Plays a recording once."""
+
+    def __init__(self, *, samplerate, channels, dtype, blocksize, device, callback):
+        assert (channels, dtype, device) == (1, "int16", 3)
+        audio = Path(__file__).with_suffix(".pcm").read_bytes()
+        blocks = [audio[at : at + 2 * blocksize] for at in range(0, len(audio), 2 * blocksize)]
+        self._thread = threading.Thread(target=lambda: [callback(block, 0, None, None) for block in blocks])
+
+    def __enter__(self):
+        self._thread.start()
+
+    def __exit__(self, *error):
+        self._thread.join()
+'''
+
+
+def test_listen_prints_what_a_microphone_hears_until_it_is_interrupted(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "sounddevice.py").write_text(MICROPHONE)
+    heard = np.concatenate([recording("english.flac"), silence(1.0), recording("german.flac"), silence(1.0)])
+    (tmp_path / "sounddevice.pcm").write_bytes(heard.tobytes())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire", "listen", "--input-device", "3", "--url", f"{server.url}/v1"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    printed = [process.stdout.readline().strip() for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert printed == [TEXTS["english.flac"], TEXTS["german.flac"]]
+    assert (rest, process.returncode) == ("", 0)
