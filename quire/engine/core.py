@@ -125,6 +125,8 @@ class EngineCore:
         A wait for a step of an encoder ends after a while, so that what arrives is handled.
         """
         limit = self.executor.max_steps_in_flight
+        if len(self._in_flight) == limit - 1 and isinstance(self.scheduler, EncoderScheduler) and self._in_flight:
+            self._run_urgent(self.scheduler)  # all threads are busy: the next step would wait for one of them
         submitted = len(self._in_flight) < limit and self.scheduler.has_work and self._submit()
         if submitted and len(self._in_flight) < limit:
             return
