@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -123,6 +125,17 @@ class _RunningStep(PendingStep):
         return self.future.result()
 
 
+_NICENESS = 10  # of threads that run steps
+
+
+def _lower_priority() -> None:
+    """Let the operating system run the event loop and short steps at once, although all cores have steps."""
+    if sys.platform == "linux":  # elsewhere it would be the priority of the process
+        lowest = 19
+        current = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(lowest, current + _NICENESS))
+
+
 class ParallelExecutor(Executor):
     """Runs several steps at once, each in a thread of its own; for runners without state.
 
@@ -136,7 +149,7 @@ class ParallelExecutor(Executor):
         self._runner = runner
         self._cores = 1 if native.kernels is None else torch.get_num_threads()
         self.max_steps_in_flight = self._cores + 1  # one that is ready when another one ends
-        self._threads = ThreadPoolExecutor(self._cores, "quire-step")
+        self._threads = ThreadPoolExecutor(self._cores, "quire-step", initializer=_lower_priority)
         self._in_flight = 0
         self._lock = threading.Lock()  # of the counter
 
