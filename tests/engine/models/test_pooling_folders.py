@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 
 from quire.config.options import ModelOptions
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
@@ -163,6 +169,17 @@ def test_gemma_that_attends_in_both_directions(tmp_path: Path) -> None:
     texts = [random_text(length, length) for length in (1, 9, 70)]
     for got, text in zip(hidden_states(engine, texts), texts, strict=True):
         assert_close(got, output(model, text).last_hidden_state[0])
+
+
+def test_a_decoder_that_attends_in_both_directions_needs_no_head(tmp_path: Path) -> None:
+    """As GTE-Qwen2, whose checkpoint has the head of a language model."""
+    model = decoder("qwen2", AutoModelForCausalLM, is_causal=False, tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    engine, text = Engine(tmp_path), random_text(1, 30)
+    assert engine.info.tasks == ("embed", "token_embed")
+    assert_close(hidden_states(engine, [text])[0], output(model.model, text).last_hidden_state[0])
+    with pytest.raises(UnsupportedModel, match="--task generate|cannot generate"):
+        Engine(tmp_path, model=ModelOptions(task="generate"))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "llama", "gpt2", "gemma2"])
