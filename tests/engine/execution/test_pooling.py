@@ -133,7 +133,7 @@ def test_documents_of_a_rerank_share_the_blocks_of_their_query(tmp_path: Path, i
         scores.append([float(answer.data[0]) for answer in answers if answer is not None])
         assert engine.blocks_used == 0
     assert len(scores[0]) == len(prompts)
-    assert np.allclose(*scores, atol=1e-5)
+    assert np.allclose(scores[0], scores[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

@@ -90,7 +90,7 @@ def test_activations_of_cross_encoders(config: dict[str, Any], activation: Any, 
 
 
 def test_other_activations_of_cross_encoders_are_named(tmp_path: Path) -> None:
-    changes = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}
+    changes: dict[str, Any] = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}
     with pytest.raises(UnsupportedModel, match="Tanh of labels is not supported"):
         engine_of(make_encoder("bert", AutoModelForSequenceClassification, num_labels=1, **changes), tmp_path)
 
