@@ -145,7 +145,11 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "minutes": options.minutes,
         "utterances": len(utterances),
         "faults": [fault for listener in listeners for fault in listener.faults()],
-        "without_delta_before_end": sum(u.first_delta is None or u.first_delta > u.end for u in utterances),
+        "without_delta_before_end": [
+            {"text": u.text, "seconds": round(u.end - u.start, 2)}
+            for u in utterances
+            if u.first_delta is None or u.first_delta > u.end
+        ],
         "word_error_rate": round(errors / max(1, words), 4),
         "seconds": latencies(utterances),
         "slowest_send_s": round(max(late), 3),

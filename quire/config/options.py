@@ -228,7 +228,7 @@ class RealtimeOptions(Options):
         14400.0, description="seconds after which a realtime session ends; 0: never"
     )
     realtime_interim_interval: SecondsOrNever = Field(
-        0.5,
+        0.25,
         description="minimum seconds of new audio between two interim transcriptions of an utterance that is being "
         "spoken; 0: no interim transcriptions",
     )

@@ -125,13 +125,16 @@ class EngineCore:
         A wait for a step of an encoder ends after a while, so that what arrives is handled.
         """
         limit = self.executor.max_steps_in_flight
+        encoder = self.scheduler if isinstance(self.scheduler, EncoderScheduler) else None
+        if encoder is not None and 0 < len(self._in_flight) == limit - 1:
+            self._run_urgent(encoder)  # all threads are busy: the next step would wait for one of them
         submitted = len(self._in_flight) < limit and self.scheduler.has_work and self._submit()
         if submitted and len(self._in_flight) < limit:
             return
-        if not isinstance(self.scheduler, EncoderScheduler) or self._in_flight[0].pending.wait(_LOOK_AFTER):
+        if encoder is None or self._in_flight[0].pending.wait(_LOOK_AFTER):
             self._finish(self._in_flight.popleft())
         else:
-            self._run_urgent(self.scheduler)
+            self._run_urgent(encoder)
 
     def check(self) -> None:
         """Assert that scheduler and executor are consistent."""

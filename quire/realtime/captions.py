@@ -27,7 +27,7 @@ Send = Callable[[list[Body]], Awaitable[None]]
 _UNFINISHED = 4  # utterances of a session; further audio is not read
 _ATTEMPTS = 5  # at an utterance that a full queue refuses
 _SERVER_ERROR = 500
-_SECONDS_OF_DELAY = {"minimal": 0.3, "low": 0.5, "medium": 1.0, "high": 2.0, "xhigh": 4.0}
+_SECONDS_OF_DELAY = {"minimal": 0.2, "low": 0.5, "medium": 1.0, "high": 2.0, "xhigh": 4.0}
 
 
 @dataclass(slots=True)

@@ -192,12 +192,14 @@ def test_results_and_errors_belong_to_their_requests(cores: int) -> None:
     core.close()
 
 
-def test_a_short_request_does_not_wait_for_the_steps_in_flight(cores: int) -> None:
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_short_request_does_not_wait_for_the_steps_in_flight(waiting: int, cores: int) -> None:
+    """Nor in a step that waits for a thread. waiting: how many more steps may be submitted when it arrives."""
     core, runner, channel = make_core()
     names = [f"long-{number}" for number in range(2 * core.executor.max_steps_in_flight)]
     for name in names:
         core._handle(request(name))
-    for _ in range(core.executor.max_steps_in_flight):
+    for _ in range(core.executor.max_steps_in_flight - waiting):
         core.step()
     core._handle(request("short", 5))
     while not answered(channel):

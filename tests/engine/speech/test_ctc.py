@@ -28,9 +28,9 @@ def audio(length: int) -> NDArray[np.float32]:
     return voice(3.0, hertz=100.0 + length % 97)[:length]
 
 
-def add(engine: Engine, length: int, name: str = "") -> None:
+def add(engine: Engine, length: int, name: str = "", flow: str = "") -> None:
     assert engine.info.speech is not None
-    engine.add(name or str(length), [], TASK, items=(make_item(audio(length), engine.info.speech),))
+    engine.add(name or str(length), [], TASK, items=(make_item(audio(length), engine.info.speech),), flow=flow)
 
 
 def positions(engine: Engine, name: str) -> NDArray[np.float32]:
@@ -76,7 +76,7 @@ def test_steps_hold_as_many_positions_as_the_budget(folder: Path) -> None:
     """Long files come one by one, and their results are those of one step."""
     engine, whole = Engine(folder, max_num_batched_tokens=16), Engine(folder)
     for length in LENGTHS:
-        add(engine, length)
+        add(engine, length, flow="one client")  # short requests of others would run beside the steps in flight
         add(whole, length)
     engine.run()
     whole.run()
@@ -162,7 +162,7 @@ def test_short_files_run_beside_long_ones(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(CTCRunner, "_compute", waits)
     names = [f"long-{number}" for number in range(engine.core.executor.max_steps_in_flight)]
     for name in names:
-        add(engine, 40_000, name)
+        add(engine, 40_000, name, "long")
         engine.step()
     add(engine, 1600, "short")
     while engine.results["short"].pooled is None:
