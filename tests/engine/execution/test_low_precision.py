@@ -71,6 +71,25 @@ def folder(head_dim: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("qwen3", head_dim=head_dim).bfloat16(), tmp_path_factory.mktemp("model"))
 
 
+# Other kinds of attention: windows with a softcap, sinks with experts, latent, keys that change in long sequences,
+# and models that transformers runs.
+OTHERS = ("gemma2", "gpt_oss", "deepseek_v3", "phi3-longrope", "diffllama")
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model(request.param).bfloat16(), tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
+def test_other_kinds_of_attention_do_not_depend_on_preemption(other: Path, kind: str) -> None:
+    roomy = engine_for(other, kind)
+    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
+    engine = engine_for(other, kind, kv_cache_memory_bytes=60 * per_block, max_num_batched_tokens=48)
+    assert together(engine, 30) == together(roomy, 30)
+    assert engine.preemptions > 0
+
+
 @cache
 def alone(folder: Path, kind: str, number: int) -> list[list[int]]:
     engine = engine_for(folder, kind, enable_prefix_caching=False)

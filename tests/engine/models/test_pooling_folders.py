@@ -193,14 +193,18 @@ def test_decoders_with_a_score_head(model_type: str, tmp_path: Path) -> None:
     assert_close(pool(engine, [text], PoolingParams(task="classify"))[0], logits.softmax(0))
 
 
-def test_rerank_by_the_logits_of_two_tokens(tmp_path: Path) -> None:
-    """As Qwen3-Reranker: the share of yes among no and yes."""
+@pytest.mark.parametrize("of_vllm", [False, True])
+def test_rerank_by_the_logits_of_two_tokens(of_vllm: bool, tmp_path: Path) -> None:
+    """As Qwen3-Reranker: the share of yes among no and yes. vLLM is told so by the overrides of its documentation."""
     model = make_model("qwen3")
     save_model(model, tmp_path)
     write_tokenizer(tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     words = [tokenizer.id_to_token(50), tokenizer.id_to_token(60)]
-    options = ModelOptions(convert="classify", hf_overrides={"classifier_from_token": words})
+    overrides: dict[str, Any] = {"classifier_from_token": words}
+    if of_vllm:
+        overrides |= {"architectures": ["Qwen3ForSequenceClassification"], "is_original_qwen3_reranker": True}
+    options = ModelOptions(convert="none" if of_vllm else "classify", hf_overrides=overrides)
     engine, text = Engine(tmp_path, model=options), random_text(1, 20)
     assert engine.info.pooling is not None
     assert engine.info.pooling.score_method == "cross_encoder"
