@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from quire.config.command import ConfigError
+from quire.engine.models.weight_formats import NO_WEIGHTS, complaint_about, readable_weights
 
 # name -> directory in the package
 BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed", "quire-nano-hear": "nano_hear"}
+_MODULES = "modules.json"  # of sentence-transformers
 # A pattern also matches files in subdirectories, such as those of sentence-transformers' modules.
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "artifact.metadata"]
 
@@ -51,25 +54,50 @@ def find_folder(model: str, revision: str | None) -> Path:
     """The directory of a model.
 
     Raises:
-        ConfigError: there is no such directory, and it cannot be downloaded.
+        ConfigError: there is no such directory, and it cannot be downloaded; or its weights are in another format.
     """
     if model in BUNDLED:
         return Path(str(files("quire") / BUNDLED[model]))
     if _is_dir(model):
+        _check_format(model, _files_in(Path(model)))
         return Path(model)
     if _is_file(model):
         raise ConfigError(
             f"quire: {model!r} is a file; expected a directory with config.json, tokenizer.json and .safetensors files"
         )
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 slow, and not needed for directories
+    from httpx import HTTPError  # noqa: PLC0415
+    from huggingface_hub import list_repo_files, snapshot_download  # noqa: PLC0415 slow, not needed for directories
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_PATTERNS))
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
             f"quire: {model!r} is not a directory, and cannot be downloaded from the Hugging Face Hub: {error}"
         ) from error
+    if not _can_be_loaded(_files_in(folder)):  # weights of other formats are not downloaded
+        with suppress(HfHubHTTPError, HTTPError, OSError):  # without a network
+            _check_format(model, list_repo_files(model, revision=revision))
+    return folder
+
+
+def _files_in(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:  # no permission; reading the config says so
+        return []
+
+
+def _can_be_loaded(names: Sequence[str]) -> bool:
+    """Whether there are weights; those of modules are in subdirectories."""
+    return _MODULES in names or bool(readable_weights(names))
+
+
+def _check_format(model: str, names: Sequence[str]) -> None:
+    """Refuse a model whose weights are in another format only, before its other files, which it may lack, are read."""
+    complaint = complaint_about(names)
+    if not _can_be_loaded(names) and complaint != NO_WEIGHTS:
+        raise ConfigError(f"quire: {model!r} {complaint}")
 
 
 def _names(models: Sequence[str], served: Sequence[str], *, first_only: bool) -> dict[str, tuple[str, ...]]:

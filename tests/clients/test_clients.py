@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.models.test_minilm import model_folder
 from tests.support.encoders import tiny_embedder, tiny_reranker
 from tests.support.process import ServerProcess, serving
 
@@ -24,12 +25,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def pooling_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """An embedder and a reranker: random ones, or those that QUIRE_CLIENT_MODELS names with a space between them."""
+    """An embedder and a reranker: random ones, or those that QUIRE_CLIENT_MODELS names with a space between them.
+
+    all-MiniLM-L6-v2 is served beside them, in float32, so that its embeddings can be compared.
+    """
     models = os.environ.get("QUIRE_CLIENT_MODELS", "").split()
     if not models:
         folder = tmp_path_factory.mktemp("models")
         models = [str(tiny_embedder(folder / "embedder")), str(tiny_reranker(folder / "reranker"))]
-    with serving(*models) as running:
+    with serving(*models, str(model_folder()), "--dtype", "float32") as running:
         yield running
 
 

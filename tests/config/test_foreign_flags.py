@@ -84,6 +84,10 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m --allowed-origins '[\"*\"]' --uvicorn-log-level warning", {"allowed_origins": ("*",), "log_level": "warning"}),
     ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory_bytes": 4 << 30, "block_size": 32}),
     ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"model": ("m",), "port": 9}),
+    (
+        'm --runner pooling --hf_overrides \'{"classifier_from_token": ["no", "yes"]}\'',
+        {"task": "auto", "hf_overrides": {"classifier_from_token": ["no", "yes"]}},
+    ),
     ("m --spec-method ngram --spec-tokens 3", {"speculative_method": "ngram", "num_speculative_tokens": 3}),
 ]
 

@@ -134,6 +134,19 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 # Models that run as transformers' own implementation, with its attention replaced.
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {}),  # calls attention twice in each layer
+    "longcat_flash": (  # calls attention twice in each layer, and has experts that compute nothing
+        "longcat_flash",
+        {
+            **_MLA,
+            "num_hidden_layers": 2,
+            "num_layers": 2,
+            "head_dim": 8,
+            "ffn_hidden_size": 96,
+            "expert_ffn_hidden_size": 48,
+            "moe_topk": 2,
+            "zero_expert_num": 2,
+        },
+    ),
     "phimoe": ("phimoe", {"num_local_experts": 4, "sliding_window": 24}),  # its window is in its masks only
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack
-from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -15,18 +14,10 @@ from quire.engine.models.errors import BrokenFolder
 from quire.engine.models.fp8 import Fp8Scales
 from quire.engine.models.quantized import FP8_DTYPES, is_scale, scales_of, unpack_fp8, unpack_mxfp4
 from quire.engine.models.safetensors import SafetensorsFile
+from quire.engine.models.weight_formats import complaint_about, readable_weights
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-# Files that hold weights but no model that can be loaded, and why.
-_UNREADABLE = (
-    ("consolidated*.safetensors", "is in Mistral's own format; use the checkpoint in Hugging Face's format"),
-    ("adapter_*.safetensors", "is an adapter; merge it into the model that it was trained on"),
-    ("*.gguf", "is in the GGUF format; use the safetensors checkpoint that it was made from"),
-    *((pattern, "is in PyTorch's pickle format; convert it to safetensors") for pattern in ("*.bin", "*.pt", "*.pth")),
-    ("*.ckpt", "is in PyTorch's pickle format; convert it to safetensors"),
-    *((pattern, "is of another framework; convert it to safetensors") for pattern in ("*.h5", "*.msgpack", "*.onnx")),
-)
 Progress = Callable[[int], None]  # called with the size in bytes of each tensor that was read
 
 
@@ -55,14 +46,9 @@ def _files_without_index(folder: Path) -> list[Path]:
     if (folder / _WHOLE).is_file():
         return [folder / _WHOLE]
     names = sorted(path.name for path in folder.iterdir())
-    files = [name for name in names if name.endswith(".safetensors")]
-    readable = [name for name in files if not any(fnmatch(name, pattern) for pattern, _ in _UNREADABLE)]
-    if readable:
+    if readable := readable_weights(names):
         return [folder / name for name in readable]
-    for pattern, reason in _UNREADABLE:
-        if found := next((name for name in names if fnmatch(name, pattern)), None):
-            raise BrokenFolder(f"{folder} contains no .safetensors files that can be loaded: {found} {reason}")
-    raise BrokenFolder(f"{folder} contains no .safetensors files")
+    raise BrokenFolder(f"{folder} {complaint_about(names)}")
 
 
 class Checkpoint:

@@ -19,6 +19,23 @@ _PHI4_SAME = (
     *("depthwise_multiplier", "conv_activation", "input_size", "conv_glu_type", "time_reduction"),
 )
 _PHI4_DROPPED = ("auto_map", "audio_processor", "embd_layer", "img_processor", "vision_lora", "_attn_implementation")
+# Of Nomic's code: the name that transformers has, by Nomic's, and the values that transformers' implementation has.
+_NOMIC = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "max_trained_positions": "max_position_embeddings",
+}
+_NOMIC_NEEDED = {
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "causal", "use_rms_norm"), False),
+    **dict.fromkeys(("parallel_block", "rotary_emb_interleaved"), False),
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_scale_base": None,
+    "num_experts": 0,
+}
+_NOMIC_ACTS = {"swiglu": "silu", "geglu": "gelu"}
 _NEEDED = {"layer_norm_type": "layer_norm", "position_embedding_type": "rope", "logn_attention_scale": False}
 
 
@@ -30,11 +47,11 @@ def with_known_type(raw: dict[str, Any]) -> dict[str, Any]:
     """
     if raw.get("model_type") == "phi4mm":
         return _phi4_multimodal(raw)
+    if raw.get("model_type") == "nomic_bert" and "n_embd" in raw:
+        return _nomic(raw)
     if raw.get("model_type") != "new":
         return raw
-    for name, value in _NEEDED.items():
-        if raw.get(name, value) != value:
-            raise UnsupportedModel(f"{name} {raw[name]!r} is not supported; supported is {value!r}")
+    _check_values(raw, _NEEDED)
     known = {name: value for name, value in raw.items() if name not in ("auto_map", "rope_theta", "rope_scaling")}
     scaling = raw.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
@@ -43,6 +60,24 @@ def with_known_type(raw: dict[str, Any]) -> dict[str, Any]:
     rope = {**scaling, "rope_type": kind, "rope_theta": raw.get("rope_theta", 10000.0)}
     names = [name.replace("New", "Gte") for name in raw.get("architectures") or []]
     return {**known, "model_type": "gte", "architectures": names, "rope_parameters": rope}
+
+
+def _check_values(raw: Mapping[str, Any], needed: Mapping[str, Any]) -> None:
+    for name, value in needed.items():
+        if raw.get(name) is not None and raw[name] != value:
+            raise UnsupportedModel(f"{name} {raw[name]!r} is not supported; supported is {value!r}")
+
+
+def _nomic(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config of Nomic Embed as its authors have published it."""
+    _check_values(raw, _NOMIC_NEEDED)
+    act = raw.get("activation_function", "swiglu")
+    if act not in _NOMIC_ACTS:
+        raise UnsupportedModel(f"activation_function {act!r} is not supported; supported are {', '.join(_NOMIC_ACTS)}")
+    known = {name: value for name, value in raw.items() if name != "auto_map" and name not in _NOMIC}
+    renamed = {ours: raw[theirs] for theirs, ours in _NOMIC.items() if theirs in raw}
+    rope = {"rope_type": "default", "rope_theta": raw.get("rotary_emb_base", 1000.0)}
+    return {**known, **renamed, "hidden_act": _NOMIC_ACTS[act], "rope_parameters": rope}
 
 
 def _phi4_multimodal(raw: dict[str, Any]) -> dict[str, Any]:

@@ -80,6 +80,10 @@ def _of_files(
     folder: Path, config: Any, spec: TransformerSpec, modules: Modules | None, name: str, options: PoolingOptions
 ) -> PoolerSpec | None:
     wants_labels = options.convert == "classify" or options.task in ("classify", "score")
+    # vLLM's users name the architecture of a classifier, too, if the labels are tokens of a language model.
+    from_tokens = "ForSequenceClassification" in name and getattr(config, "classifier_from_token", None) is not None
+    if from_tokens and isinstance(spec, DecoderSpec):
+        return _converted_classifier(folder, config)
     if any(kind in name for kind in ("ForSequenceClassification", "ForTokenClassification", *_REWARD)):
         return _classifier(folder, config, name)
     if wants_labels and isinstance(spec, DecoderSpec):

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quire.config.options import ModelOptions
+from quire.engine.models.layers.moe import MoELayer
 from quire.engine.wire.protocol import SamplingParams
 from quire.kernels import native
-from tests.support.engine import Engine, random_prompt
+from tests.support.engine import Engine, load, random_prompt
 from tests.support.models import make_model, save_model
 
 pytestmark = pytest.mark.skipif(not native.has_bfloat16(), reason="needs dot products of bfloat16")
@@ -71,6 +73,16 @@ def folder(head_dim: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("qwen3", head_dim=head_dim).bfloat16(), tmp_path_factory.mktemp("model"))
 
 
+# Other kinds of attention: windows with a softcap, sinks with experts, latent, keys that change in long sequences,
+# and models that transformers runs.
+OTHERS = ("gemma2", "gpt_oss", "deepseek_v3", "phi3-longrope", "diffllama")
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model(request.param).bfloat16(), tmp_path_factory.mktemp("model"))
+
+
 @cache
 def alone(folder: Path, kind: str, number: int) -> list[list[int]]:
     engine = engine_for(folder, kind, enable_prefix_caching=False)
@@ -93,3 +105,32 @@ def test_tokens_do_not_depend_on_preemption(folder: Path, head_dim: int, kind: s
     assert together(engine, number) == together(roomy, number)
     assert engine.preemptions > number // 10
     assert roomy.preemptions == 0
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
+def test_other_kinds_of_attention_do_not_depend_on_preemption(other: Path, kind: str) -> None:
+    roomy = engine_for(other, kind)
+    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
+    engine = engine_for(other, kind, kv_cache_memory_bytes=60 * per_block, max_num_batched_tokens=48)
+    assert together(engine, 30) == together(roomy, 30)
+    assert engine.preemptions > 0
+
+
+@pytest.mark.parametrize("case", [case for case in OTHERS if case != "deepseek_v3"])  # see decision 025
+@pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
+def test_other_kinds_of_attention_do_not_depend_on_the_batch(case: str, kind: str, tmp_path: Path) -> None:
+    folder = save_model(make_model(case).bfloat16(), tmp_path)
+    assert together(engine_for(folder, kind), 20) == alone(folder, kind, 20)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_routers_do_not_depend_on_the_batch(case: str, tmp_path: Path) -> None:
+    """Bit for bit, so that experts have the same weights in any step."""
+    model = load(save_model(make_model(case).bfloat16(), tmp_path), dtype="bfloat16").model
+    layer = next(module for module in model.modules() if isinstance(module, MoELayer))
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    chosen, weights = layer.route(x)
+    for count in (1, 3, 16):
+        parts = [layer.route(part) for part in x.split(count)]
+        assert torch.equal(torch.cat([part for part, _ in parts]), chosen)
+        assert torch.equal(torch.cat([part for _, part in parts]), weights)

@@ -14,6 +14,7 @@ from quire.config.options import ModelOptions
 from quire.engine.wire.protocol import AddRequest, PoolingParams
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.tokenizer import write_tokenizer
 
 Kind = Literal["last", "mean", "cls", "all"]
 KINDS: tuple[Kind, ...] = ("last", "mean", "cls", "all")
@@ -111,6 +112,28 @@ def test_pooling_uses_the_prefix_cache_only_for_the_last_token(llama: Path, kind
     assert_close(again.data, fresh)
     after = engine.generate(prompt, greedy(2)).outputs[0]
     assert after.cached_tokens == 48
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_documents_of_a_rerank_share_the_blocks_of_their_query(tmp_path: Path, in_flight: int) -> None:
+    """All of them come at once, and only the first one computes what their prompts begin with."""
+    folder = save_model(make_model("qwen3"), tmp_path)
+    write_tokenizer(folder)
+    options = ModelOptions(convert="classify", hf_overrides={"classifier_from_token": ["a", "b"]})
+    query = random_prompt(1, 40)
+    prompts = [query + random_prompt(seed, 5 + seed) for seed in range(2, 22)]
+    scores = []
+    for caching in (True, False):
+        engine = Engine(folder, model=options, block_size=8, enable_prefix_caching=caching, in_flight=in_flight)
+        for number, prompt in enumerate(prompts):
+            engine.add(f"{number}", prompt, PoolingParams(task="score"), flow="rerank")
+        engine.run()
+        answers = [engine.results[f"{number}"].pooled for number in range(len(prompts))]
+        assert sum(answer.cached_tokens for answer in answers if answer is not None) == (19 * 40 if caching else 0)
+        scores.append([float(answer.data[0]) for answer in answers if answer is not None])
+        assert engine.blocks_used == 0
+    assert len(scores[0]) == len(prompts)
+    assert np.allclose(scores[0], scores[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

@@ -35,6 +35,50 @@ def test_jinas_embedders_with_another_feed_forward_are_refused(tmp_path: Path) -
         load(JinaBert(feed_forward_type="original").save(tmp_path))
 
 
+_NOMIC = {
+    "model_type": "nomic_bert",
+    "architectures": ["NomicBertModel"],
+    "auto_map": {"AutoConfig": "nomic-ai/nomic-bert-2048--configuration_hf_nomic_bert.NomicBertConfig"},
+    "activation_function": "swiglu",
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 96,
+    "n_positions": 8192,
+    "max_trained_positions": 256,
+    "layer_norm_epsilon": 1e-3,
+    "rotary_emb_base": 700,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_scale_base": None,
+    "vocab_size": 261,
+    "type_vocab_size": 2,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+}
+
+
+def test_nomics_embedders_with_the_config_of_their_authors(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 700.0}
+    model = make_encoder("nomic_bert", layer_norm_eps=1e-3, rope_parameters=rope, vocab_size=261)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(_NOMIC))
+    engine = Engine(tmp_path)
+    assert engine.info.max_model_len == 256
+    for got, text in zip(hidden_states(engine, TEXTS), TEXTS, strict=True):
+        assert_close(got, output(model, text).last_hidden_state[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"activation_function": "gelu"}, {"prenorm": True}, {"rotary_emb_fraction": 0.5}, {"num_experts": 8}],
+)
+def test_other_options_of_nomics_code_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    make_encoder("nomic_bert").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**_NOMIC, **changes}))
+    with pytest.raises(UnsupportedModel, match=next(iter(changes))):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("scaling", [None, {"type": "ntk", "factor": 2.0}])
 def test_gte_under_its_first_name(scaling: dict[str, Any] | None, tmp_path: Path) -> None:
     """As model type "new", with "new." before the weights and the rope in fields of its own."""

@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 
 from quire.config.options import ModelOptions
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
@@ -165,6 +171,17 @@ def test_gemma_that_attends_in_both_directions(tmp_path: Path) -> None:
         assert_close(got, output(model, text).last_hidden_state[0])
 
 
+def test_a_decoder_that_attends_in_both_directions_needs_no_head(tmp_path: Path) -> None:
+    """As GTE-Qwen2, whose checkpoint has the head of a language model."""
+    model = decoder("qwen2", AutoModelForCausalLM, is_causal=False, tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    engine, text = Engine(tmp_path), random_text(1, 30)
+    assert engine.info.tasks == ("embed", "token_embed")
+    assert_close(hidden_states(engine, [text])[0], output(model.model, text).last_hidden_state[0])
+    with pytest.raises(UnsupportedModel, match="cannot generate"):
+        Engine(tmp_path, model=ModelOptions(task="generate"))
+
+
 @pytest.mark.parametrize("model_type", ["qwen3", "llama", "gpt2", "gemma2"])
 def test_decoders_with_a_score_head(model_type: str, tmp_path: Path) -> None:
     changes = {"n_embd": 64, "n_layer": 2, "n_head": 4} if model_type == "gpt2" else {"head_dim": 16}
@@ -176,14 +193,18 @@ def test_decoders_with_a_score_head(model_type: str, tmp_path: Path) -> None:
     assert_close(pool(engine, [text], PoolingParams(task="classify"))[0], logits.softmax(0))
 
 
-def test_rerank_by_the_logits_of_two_tokens(tmp_path: Path) -> None:
-    """As Qwen3-Reranker: the share of yes among no and yes."""
+@pytest.mark.parametrize("of_vllm", [False, True])
+def test_rerank_by_the_logits_of_two_tokens(of_vllm: bool, tmp_path: Path) -> None:
+    """As Qwen3-Reranker: the share of yes among no and yes. vLLM is told so by the overrides of its documentation."""
     model = make_model("qwen3")
     save_model(model, tmp_path)
     write_tokenizer(tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     words = [tokenizer.id_to_token(50), tokenizer.id_to_token(60)]
-    options = ModelOptions(convert="classify", hf_overrides={"classifier_from_token": words})
+    overrides: dict[str, Any] = {"classifier_from_token": words}
+    if of_vllm:
+        overrides |= {"architectures": ["Qwen3ForSequenceClassification"], "is_original_qwen3_reranker": True}
+    options = ModelOptions(convert="none" if of_vllm else "classify", hf_overrides=overrides)
     engine, text = Engine(tmp_path, model=options), random_text(1, 20)
     assert engine.info.pooling is not None
     assert engine.info.pooling.score_method == "cross_encoder"

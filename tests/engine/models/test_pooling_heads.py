@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.wire.protocol import PoolingParams
 from tests.support.engine import Engine
 from tests.support.hf_encoders import ENCODERS, Array, assert_close, engine_of, make_encoder, output, pool, random_text
@@ -69,6 +70,29 @@ def test_problem_types(problem: str | None, labels: int, activation: Any, tmp_pa
     engine = engine_of(model, tmp_path)
     (got,) = pool(engine, TEXTS[:1], CLASSIFY)
     assert_close(got, activation(output(model, TEXTS[0]).logits[0]))
+
+
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, lambda x: x),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, torch.sigmoid),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, lambda x: x),
+    ],
+)
+def test_activations_of_cross_encoders(config: dict[str, Any], activation: Any, tmp_path: Path) -> None:
+    """sentence-transformers' setting, in today's and in the older form."""
+    model = make_encoder("bert", AutoModelForSequenceClassification, num_labels=1, **config)
+    engine = engine_of(model, tmp_path)
+    logit = output(model, TEXTS[1]).logits[0]
+    assert_close(pool(engine, TEXTS[1:2], PoolingParams(task="score"))[0], activation(logit))
+    assert_close(pool(engine, TEXTS[1:2], PoolingParams(task="score", use_activation=False))[0], logit)
+
+
+def test_other_activations_of_cross_encoders_are_named(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}
+    with pytest.raises(UnsupportedModel, match="Tanh of labels is not supported"):
+        engine_of(make_encoder("bert", AutoModelForSequenceClassification, num_labels=1, **changes), tmp_path)
 
 
 @pytest.mark.parametrize("case", ENCODERS)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.spec import ClampedSwigluExperts, GatedExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
 from quire.kernels.activation import act_and_mul, clamped_swiglu
+from quire.kernels.linear import Quantization
 
 
 class Expert(nn.Module):
@@ -33,6 +35,25 @@ class Expert(nn.Module):
         return out
 
 
+class Router(Linear):
+    """Logits of experts in float32, from a weight that is never quantized.
+
+    The compiled kernel sums in the same order however many tokens a step has; torch's product in float32 does not.
+    """
+
+    @override
+    def pack_weights(self, quantization: Quantization) -> None:
+        super().pack_weights("none")
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) to (tokens, experts)."""
+        if self.packed is not None:
+            return self.packed(x, self.bias, out_dtype=torch.float32)
+        assert self.weight is not None
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(x.float(), self.weight.float(), bias)
+
+
 class MoELayer(nn.Module):
     """Router, experts, and the shared expert if there is one."""
 
@@ -40,7 +61,7 @@ class MoELayer(nn.Module):
         super().__init__()
         self.spec = spec
         router = spec.router
-        self.router = Linear(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias, plain=True)
+        self.router = Router(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias)
         self.score_bias = _score_bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
         self.experts = nn.ModuleList(Expert(hidden, spec) for _ in range(spec.experts))
         self.shared = _shared_expert(hidden, spec)
@@ -56,9 +77,7 @@ class MoELayer(nn.Module):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Indices and weights of each token's experts, both (tokens, top_k)."""
-        assert self.router.weight is not None
-        bias = None if self.router.bias is None else self.router.bias.float()
-        logits = F.linear(x.float(), self.router.weight.float(), bias)
+        logits = self.router.logits(x)
         router = self.spec.router
         if isinstance(router, GroupedSigmoidRouter):
             assert self.score_bias is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.engine.models.names.audio import audio_names
 from quire.engine.models.names.bert import bert_like
 from quire.engine.models.names.classic import classic_names
-from quire.engine.models.names.llama import LLAMA, LLAMA_OUTPUT_NORMS
+from quire.engine.models.names.llama import LLAMA, LLAMA_OUTPUT_NORMS, LM_HEAD
 from quire.engine.models.names.modern import modern_names
 from quire.engine.models.names.moonshine import MOONSHINE
 from quire.engine.models.names.rules import WeightNames
@@ -31,4 +33,6 @@ def names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec | None) 
         return bert_like(steps, ups_first=any(layer.inner_post_ln for layer in spec.layers))
     if isinstance(spec, DecoderSpec) and (classic := classic_names(model_type, spec)) is not None:
         return classic
-    return LLAMA_OUTPUT_NORMS if any(layer.branch_output_norm for layer in spec.layers) else LLAMA
+    names = LLAMA_OUTPUT_NORMS if any(layer.branch_output_norm for layer in spec.layers) else LLAMA
+    # A decoder that attends in both directions may have been published with the head of a language model.
+    return replace(names, ignored=f"{names.ignored}|{LM_HEAD}") if isinstance(spec, EncoderSpec) else names

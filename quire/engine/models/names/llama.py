@@ -6,10 +6,11 @@ from torch import Tensor
 
 from quire.engine.models.names.rules import KIND, LAYER, WeightNames
 
+LM_HEAD = r"lm_head\.weight"
 _EXPERTS = LAYER + r"(?:mlp|block_sparse_moe)\.experts\."
 _RULES = (
     (r"embed_tokens\.weight", "embed.weight"),
-    (r"lm_head\.weight", "head.weight"),
+    (LM_HEAD, "head.weight"),
     (r"norm\.weight", "norm.weight"),
     (LAYER + r"self_attn\.(?P<part>q|k|v)_proj" + KIND, "attn.qkv.{kind}"),
     (LAYER + r"self_attn\.qkv_proj" + KIND, "attn.qkv.{kind}"),
