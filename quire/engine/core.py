@@ -126,7 +126,7 @@ class EngineCore:
         """
         limit = self.executor.max_steps_in_flight
         encoder = self.scheduler if isinstance(self.scheduler, EncoderScheduler) else None
-        if encoder is not None and 0 < len(self._in_flight) >= limit - 1:
+        if encoder is not None and len(self._in_flight) >= max(1, limit - 1):
             self._run_urgent(encoder)  # all threads are busy: the next step would wait for one of them
         submitted = len(self._in_flight) < limit and self.scheduler.has_work and self._submit()
         if submitted and len(self._in_flight) < limit:

@@ -131,9 +131,8 @@ _NICENESS = 10  # of threads that run steps
 def _lower_priority() -> None:
     """Let the operating system run the event loop and short steps at once, although all cores have steps."""
     if sys.platform == "linux":  # elsewhere it would be the priority of the process
-        lowest = 19
-        current = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(lowest, current + _NICENESS))
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS))
 
 
 class ParallelExecutor(Executor):
