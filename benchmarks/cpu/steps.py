@@ -77,7 +77,8 @@ class SteppedCore:
             self.core.step()
             times.append(time.perf_counter() - started)
         self.core._handle(Abort(names))
-        self.core.step()
+        while self.core.has_work:
+            self.core.step()
         return {"prefill": prefill, "median": median(times[_WARMUP_STEPS:]), "best": min(times[_WARMUP_STEPS:])}
 
 

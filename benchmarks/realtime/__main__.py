@@ -146,6 +146,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     watching.cancel()
     utterances = [one for listener in listeners for one in listener.utterances]
     errors, words = word_errors(utterances)
+    late_deltas = sorted(
+        (round(u.end - u.start, 2), u.text) for u in utterances if u.first_delta is None or u.first_delta > u.end
+    )
     return {
         "date": date.today().isoformat(),
         "model": options.model,
@@ -153,11 +156,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "minutes": options.minutes,
         "utterances": len(utterances),
         "faults": [fault for listener in listeners for fault in listener.faults()],
-        "without_delta_before_end": [
-            {"text": u.text, "seconds": round(u.end - u.start, 2)}
-            for u in utterances
-            if u.first_delta is None or u.first_delta > u.end
-        ],
+        "without_delta_before_end": len(late_deltas),
+        "shortest_without_delta_before_end": late_deltas[:20],
         "word_error_rate": round(errors / max(1, words), 4),
         "seconds": latencies(utterances),
         "slowest_session_completed_p95_s": max(
