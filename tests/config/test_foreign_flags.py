@@ -60,7 +60,7 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
     ("openai/gpt-oss-20b --tool-call-parser openai --async-scheduling", {"tool_call_parser": "openai"}),
     (
         "--model facebook/opt-125m --host 0.0.0.0 --dtype half --gpu-memory-utilization 0.9 --enforce-eager",
-        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "kv_cache_free_memory_fraction": 0.9},  # noqa: S104
+        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "gpu_memory_utilization": 0.9},  # noqa: S104
     ),
     (
         "Qwen/Qwen2.5-VL-7B-Instruct --limit-mm-per-prompt '{\"image\": 5}' --trust-remote-code --max-num-seqs 5",
@@ -83,7 +83,8 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m --max-model-len auto -O3 -O.mode=3", {"max_model_len": None, "model": ("m",)}),
     ("m --allowed-origins '[\"*\"]' --uvicorn-log-level warning", {"allowed_origins": ("*",), "log_level": "warning"}),
     ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory_bytes": 4 << 30, "block_size": 32}),
-    ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"model": ("m",), "port": 9}),
+    ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"cudagraph_capture_sizes": (1, 2, 4), "port": 9}),
+    ("m --cudagraph-capture-sizes=1,2 --device cuda", {"cudagraph_capture_sizes": (1, 2), "device": "cuda"}),
     (
         'm --runner pooling --hf_overrides \'{"classifier_from_token": ["no", "yes"]}\'',
         {"task": "auto", "hf_overrides": {"classifier_from_token": ["no", "yes"]}},
@@ -139,10 +140,10 @@ def test_what_quire_cannot_do_is_refused_by_name(line: str, complaint: str) -> N
 
 
 def test_one_line_for_each_flag_says_what_became_of_it() -> None:
-    line = "m --enforce-eager --gpu-memory-utilization 0.8 --disable-uvicorn-access-log --port 1 --dtype bfloat16"
-    eager, memory, log = Serve.parse(shlex.split(line)).notes
-    assert eager.startswith("--enforce-eager has no effect: ")
-    assert memory.startswith("--gpu-memory-utilization 0.8 is taken as --kv-cache-free-memory-fraction 0.8")
+    line = "m --async-scheduling --max-num-batched-tokens 8k --disable-uvicorn-access-log --port 1 --enforce-eager"
+    scheduling, tokens, log = Serve.parse(shlex.split(line)).notes
+    assert scheduling.startswith("--async-scheduling has no effect: ")
+    assert tokens.startswith("--max-num-batched-tokens 8k is taken as --max-num-batched-tokens 8000")
     assert log == "--disable-uvicorn-access-log is taken as --no-access-log"
 
 

@@ -65,10 +65,11 @@ class CudaGraph(Graph):
 
     @override
     def capture(self, function: Callable[[], None]) -> None:
+        function()  # compiles kernels and fills caches
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")  # to fail here, as a failed capture leaves the device unusable
+        torch.cuda.set_sync_debug_mode("error")  # to fail here, as a failed capture may leave the device unusable
         try:
-            function()  # it also compiles kernels and fills caches
+            function()
         finally:
             torch.cuda.set_sync_debug_mode(before)
         torch.cuda.synchronize()

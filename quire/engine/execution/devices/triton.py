@@ -11,7 +11,7 @@ from typing_extensions import override
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.triton import TritonAttention
-from quire.engine.execution.cache import CacheMemory, DeviceKVCache, KVCache
+from quire.engine.execution.cache import CacheMemory, DeviceKVCache, KVCache, OutOfCacheMemory
 from quire.engine.execution.cuda_graphs import CudaGraph, Graph, GraphSteps, capture_sizes
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.devices.device import Device
@@ -53,6 +53,8 @@ class TritonDevice(Device):
     def cache_memory(
         self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
     ) -> CacheMemory:
+        if share is not None:
+            raise OutOfCacheMemory("several models on one GPU need --kv-cache-memory-bytes, the size of each KV cache")
         utilization = options.gpu_memory_utilization or _UTILIZATION
         nbytes = gpu_cache_memory(self.torch_device, utilization, largest_step)
         return CacheMemory(nbytes - reserved, "--gpu-memory-utilization")
