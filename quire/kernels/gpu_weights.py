@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.native import LANES
 from quire.kernels.quantize import LIMITS, quantize_rows
 from quire.kernels.quantized import bits_for, to_4_bits, to_8_bits
 
@@ -52,8 +53,9 @@ def format_weight(weight: Tensor, quantization: str) -> WeightData:
 
 
 def _kind(size_in: int, quantization: str) -> str | None:
-    bits = bits_for(size_in, quantization)
-    return "int4" if bits == 4 else "int8" if bits == 8 else "fp8" if quantization == "fp8" and size_in else None
+    if quantization == "fp8":
+        return "fp8" if size_in % LANES == 0 else None
+    return {None: None, 4: "int4", 8: "int8"}[bits_for(size_in, quantization)]
 
 
 def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
