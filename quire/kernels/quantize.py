@@ -34,7 +34,7 @@ def reference(x: Tensor, dtype: torch.dtype, group: int | None = None) -> tuple[
     """`quantize_rows` in torch."""
     rows, size = x.shape
     group = group or size
-    groups = F.pad(x.float(), (0, -size % group)).view(rows, -1, group)
+    groups = F.pad(x.float(), (0, -size % group)).view(rows, -(-size // group), group)
     scales = groups.abs().amax(2) / LIMITS[dtype]
     quotients = groups / torch.where(scales == 0, 1.0, scales)[..., None]
     quotients = (quotients.round() if dtype == torch.int8 else quotients).clamp(-LIMITS[dtype], LIMITS[dtype])

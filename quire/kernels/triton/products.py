@@ -69,7 +69,10 @@ def _load(base, rows, row_mask, stride, columns, end, EVEN: tl.constexpr):
 
 @triton.jit
 def _dot(w, x, acc, INTERPRETED: tl.constexpr):
-    """acc + w x^T in full precision; the interpreter takes bits of bfloat16 for integers, and rounds float8."""
+    """acc + w x^T, in full precision of float32. w has x's dtype or is integers.
+
+    The interpreter takes bits of bfloat16 for integers.
+    """
     if w.dtype == tl.int8 and x.dtype == tl.int8:
         acc = tl.dot(w, tl.trans(x), acc, out_dtype=tl.int32)
     elif INTERPRETED:
@@ -111,7 +114,7 @@ def _int4_product(
         for half in tl.static_range(2):
             rows = _load(x, x_rows, row_mask, x_stride, start + half * 64 + inner, size_in, EVEN)
             integers = ((codes >> (4 * half)) & 15) - 8
-            sums = _dot(integers.to(rows.dtype), rows, tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32), INTERPRETED)
+            sums = _dot(integers, rows, tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32), INTERPRETED)
             scale = tl.load(scales + outputs * scale_stride + start // 64 + half, mask=output_mask, other=0.0)
             acc += sums * scale[:, None]
     return acc

@@ -153,7 +153,7 @@ def test_adapters(device: torch.device, rank: int, rows: int, size_in: int, dtyp
     memory = torch.full((rows, 92), torch.nan, device=device, dtype=dtype)
     memory[:, 1:-1] = y
     out = add_low_rank(memory[:, 1:-1], x, down, up, adapters)
-    tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5
+    tolerance = 8e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(out[adapters < 0], y[adapters < 0])
     assert memory[:, [0, -1]].isnan().all()
