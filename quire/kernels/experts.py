@@ -7,7 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire.kernels import gpu, native
 from quire.kernels.gpu_weights import StackedWeights, prepare_rows
+
+
+def can_stack(weight: Tensor) -> bool:
+    """Whether the weights of experts on this one's device are to be in one tensor, for `run_experts`."""
+    return gpu.supports(weight) and not native.supports(weight)
 
 
 def run_experts(

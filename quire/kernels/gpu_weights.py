@@ -121,6 +121,11 @@ class StackedWeights:
         self._data: WeightData | None = None
 
     @property
+    def is_used(self) -> bool:
+        """Whether weights were put here."""
+        return self._data is not None
+
+    @property
     def data(self) -> WeightData:
         """The weights, with the experts as first dimension."""
         assert self._data is not None
@@ -130,9 +135,8 @@ class StackedWeights:
         """Copy an expert's weight (size_out, size_in) to its place; returns the bytes that it takes there."""
         data = format_weight(weight, quantization)
         if self._data is None:
-            self._data = WeightData(
-                data.kind, _stacked(data.values, self.experts), None if data.scales is None else _stacked(data.scales, self.experts)
-            )
+            scales = None if data.scales is None else _stacked(data.scales, self.experts)
+            self._data = WeightData(data.kind, _stacked(data.values, self.experts), scales)
         self._data.values[expert] = data.values
         if self._data.scales is not None and data.scales is not None:
             self._data.scales[expert] = data.scales

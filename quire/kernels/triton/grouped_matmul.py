@@ -194,7 +194,7 @@ def grouped_matmul(
         return out
     block = block_inputs(x, kind)
     segments, segment = segment_inputs(size_out, size_in, block) if split else (1, size_in)
-    tiles = tile_sizes(pairs // experts)
+    tiles = tile_sizes(pairs // experts, x.device, kind)
     partial = segments > 1 and pairs <= _PARALLEL_PAIRS
     target = torch.empty((segments, pairs, size_out), dtype=torch.float32, device=x.device) if partial else out
     none = x  # where the kernel reads nothing
@@ -225,7 +225,7 @@ _NUMBERS = dict.fromkeys(
 
 
 def _variant(x: str, weight: str, kind: str, rows: int, *, gather: int) -> KernelVariant:
-    tiles = tile_sizes(rows)
+    tiles = tile_sizes(rows, torch.device("cpu"), kind)
     pointers = {
         "x": f"*{x}", "x_scales": "*fp32", "weight": f"*{weight}", "scales": "*fp32", "bias": "*fp32",
         "row_weights": "*fp32", "order": "*i32", "totals": "*i32", "out": "*bf16",
@@ -240,6 +240,7 @@ def _variant(x: str, weight: str, kind: str, rows: int, *, gather: int) -> Kerne
         },
         num_warps=tiles["num_warps"],
         num_stages=tiles["num_stages"],
+        divisible=("size_out", "size_in", "segment", "x_stride", "expert_stride", "weight_stride", "out_stride"),
     )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def matmul(
         return out
     block = block_inputs(x, kind)
     segments, segment = segment_inputs(size_out, size_in, block)
-    tiles = tile_sizes(rows)
+    tiles = tile_sizes(rows, x.device, kind)
     partial = segments > 1 and rows <= _PARALLEL_ROWS
     target = out
     if partial:
@@ -141,13 +141,15 @@ def matmul(
     return out
 
 
+_DIVISIBLE = ("size_out", "size_in", "segment", "x_stride", "weight_stride", "out_stride")
 _ARGUMENTS = dict.fromkeys(
     ("rows", "size_out", "size_in", "segments", "segment", "x_stride", "x_scale_stride", "weight_stride", "scale_stride",
      "out_stride"), "i32"
 )  # fmt: skip
 
 
-def _variant(x: str, weight: str, kind: str, tiles: dict[str, int], *, partial: bool) -> KernelVariant:
+def _variant(x: str, weight: str, kind: str, rows: int, *, partial: bool) -> KernelVariant:
+    tiles = tile_sizes(rows, torch.device("cpu"), kind)
     sums = "*i32" if x == "i8" else "*fp32"
     pointers = {"x": f"*{x}", "x_scales": "*fp32", "weight": f"*{weight}", "scales": "*fp32", "bias": "*fp32"}
     itemsize = {"i8": 1, "fp8e4nv": 1, "bf16": 2, "fp16": 2, "fp32": 4}[x]
@@ -161,18 +163,19 @@ def _variant(x: str, weight: str, kind: str, tiles: dict[str, int], *, partial: 
         },
         num_warps=tiles["num_warps"],
         num_stages=tiles["num_stages"],
+        divisible=_DIVISIBLE,
     )  # fmt: skip
 
 
 VARIANTS = [
-    _variant("bf16", "bf16", "plain", tile_sizes(1), partial=True),
-    _variant("fp32", "fp32", "plain", tile_sizes(1024), partial=False),
-    _variant("bf16", "u8", "int4", tile_sizes(1), partial=True),
-    _variant("bf16", "u8", "int4", tile_sizes(1024), partial=False),
-    _variant("i8", "i8", "scaled", tile_sizes(1), partial=True),
-    _variant("i8", "i8", "scaled", tile_sizes(1024), partial=False),
-    _variant("fp8e4nv", "fp8e4nv", "scaled", tile_sizes(1024), partial=False),
-    _variant("fp8e4nv", "fp8e4nv", "blocks", tile_sizes(1024), partial=False),
+    _variant("bf16", "bf16", "plain", 1, partial=True),
+    _variant("fp32", "fp32", "plain", 1024, partial=False),
+    _variant("bf16", "u8", "int4", 1, partial=True),
+    _variant("bf16", "u8", "int4", 1024, partial=False),
+    _variant("i8", "i8", "scaled", 1, partial=True),
+    _variant("i8", "i8", "scaled", 1024, partial=False),
+    _variant("fp8e4nv", "fp8e4nv", "scaled", 1024, partial=False),
+    _variant("fp8e4nv", "fp8e4nv", "blocks", 1024, partial=False),
     KernelVariant(
         add_segments_kernel,
         {"sums": "*i32", "x_scales": "*fp32", "scales": "*fp32", "bias": "*fp32", "out": "*bf16", "rows": "i32",

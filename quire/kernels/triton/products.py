@@ -15,9 +15,14 @@ are added in their order. The cuts depend on the weight only; a launch for few r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from quire.kernels.triton.tuning import config
 
 GROUP = 64  # inputs of 4-bit weights that share a scale
 _PAIR = 2 * GROUP  # inputs whose codes lie in the same bytes
@@ -183,11 +188,9 @@ def segment_inputs(size_out: int, size_in: int, block: int) -> tuple[int, int]:
     return max(1, -(-size_in // inputs)), inputs
 
 
-def tile_sizes(rows: int) -> dict[str, int]:
-    """Tiles for products with this many rows. Default: nobody measured them."""
-    if rows <= 16:
-        return {"BLOCK_O": 64, "BLOCK_T": 16, "num_warps": 4, "num_stages": 4}
-    if rows <= 64:
-        return {"BLOCK_O": 64, "BLOCK_T": 64, "num_warps": 4, "num_stages": 4}
-    return {"BLOCK_O": 128, "BLOCK_T": 128, "num_warps": 8, "num_stages": 3}
+def tile_sizes(rows: int, device: torch.device, kind: str) -> Mapping[str, int]:
+    """Tiles for products with this many rows (of a weight, or on average of an expert's), warps and stages.
 
+    Only BLOCK_O and BLOCK_T of a tile, which do not change a row's sums, may depend on the rows.
+    """
+    return config("products", "tile", device, rows=triton.next_power_of_2(max(rows, 1)), kind=kind)

@@ -60,7 +60,12 @@ def plain_product(x: Tensor, stack: StackedWeights, expert: int) -> Tensor:
 
 
 def expected_sum(
-    x: Tensor, gate_up: StackedWeights, down: StackedWeights, chosen: Tensor, weights: Tensor, biases: list[Tensor] | None
+    x: Tensor,
+    gate_up: StackedWeights,
+    down: StackedWeights,
+    chosen: Tensor,
+    weights: Tensor,
+    biases: list[Tensor] | None,
 ) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token, experts in enumerate(chosen.tolist()):
@@ -106,10 +111,10 @@ def test_experts_with_biases(device: torch.device) -> None:
     biases = [torch.randn(3, 48, device=device), torch.randn(3, 32, device=device)]
     chosen, weights = torch.randint(0, 3, (6, 2), device=device), torch.rand(6, 2, device=device)
     act = partial(act_and_mul, act="silu")
-    out = run_experts(
-        x, gate_up, down, act, chosen, weights, gate_up_bias=biases[0], down_bias=biases[1]
+    out = run_experts(x, gate_up, down, act, chosen, weights, gate_up_bias=biases[0], down_bias=biases[1])
+    torch.testing.assert_close(
+        out.double(), expected_sum(x, gate_up, down, chosen, weights, biases), rtol=1e-5, atol=1e-5
     )
-    torch.testing.assert_close(out.double(), expected_sum(x, gate_up, down, chosen, weights, biases), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])

@@ -128,7 +128,10 @@ def test_strides_and_empty_inputs(device: torch.device, quantization: str) -> No
 def test_products_of_any_size(rows: int, pairs: int, size_out: int, seed: int, quantization: str) -> None:
     on_gpu = torch.cuda.is_available()
     generator = torch.Generator().manual_seed(seed)
-    x, weight = torch.randn(rows, pairs * 16, generator=generator), torch.randn(size_out, pairs * 16, generator=generator)
+    x, weight = (
+        torch.randn(rows, pairs * 16, generator=generator),
+        torch.randn(size_out, pairs * 16, generator=generator),
+    )
     if on_gpu:
         x, weight = x.cuda(), weight.cuda()
         packed = GpuWeight(weight, quantization)

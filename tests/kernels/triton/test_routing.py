@@ -29,7 +29,9 @@ def test_softmax(device: torch.device, experts: int, top_k: int, renormalize: bo
     torch.testing.assert_close(weights, expected[1])
 
 
-@pytest.mark.parametrize(("experts", "groups", "top_groups", "top_k"), [(8, 4, 2, 2), (256, 8, 4, 8), (30, 3, 1, 5), (8, 1, 1, 3)])
+@pytest.mark.parametrize(
+    ("experts", "groups", "top_groups", "top_k"), [(8, 4, 2, 2), (256, 8, 4, 8), (30, 3, 1, 5), (8, 1, 1, 3)]
+)
 @pytest.mark.parametrize("renormalize", [False, True])
 def test_grouped_sigmoid(
     device: torch.device, experts: int, groups: int, top_groups: int, top_k: int, renormalize: bool
