@@ -242,8 +242,10 @@ class ModelOptions(Options):
         description="data type of weights and KV cache; auto: bfloat16, or float32 for float32 checkpoints on CPUs "
         "without bfloat16 instructions, or float16 for float16 checkpoints on GPUs",
     )
-    quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="quantization of the weights of linear layers while they are loaded"
+    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
+        "none",
+        description="quantization of the weights of linear layers while they are loaded; fp8: on GPUs of compute "
+        "capability 8.9 or more",
     )
     device: Literal["auto", "cpu", "cuda", "reference"] = Field(
         "auto",

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
+_FLOAT8 = (8, 9)  # compute capability of GPUs with products of float8
 _INTERPRETER = "TRITON_INTERPRET"  # triton reads it when a kernel is defined
 
 
@@ -30,6 +32,13 @@ def supports(*tensors: Tensor) -> bool:
 def is_interpreted() -> bool:
     """Whether kernels that are defined now are run by Triton's interpreter, on the CPU."""
     return os.environ.get(_INTERPRETER) == "1"
+
+
+def computes_float8(device: torch.device) -> bool:
+    """Whether the kernels multiply float8 numbers there: on GPUs of compute capability 8.9 or more, or interpreted."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= _FLOAT8
+    return _thread.interpreted
 
 
 @contextmanager

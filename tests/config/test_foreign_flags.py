@@ -70,6 +70,7 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
 
 # More of the same kinds.
 COMMON: list[tuple[str, dict[str, Any]]] = [
+    ("m -q fp8", {"quantization": "fp8"}),
     ("m --reasoning-parser deepseek_r1 --max-model-len 16k", {"max_model_len": 16000}),
     ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
     (
@@ -117,8 +118,7 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
     [
         ("m --tensor-parallel-size 4", "--tensor-parallel-size 4 of vLLM is not supported; Quire's is --num-threads"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: adapters"),
-        ("m --quantization awq", "--quantization expects none, int8 or int4, not 'awq'"),
-        ("m -q fp8", "--quantization expects none, int8 or int4, not 'fp8'"),
+        ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),
         ("m --kv-cache-dtype fp8", "--kv-cache-dtype expects auto or int8, not 'fp8'"),
         ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),
         ("m --speculative-config [1", "--speculative-config"),

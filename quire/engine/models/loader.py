@@ -58,6 +58,7 @@ from quire.engine.models.streaming import fold_delay
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.streaming import StreamingInfo
+from quire.kernels import gpu
 from quire.kernels.activation import ACTIVATIONS
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,10 @@ def load_model(
         ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
     quantize = options.quantization != "none"
+    if options.quantization == "fp8" and not gpu.computes_float8(target.torch_device):
+        raise UnsupportedModel(
+            "--quantization fp8 needs a GPU of compute capability 8.9 or more; none, int8 and int4 are accepted here"
+        )
     if quantize and not target.quantizable_dtypes:
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
