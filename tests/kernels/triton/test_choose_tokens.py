@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
+from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.wire.protocol import SamplingParams
 from quire.kernels.choose_tokens import ChoiceSettings, choose_tokens, reference
+from quire.kernels.sampling_state import uniform
 
 NEAR = 1e-5  # probability within which rounding may decide between two tokens
 

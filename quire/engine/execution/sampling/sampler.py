@@ -8,7 +8,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
+from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
 from quire.engine.execution.sampling.logprobs import top_logprobs
@@ -24,6 +24,7 @@ from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
