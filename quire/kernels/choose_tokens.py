@@ -37,6 +37,15 @@ class ChoiceSettings:
     ranked: bool
 
 
+def argmax(logits: Tensor) -> Tensor:
+    """(rows,) int64: the first token with the largest logit in each row of logits (rows, vocab) float32."""
+    if gpu.supports(logits) and logits.stride(1) == 1:
+        from quire.kernels.triton import choose_tokens as kernel
+
+        return kernel.argmax(logits)
+    return logits.argmax(-1)
+
+
 def choose_tokens(logits: Tensor, settings: ChoiceSettings) -> Tensor:
     """(rows,) int64: a token for each row of logits (rows, vocab) float32.
 
