@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +46,8 @@ def computes_float8(device: torch.device) -> bool:
 def interpreted() -> Iterator[None]:
     """Run the Triton kernels on CPU tensors in this thread: for tests, as Triton's interpreter is slow.
 
+    The interpreter computes with numpy, which then does not warn of overflows, as GPUs do not.
+
     Raises:
         RuntimeError: TRITON_INTERPRET=1 was not set before the kernels were imported.
     """
@@ -52,6 +55,7 @@ def interpreted() -> Iterator[None]:
         raise RuntimeError(f"Triton kernels run on the CPU only if {_INTERPRETER}=1 is set before they are imported")
     before, _thread.interpreted = _thread.interpreted, True
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     finally:
         _thread.interpreted = before

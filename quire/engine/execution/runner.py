@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -205,23 +204,8 @@ class ModelRunner:
         return any(span.draft for span in spans)
 
     def _verify_drafts(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:
-        """Sample from the logits of each span's last known token and of its draft.
-
-        In rounds: a sequence whose draft is confirmed so far samples again from the draft's next token, so each token
-        is sampled from the state after all tokens before it, as without a draft.
-        """
-        end_rows = itertools.accumulate(1 + len(span.draft) for span in spans)
-        firsts = [end - 1 - len(span.draft) for span, end in zip(spans, end_rows, strict=True)]
-        choices: list[list[SampledToken]] = [[] for _ in spans]
-        active = list(range(len(spans)))
-        for depth in itertools.count():
-            if not active:
-                break
-            rows = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
-            sampled = self._sampler.start(rows, [spans[i].row for i in active]).result()
-            for i, choice in zip(active, sampled, strict=True):
-                choices[i].append(choice)
-            active = [i for i in active if _confirmed(spans[i].draft, depth, choices[i][-1])]
+        """Sample from the logits of each span's last known token and of its draft."""
+        choices = self._sampler.verify(logits, [span.row for span in spans], [span.draft for span in spans])
         for span, chosen in zip(spans, choices, strict=True):
             _report(self._table[span.row].request_id, chosen, result)
 
@@ -305,10 +289,6 @@ def _report(request_id: str, chosen: Sequence[SampledToken], result: StepResult)
         return
     logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
     result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
-
-
-def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
-    return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 
 def _rows_to_sample(spans: Sequence[Span]) -> Tensor:

@@ -70,6 +70,10 @@ class RequestTable:
     def __getitem__(self, row: int) -> Row:
         return self._rows[row]
 
+    def holder(self, row: int) -> Row | None:
+        """What a row holds; None if it is free."""
+        return self._rows.get(row)
+
     def params_of(self, rows: Iterable[int]) -> list[SamplingParams]:
         """The sampling parameters of rows whose sequences generate."""
         return cast("list[SamplingParams]", [self._rows[row].params for row in rows])

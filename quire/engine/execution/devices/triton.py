@@ -18,8 +18,9 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import BackgroundExecutor, BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.memory import gpu_cache_memory
+from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.pending import TokenSampler
-from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
+from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape, LanguageModel
@@ -31,7 +32,7 @@ class TritonDevice(Device):
     """A CUDA device."""
 
     name = "cuda"
-    quantizable_dtypes: frozenset[torch.dtype] = frozenset()
+    quantizable_dtypes = frozenset((torch.float32, torch.float16, torch.bfloat16))
     computes_bfloat16 = True
     computes_float16 = True
     cache_alignment = 1
@@ -87,7 +88,8 @@ class TritonDevice(Device):
     def sampler(
         self, table: RequestTable, vocab_size: int, grammar_states: GrammarStates, inputs: InputBuilder
     ) -> TokenSampler:
-        return Sampler(table, vocab_size, grammar_states)
+        assert isinstance(inputs, DeviceInputBuilder)
+        return DeviceSampler(table, vocab_size, self.torch_device, inputs.last_tokens, grammar_states)
 
     @override
     def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:

@@ -61,5 +61,15 @@ class TokenSampler(Protocol):
     def start(self, logits: Tensor, rows: Sequence[int]) -> PendingTokens:
         """Sample a token of each of `rows` of the table from logits (rows, vocab) float32, which may be changed."""
 
+    def verify(self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
+        """Sample from the logits of each sequence's last known token and of its draft, as far as that is confirmed.
+
+        Args:
+            logits: (sum of the drafts' lengths + 1, vocab) float32, which may be changed; those of a sequence follow
+                each other.
+            rows: rows of the table.
+            drafts: the draft of each row; may be empty.
+        """
+
     def close(self) -> None:
         """End threads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
@@ -9,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
+from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
 from quire.engine.execution.sampling.logprobs import top_logprobs
@@ -26,6 +27,7 @@ from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, 
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
 GrammarStates = Callable[[SamplingParams], GrammarState | None]  # initial states of grammars; None without a grammar
@@ -103,6 +105,24 @@ class Sampler(TokenSampler):
         return [SampledToken(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
     @override
+    def verify(self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
+        # In rounds: a sequence whose draft is confirmed so far samples again from the draft's next token, so each token
+        # is sampled from the state after all tokens before it, as without a draft.
+        logits = logits.cpu()
+        ends = itertools.accumulate(1 + len(draft) for draft in drafts)
+        firsts = [end - 1 - len(draft) for draft, end in zip(drafts, ends, strict=True)]
+        choices: list[list[SampledToken]] = [[] for _ in rows]
+        active = list(range(len(rows)))
+        for depth in itertools.count():
+            if not active:
+                break
+            selected = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
+            for i, choice in zip(active, self.sample(selected, [rows[i] for i in active]), strict=True):
+                choices[i].append(choice)
+            active = [i for i in active if _confirmed(drafts[i], depth, choices[i][-1])]
+        return choices
+
+    @override
     def close(self) -> None:
         self._grammars.close()
 
@@ -154,6 +174,10 @@ class Sampler(TokenSampler):
             logger.exception("sampling for request %s failed", self._table[row].request_id)
             self._errors[row] = SequenceError(f"sampling failed: {type(error).__name__}: {error}")
             return None
+
+
+def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
+    return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 
 def _first(entry: TokenLogprobs, count: int) -> TokenLogprobs:
