@@ -61,10 +61,11 @@ def page_elements(tile, PAGE_TYPE: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def scaled_scores(products, scale, softcap, SOFTCAP: tl.constexpr):
-    """Scores to the base 2. softcap * tanh(scale * products / softcap) with a softcap."""
+    """Scores to the base 2; `scale` above 0. With a softcap they are softcap * tanh(scale * products / softcap)."""
     if SOFTCAP:
-        exponential = tl.exp2(products * (scale * (2 * LOG2E) / softcap))
-        return (softcap * LOG2E) * (1.0 - 2.0 / (exponential + 1.0))
+        small = tl.exp2(tl.abs(products) * (scale * (-2 * LOG2E) / softcap))
+        capped = (softcap * LOG2E) * ((1.0 - small) / (1.0 + small))
+        return tl.where(products < 0, -capped, capped)
     return products * (scale * LOG2E)
 
 
@@ -89,7 +90,26 @@ def normalizer(top, total, sinks, SINKS: tl.constexpr):
         base = tl.maximum(top, sink)
         weight = tl.exp2(top - base)
         return weight / (total * weight + tl.exp2(sink - base))
-    return tl.where(total == 0.0, 0.0, 1.0 / total)
+    return tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
+
+
+@triton.jit
+def find_sequence(starts, count, tile, QUERIES: tl.constexpr):
+    """The sequence of a tile of up to QUERIES queries, and the tile's first query in it.
+
+    starts: (count + 1,) where each sequence begins. Sequence i has the tiles from (starts[i] - starts[0]) // QUERIES + i
+    on, of which the last ones may be empty: their first query is past the sequence's end.
+    """
+    low, high = 0, count
+    origin = tl.load(starts).to(tl.int32)
+    while low < high:
+        middle = (low + high) // 2
+        if (tl.load(starts + middle).to(tl.int32) - origin) // QUERIES + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    sequence = low - 1
+    return sequence, (tile - sequence - (tl.load(starts + sequence).to(tl.int32) - origin) // QUERIES) * QUERIES
 
 
 @triton.jit

@@ -14,9 +14,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 pytest.importorskip("triton")
 
-from tests.support.triton_interpreter import accept_computed_bounds  # noqa: E402 imports triton
+from tests.support.triton_interpreter import prepare  # noqa: E402 imports triton
 
-accept_computed_bounds()
+prepare()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Attention over paged keys and values; the twins of `decode_reference` and `prefill_reference`.
+"""Attention of single queries over paged keys and values; the twin of `decode_reference`.
 
-Both return the same bits for a query whatever else is in the call. `decode` splits a sequence into ranges of fixed
-length that are attended in parallel, and then adds them in order: how many programs do this changes nothing.
+A sequence is split into ranges of fixed length, which are attended in parallel and then added in order. So a query's
+result has the same bits whatever else is in the call, and how many programs there are changes nothing.
 """
 
 from __future__ import annotations
