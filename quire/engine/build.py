@@ -21,16 +21,15 @@ from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.core import EngineCore
 from quire.engine.execution.alignment import Aligner
-from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import CacheMemory, KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
-from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
 from quire.engine.execution.item_encoder import CrossWriter, ItemEncoder, NoItems, TokenEmbedder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
+from quire.engine.execution.profile import run_largest_step
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
@@ -100,8 +99,10 @@ def _report(channel: CoreChannel, error: str) -> None:
         channel.send(CoreDied(error))
 
 
-def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, ModelInfo]:
+def build_core(config: CoreConfig, channel: CoreChannel, device: Device | None = None) -> tuple[EngineCore, ModelInfo]:
     """Load a model and build an engine around it.
+
+    `device`: what runs the model; None for the device that the options name.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -111,7 +112,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     options = config.engine
     if options.num_threads is not None:
         native.set_threads(options.num_threads)
-    device = find_device(config.model.device)
+    device = device or find_device(config.model.device)
     logger.info("%s", device.description)
     with device.activate():
         loaded = load_model(config.folder, config.model_config, config.model, device, partial(_progress_bar, channel))
@@ -123,7 +124,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
     info = ModelInfo(
         architecture=loaded.architecture,
         implementation=loaded.implementation,
-        device=config.model.device,
+        device=device.name,
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=loaded.vocab_size,
         max_model_len=core.scheduler.limits.max_model_len,
@@ -164,10 +165,10 @@ def _build_encoder(
         max_model_len=loaded.context_len,
         convolutions=() if speech is None else speech.convolutions,
     )
-    runner = _encoder_runner(model, loaded.context_len)
+    runner = _encoder_runner(model, loaded.context_len, device.torch_device)
     return EngineCore(
         EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority"),
-        ParallelExecutor(device, runner),
+        device.encoder_executor(runner),
         channel,
         vocab_size=loaded.vocab_size,
         pooler=loaded.pooler,
@@ -175,11 +176,11 @@ def _build_encoder(
     )
 
 
-def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> PackedRunner:
+def _encoder_runner(model: Encoder | CTCModel, context_len: int, device: torch.device) -> PackedRunner:
     if isinstance(model, CTCModel):
         return CTCRunner(model)
     model.set_context(context_len)
-    return EncoderRunner(model, Pooler(model.pooler_heads, model))
+    return EncoderRunner(model, Pooler(model.pooler_heads, model), device)
 
 
 def _build_decoder(
@@ -190,16 +191,15 @@ def _build_decoder(
     cache_dtype = torch.int8 if options.kv_cache_dtype == "int8" else loaded.dtype
     shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
     per_block = block_bytes(shapes, options.block_size, cache_dtype)
-    available = device.free_memory() if config.memory_share is None else config.memory_share
-    if max_cached := _cached_embeddings(loaded, options):
-        available -= max_cached * _embedding_bytes(loaded)
+    reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
     streaming = streaming_of(loaded, options, device)
     if streaming is not None:
-        available -= streaming.nbytes
+        reserved += streaming.nbytes
         options = options.model_copy(update={"max_num_seqs": streaming.streams})
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
     needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
+    available = partial(_cache_memory, loaded, model, config, device, reserved)
     num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
     context_len = _fitting_context(loaded, config, num_blocks - cross_blocks, needed)
     if streaming is not None:
@@ -213,13 +213,15 @@ def _build_decoder(
         rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
         raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
+    inputs, attention = device.input_builder(table, options), device.attention(cache, table, loaded.dtype)
+    sampler = device.sampler(table, loaded.vocab_size, grammars.initial_state, inputs)
     runner = ModelRunner(
         model,
-        device.input_builder(table),
-        device.attention(cache, table, loaded.dtype),
-        device.step_runner(model),
+        inputs,
+        attention,
+        device.step_runner(model, inputs, attention),
         table,
-        Sampler(table, loaded.vocab_size, grammars.initial_state),
+        sampler,
         hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
         _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
         _aligner(loaded, table, cache),
@@ -228,7 +230,7 @@ def _build_decoder(
         _scheduler(options, context_len, num_blocks, model.rope_switch, loaded)
         if streaming is None
         else streaming.scheduler(options, context_len, num_blocks),
-        LocalExecutor(device, runner, cache),
+        device.executor(runner, cache, sampler.max_steps_in_flight),
         channel,
         vocab_size=loaded.vocab_size,
         seed=options.seed,
@@ -239,6 +241,21 @@ def _build_decoder(
         streaming=loaded.streaming,
     )
     return core, num_blocks, num_blocks * per_block
+
+
+def _cache_memory(
+    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, reserved: int
+) -> CacheMemory:
+    """The memory that the KV cache may take. `reserved`: bytes that the engine needs for other state."""
+    options = config.engine
+
+    def largest_step() -> None:
+        model.set_context(loaded.context_len)
+        run_largest_step(
+            model, options.max_num_batched_tokens, options.max_num_seqs, loaded.context_len, device.torch_device
+        )
+
+    return device.cache_memory(options, config.memory_share, reserved, largest_step)
 
 
 def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligner | None:
@@ -264,6 +281,8 @@ def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
 
 
 def _embedding_bytes(loaded: LoadedModel) -> int:
+    if loaded.audio is None:
+        return 0
     return cast("Decoder", loaded.model).spec.hidden * loaded.dtype.itemsize
 
 

@@ -8,6 +8,7 @@ in ``int8_pages``, whose last dimension is longer by their scale.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +48,7 @@ def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tenso
 
     Args:
         keys: pages, like values.
-        slots: (tokens,) int64, block * block_size + offset.
+        slots: (tokens,) int64, block * block_size + offset; tokens with a negative one are not stored.
         k: (tokens, kv_heads, dim), like v.
         v: None if the values are a view of the keys.
     """
@@ -55,6 +56,9 @@ def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tenso
     if _is_supported(keys, values, *new) and all(rows.stride(1) == rows.shape[2] for rows in new):
         native.kernels.write_pages(key_pages=keys, value_pages=values, slots=slots, keys=k, values=v)
         return
+    stored = slots >= 0
+    if not bool(stored.all()):
+        slots, new = slots[stored], tuple(rows[stored] for rows in new)
     block, offset = slots // keys.shape[2], slots % keys.shape[2]
     for pages, rows in zip((keys, values), new, strict=False):
         pages[:, block, offset] = (quantize_rows(rows) if pages.dtype is torch.int8 else rows).transpose(0, 1)
@@ -251,6 +255,64 @@ def prefill_reference(
     first = seq_len - q.shape[0]
     chunks = q.split(rows)
     return torch.cat([_explicit_prefill(chunk, k, v, first + i * rows, params) for i, chunk in enumerate(chunks)])
+
+
+def attend_singles(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    params: AttentionParams,
+) -> Tensor:
+    """Attention of one query per sequence, on a GPU.
+
+    Args:
+        q: (sequences, heads, dim), each at the last position of its sequence.
+        keys: pages, like values.
+        block_tables: (sequences, blocks) int32.
+        seq_lens: (sequences,) int32 or int64, positions including that of the query; 0: the row is padding, and its
+            result is undefined.
+        max_seq_len: an upper bound of `seq_lens`.
+
+    Returns:
+        (sequences, heads, value_dim)
+    """
+    return decode_reference(q, keys, values, block_tables, seq_lens, params)
+
+
+def attend_spans(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    params: AttentionParams,
+) -> Tensor:
+    """Causal attention of spans of queries at the last positions of their sequences, on a GPU.
+
+    Args:
+        q: (tokens, heads, dim), the spans one behind the other.
+        keys: pages, like values.
+        block_tables: (spans, blocks) int32.
+        seq_lens: (spans,) int32 or int64, positions including those of the queries.
+        query_starts: (spans + 1,) int32, the first query of each span, and their number.
+        max_query_len: number of queries of the longest span.
+        max_seq_len: an upper bound of `seq_lens`.
+
+    Returns:
+        (tokens, heads, value_dim)
+    """
+    out = []
+    for index, (begin, end) in enumerate(itertools.pairwise(query_starts.tolist())):
+        length = int(seq_lens[index])
+        table = block_tables[index, : -(-length // keys.shape[2])]
+        out.append(prefill_reference(q[begin:end], keys, values, table, length, params))
+    return torch.cat(out)
 
 
 def _gather(pages: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, build_core
 from quire.engine.core import EngineCore
+from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
@@ -87,9 +88,18 @@ class Engine:
     Args:
         model: computes in float32 unless it sets another dtype, so that tokens can be compared.
         in_flight: maximum number of steps whose results are pending.
+        device: runs the model instead of the device that `model` names.
     """
 
-    def __init__(self, folder: Path, *, model: ModelOptions | None = None, in_flight: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: ModelOptions | None = None,
+        in_flight: int = 1,
+        device: Device | None = None,
+        **options: Any,
+    ) -> None:
         self.channel = Channel()
         defaults: dict[str, Any] = {
             "kv_cache_memory_bytes": 64 << 20,
@@ -112,7 +122,7 @@ class Engine:
         )
         self.core: EngineCore
         self.info: ModelInfo
-        self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
+        self.core, self.info = build_core(config, self.channel, device)  # type: ignore[arg-type]
         self.runner: Any = self.core.executor._runner  # type: ignore[attr-defined]
         if in_flight > 1:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)

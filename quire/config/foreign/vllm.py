@@ -7,11 +7,11 @@ from quire.config.foreign.table import ForeignFlag, ignored, ignored_switch, ref
 _ONE_MACHINE = "Quire runs a model on the CPUs of one machine"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
 _MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
-_GPU = "it applies to GPUs only"
+_GPU = "Quire has one kernel for each operation on a GPU"
 _PROXY = "put a reverse proxy in front of Quire"
 _BUILT_IN = "the engine has no plugins"
 _FORMAT = "only Hugging Face's file format is read"
-_MEMORY = "weights and KV cache are always in main memory"
+_MEMORY = "weights and KV cache are always in the memory of the device that runs the model"
 _REPOSITORY = "all files are read from the model's directory or repository"
 
 VLLM: tuple[ForeignFlag, ...] = (
@@ -141,8 +141,8 @@ VLLM: tuple[ForeignFlag, ...] = (
     translated_to("--max-num-batched-tokens", "--max-num-batched-tokens", "also as 8k or 8K"),
     translated_to(
         "--gpu-memory-utilization",
-        "--kv-cache-free-memory-fraction",
-        "a share of the memory that is free after loading, for KV caches alone",
+        "--gpu-memory-utilization",
+        "on CPUs a share of the memory that is free after loading, for KV caches alone",
     ),
     translated_to("--kv-cache-memory-bytes", "--kv-cache-memory-bytes", "also as 4g or 4G"),
     *refused("--max-num-scheduled-tokens", "a step has only one token limit", "--max-num-batched-tokens"),
@@ -169,7 +169,7 @@ VLLM: tuple[ForeignFlag, ...] = (
     *ignored("--num-scheduler-steps --scheduler-delay-factor --performance-mode", "every step is scheduled separately"),
     *ignored_switch("--multi-step-stream-outputs --disable-async-output-proc", "every step is scheduled separately"),
     *ignored_switch("--use-v2-block-manager", "there is only one block manager"),
-    *ignored_switch("--async-scheduling", "steps on the CPU run one after the other"),
+    *ignored_switch("--async-scheduling", "steps are always scheduled ahead on GPUs, and never on CPUs"),
     *ignored_switch("--disable-hybrid-kv-cache-manager", "all layers use the same kind of block"),
     *refused("--scheduler-cls", "the scheduler cannot be replaced", "--scheduling-policy"),
     translated_to(
@@ -190,7 +190,7 @@ VLLM: tuple[ForeignFlag, ...] = (
     ),
     *refused("--kv-transfer-config --ec-transfer-config", "KV caches are not sent to other servers"),
     # machines and devices
-    translated_to("--device", "--device", values={"auto": "cpu"}),
+    *same("--device"),
     *ignored(
         "--tensor-parallel-size|-tp --pipeline-parallel-size|-pp --data-parallel-size|-dp",
         _ONE_MACHINE,
@@ -214,9 +214,13 @@ VLLM: tuple[ForeignFlag, ...] = (
     *ignored_switch("--enable-expert-parallel|-ep --enable-eplb --enable-dbo", _ONE_MACHINE),
     *ignored_switch("--disable-custom-all-reduce", _ONE_MACHINE),
     *ignored("--all2all-backend --expert-placement-strategy", _ONE_MACHINE),
-    *ignored_switch("--enforce-eager", "step graphs do not change results"),
+    *same("--enforce-eager"),
+    translated_to("--cudagraph-capture-sizes", "--cudagraph-capture-sizes", "also separated by spaces"),
+    *ignored(
+        "--max-cudagraph-capture-size", "all sizes up to --max-num-seqs are captured", ours="--cudagraph-capture-sizes"
+    ),
     *ignored("--compilation-config|-cc|-O --optimization-level --max-seq-len-to-capture", _GPU),
-    *ignored("--cudagraph-capture-sizes --max-cudagraph-capture-size --attention-backend", _GPU),
+    *ignored("--attention-backend", _GPU),
     *ignored("--attention-config|-ac --moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
     *ignored("--kernel-config --linear-backend --ir-op-priority --mamba-backend --override-attention-dtype", _GPU),
     *ignored("--mamba-block-size --mamba-cache-mode", "state-space models (Mamba) are not supported"),

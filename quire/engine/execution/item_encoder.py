@@ -110,7 +110,7 @@ class CrossWriter(NoItems):
         self._cache.ensure_mapped(max(entry.blocks))
         size = self._block_size
         slots = torch.tensor(entry.blocks)[:, None] * size + torch.arange(size)
-        return slots.flatten()[: entry.length]
+        return slots.flatten()[: entry.length].to(self._encoder.sample.device)
 
     def _write(self, encoded: Tensor, slots: Tensor) -> None:
         for index, k, v in self._model.cross_keys_and_values(encoded):

@@ -58,6 +58,7 @@ from quire.engine.models.streaming import fold_delay
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.streaming import StreamingInfo
+from quire.kernels import gpu
 from quire.kernels.activation import ACTIVATIONS
 
 logger = logging.getLogger(__name__)
@@ -73,11 +74,13 @@ class LoadTarget(Protocol):
         torch_device: the device on which parameters are allocated.
         quantizable_dtypes: dtypes whose weights the device can quantize while they load.
         computes_bfloat16: bfloat16 arithmetic is faster than float32.
+        computes_float16: float16 arithmetic is as fast as bfloat16.
     """
 
     torch_device: torch.device
     quantizable_dtypes: frozenset[torch.dtype]
     computes_bfloat16: bool
+    computes_float16: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,10 @@ def load_model(
         ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
     quantize = options.quantization != "none"
+    if options.quantization == "fp8" and not gpu.computes_float8(target.torch_device):
+        raise UnsupportedModel(
+            "--quantization fp8 needs a GPU of compute capability 8.9 or more; none, int8 and int4 are accepted here"
+        )
     if quantize and not target.quantizable_dtypes:
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
@@ -140,7 +147,7 @@ def load_model(
     check_class(hf_config)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
-        model = load_fallback(folder, hf_config, dtype)
+        model = load_fallback(folder, hf_config, dtype, target.torch_device)
         progress(total)
     vocab = hf_config.get_text_config().vocab_size
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
@@ -353,13 +360,14 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *,
     """The dtype to compute in. `exact`: float32 unless the options say otherwise, since nothing is multiplied."""
     if exact and options.dtype == "auto":
         return torch.float32
-    widened = options.dtype == "float16" and target.torch_device.type == "cpu"
+    widened = options.dtype == "float16" and not target.computes_float16
     if options.dtype != "auto" and not widened:
         dtype: torch.dtype = getattr(torch, options.dtype)
         return dtype
     stored = checkpoint.dtype()
     # CPUs are a hundred times slower in float16, and half as fast in float32.
-    narrow = stored == torch.float16 or (stored == torch.float32 and target.computes_bfloat16)
+    half = stored == torch.float16 and not target.computes_float16
+    narrow = half or (stored == torch.float32 and target.computes_bfloat16)
     fast = torch.bfloat16 if narrow else stored
     if widened:
         logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))

@@ -21,13 +21,19 @@ _MAX_NAMES = 5  # in an error message
 
 
 def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Allocate every parameter of a model built on the meta device, shared ones once."""
+    """Make every parameter of a model that was built on the meta device, shared ones once.
+
+    Matrices have no memory until they are filled: otherwise, a model that is quantized while it is loaded would need
+    memory for all of its plain weights on devices that do not map memory at the first write.
+    """
     made: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             keep = _KEEP_FLOAT32.fullmatch(f"{module_name}.{name}") is not None
             if id(parameter) not in made:
                 data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype, device=device)
+                if data.dim() > 1:
+                    data.untyped_storage().resize_(0)
                 made[id(parameter)] = nn.Parameter(data, requires_grad=False)
             setattr(module, name, made[id(parameter)])
 
@@ -155,7 +161,7 @@ class WeightFiller:
 
     def _copy(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
         self._mark_loaded(name, target)
-        destination = self._parameters[target.parameter].data
+        destination = _with_memory(self._parameters[target.parameter].data)
         tensor = tensor if target.convert is None else target.convert(tensor)
         if target.part is not None:
             parts = self._parts(target.parameter)
@@ -194,6 +200,14 @@ class WeightFiller:
         match = re.match(r"model\.layers\.(\d+)\.", name)
         layers = len(self._model.layers) if isinstance(self._model, Transformer) else 0
         return match is not None and 0 <= int(match[1]) - layers < self._extra_layers
+
+
+def _with_memory(parameter: Tensor) -> Tensor:
+    """The parameter, for which memory is allocated if it has none yet."""
+    storage = parameter.untyped_storage()
+    if storage.nbytes() < parameter.nbytes:
+        storage.resize_(parameter.nbytes)
+    return parameter
 
 
 def _packable(model: nn.Module) -> dict[str, list[Packable]]:

@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
+from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import NewSequence, StepPlan
 from quire.engine.wire.protocol import SamplingParams
 from quire.engine.wire.token_mask import token_mask
+from quire.kernels.sampling_state import uniform
 
 VOCAB = 50
 
