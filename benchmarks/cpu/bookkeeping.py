@@ -35,7 +35,8 @@ from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.wire.protocol import AddRequest, SamplingParams
+from quire.engine.wire.protocol import AddRequest
+from quire.engine.wire.sampling_params import SamplingParams
 
 STEPS = 300
 PROMPT = 256

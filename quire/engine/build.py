@@ -46,7 +46,8 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.streaming_build import streaming_of
 from quire.engine.wire.errors import FrontEndGone
-from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
+from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
+from quire.engine.wire.protocol import CoreDied, Ready, Shutdown
 from quire.engine.wire.transport import CoreChannel
 from quire.kernels import native
 

@@ -25,6 +25,7 @@ from quire.engine.scheduling.streaming_scheduler import StreamingScheduler
 from quire.engine.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.errors import MalformedMessage
+from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -33,11 +34,10 @@ from quire.engine.wire.protocol import (
     FrontMessage,
     Ping,
     Pong,
-    SamplingParams,
     Shutdown,
-    SpeechToTextInfo,
     StepOutput,
 )
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.streaming import StreamingInfo
 from quire.engine.wire.transport import CoreChannel
 
@@ -147,7 +147,7 @@ class EngineCore:
 
     def _submit(self) -> bool:
         started = time.monotonic()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         if plan.is_empty and self._in_flight:
             return False  # every sequence waits for a step in flight
         self._in_flight.append(_SubmittedStep(plan, self.executor.submit(plan), started))
@@ -156,12 +156,12 @@ class EngineCore:
     def _run_urgent(self, scheduler: EncoderScheduler) -> None:
         """Run short requests in this thread: they need not wait for the steps in flight, which belong to others."""
         assert isinstance(self.executor, ParallelExecutor)
-        plan = scheduler.plan_urgent(step.plan for step in self._in_flight)
+        plan = scheduler.schedule_urgent(step.plan for step in self._in_flight)
         if plan.encoder_requests:
             self._finish(_SubmittedStep(plan, self.executor.run_beside(plan), time.monotonic()))
 
     def _finish(self, step: _SubmittedStep) -> None:
-        outputs = self.scheduler.finish(step.plan, step.pending.result())
+        outputs = self.scheduler.update(step.plan, step.pending.result())
         self._release(output.request_id for output in outputs)
         stats = self.scheduler.stats(step.plan)
         stats.step_seconds = time.monotonic() - step.started
@@ -236,9 +236,10 @@ class EngineCore:
             if params.seed is None:
                 params = msgspec.structs.replace(params, seed=next(self._seeds))
             message = msgspec.structs.replace(message, params=params)
-        elif params.kind is None:
-            kind = "last" if self._pooler is None else self._pooler.kind
-            message = msgspec.structs.replace(message, params=msgspec.structs.replace(params, kind=kind))
+        elif params.pooling_type is None:
+            pooling_type = "last" if self._pooler is None else self._pooler.pooling_type
+            params = msgspec.structs.replace(params, pooling_type=pooling_type)
+            message = msgspec.structs.replace(message, params=params)
         error = self._invalid_reason(message)
         if error is not None:
             self._send_refusal(message.request_id, error)

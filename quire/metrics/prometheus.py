@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from quire.config.options import EngineOptions
-from quire.engine.wire.protocol import ModelInfo, StepStats
+from quire.engine.wire.model_info import ModelInfo
+from quire.engine.wire.protocol import StepStats
 from quire.engine.wire.records import RequestRecord, RequestTimes
 from quire.metrics import buckets
 

@@ -13,26 +13,26 @@ import numpy as np
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.errors import FrontEndGone
 from quire.engine.wire.launch import CoreEntry, CoreHandle, ThreadCore
+from quire.engine.wire.model_info import ModelInfo
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
     CoreDied,
     ErrorOutput,
     FrontMessage,
-    ModelInfo,
     Ping,
     Pong,
     PooledOutput,
-    PoolingParams,
     Ready,
     RequestOutput,
-    SamplingParams,
     Shutdown,
     StepOutput,
     StepStats,
     TokenLogprobs,
     TokensOutput,
 )
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.transport import CoreChannel, FrontChannel
 from tests.support.pooling import pooled
 from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer

@@ -28,7 +28,7 @@ from quire.api.serving.params import (
     with_max_tokens,
 )
 from quire.config.options import LimitOptions
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.prompts import Prompt
 

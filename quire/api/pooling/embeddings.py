@@ -28,7 +28,8 @@ from quire.api.protocol.pooling.requests import (
     TextInput,
 )
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.protocol import PooledArray, PoolingParams, PoolingTask
+from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
+from quire.engine.wire.protocol import PooledArray
 
 _TASKS: dict[str, PoolingTask] = {
     "embed": "embed",

@@ -27,7 +27,7 @@ from quire.api.protocol.pooling.requests import (
     TextInput,
 )
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.protocol import PoolingParams, PoolingTask
+from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
 from quire.multimodal.batches import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
 
 Ids = NDArray[np.int32]

@@ -24,7 +24,8 @@ from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.result_memory import Reservation
 from quire.engine.wire.batch import OnResult
 from quire.engine.wire.errors import RequestRefused
-from quire.engine.wire.protocol import PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import PooledArray
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.batches import InputNames, PairsJob, PoolingPrompt, TextsJob
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from quire.api.http.tenant import current_tenant
 from quire.api.pooling.prepare import text_group
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, pool
-from quire.engine.wire.protocol import PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import PooledArray
 from quire.multimodal.batches import InputNames, PairsJob, Truncation
 
 _UNSHORTENED = 0

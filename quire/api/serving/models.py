@@ -16,7 +16,7 @@ from quire.api.serving.defaults import GenerationDefaults
 from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.protocol import ModelInfo
+from quire.engine.wire.model_info import ModelInfo
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.media.sources import MediaPolicy
 from quire.multimodal.renderer import Renderer

@@ -14,8 +14,9 @@ from quire.api.protocol.common import ChatAndCompletionFields, StreamOptions
 from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
-from quire.engine.wire.protocol import MediaItem, SamplingParams
+from quire.engine.wire.protocol import MediaItem
 from quire.engine.wire.records import AnswerGroup
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from quire.multimodal.prompts import Prompt

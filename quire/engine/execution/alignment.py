@@ -19,7 +19,8 @@ from quire.engine.execution.inputs import Span
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.inputs import CrossAttend
 from quire.engine.models.speech_to_text import SpeechToTextSpec
-from quire.engine.wire.protocol import PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import PooledArray
 from quire.kernels.paged_attention import AttentionParams
 
 

@@ -18,7 +18,8 @@ from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.inputs import ModelInputs
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.wire.protocol import AddRequest, PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest, PooledArray
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.scheduling.plan import NewSequence, PromptExtension, StepPlan
-from quire.engine.wire.protocol import PoolingParams, SamplingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)

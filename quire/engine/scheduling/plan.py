@@ -6,16 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.engine.wire.protocol import (
-    AddRequest,
-    FeatureArray,
-    MediaItem,
-    PooledArray,
-    PoolingParams,
-    SamplingParams,
-    StepStats,
-    TokenLogprobs,
-)
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest, FeatureArray, MediaItem, PooledArray, StepStats, TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.request import Hasher, Request
+from quire.engine.wire.protocol import StepStats
 
 
 class PrefixCache:
@@ -27,6 +28,14 @@ class PrefixCache:
         for index in range(request.published, end // size):
             self._pool.publish(request.blocks[index], hashes[index])
         request.published = max(request.published, end // size)
+
+    def record(self, request: Request, hit: int, stats: StepStats) -> None:
+        """Count the tokens that a request has found, when it enters the batch for the first time."""
+        if request.cached_tokens is None:
+            request.cached_tokens = hit
+            if self._hasher is not None:
+                stats.prefix_queries += len(request.tokens)
+                stats.prefix_hits += hit
 
     def match(self, request: Request) -> list[int]:
         """Cached blocks of the longest known prefix; at least one token is left to compute."""

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import ItemSpans
-from quire.engine.scheduling.plan import CrossItem, NewSequence
-from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, TokenLogprobs
+from quire.engine.scheduling.plan import CrossItem, NewSequence, SampledTokens
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import FinishReason, MediaItem, TokenLogprobs, TokensOutput
+from quire.engine.wire.sampling_params import SamplingParams
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
@@ -187,6 +189,36 @@ class Request:
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""
         self.scheduled_at = self.scheduled_at or time.monotonic()
+
+    def within_prompt(self, computed: int, count: int) -> int:
+        """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
+        return min(count, self.prompt_len - computed) if computed < self.prompt_len else count
+
+    def take_sampled(self, sampled: SampledTokens, max_model_len: int) -> TokensOutput:
+        """Append the tokens that a step has sampled, up to the one that finishes the request; returns its output."""
+        self.expected -= 1
+        self.verifies_draft = False
+        taken = 0
+        finish_reason, stop_reason = None, None
+        while taken < len(sampled.tokens) and finish_reason is None:
+            finish_reason, stop_reason = self.append(sampled.tokens[taken], max_model_len)
+            taken += 1
+        if self.blocks:  # else preempted while the step was in flight
+            self.computed += taken - 1  # confirmed tokens of the draft
+        output = TokensOutput(
+            self.id,
+            sampled.tokens[:taken],
+            finish_reason,
+            stop_reason,
+            logprobs=None if sampled.logprobs is None else sampled.logprobs[:taken],
+            cached_tokens=self.cached_tokens or 0,
+            scheduled_at=self.scheduled_at,
+            token_probs=self.token_probs,
+        )
+        self.token_probs = None
+        if self.wants_prompt_logprobs:
+            output.prompt_logprobs, self.wants_prompt_logprobs = self.prompt_logprobs, False
+        return output
 
     def append(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Append a sampled token; returns the finish reason, if any, and the stop token that caused it."""

@@ -18,13 +18,13 @@ from quire.engine.scheduling.items import EncoderCache, ItemSpans
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
-    SampledTokens,
     ScheduledSequence,
     StepPlan,
     StepResult,
 )
 from quire.engine.scheduling.prefix_cache import PrefixCache
 from quire.engine.scheduling.request import Hasher, Request
+from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.waiting import WaitingQueue
 from quire.engine.wire.protocol import (
     AddRequest,
@@ -34,19 +34,16 @@ from quire.engine.wire.protocol import (
     PooledOutput,
     RequestOutput,
     StepStats,
-    TokensOutput,
 )
 
 _ORDER = attrgetter("order")
-# A step of up to this many tokens takes about as long as one token: reading the weights dominates on a CPU.
-_MEMORY_BOUND_TOKENS = 24
 
 
 class Scheduler:
     """Holds every request from its arrival until it finishes.
 
-    `plan` and `finish` are called in pairs and in order. Further plans may be made before the first has finished;
-    their steps run in the order of the plans.
+    `schedule` and `update` are called in pairs and in order. Further steps may be scheduled before the results of the
+    first are known; they run in the order in which they were scheduled.
     """
 
     def __init__(
@@ -72,9 +69,10 @@ class Scheduler:
         self._hasher = hasher
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
-        self._prefixes = PrefixCache(pool, hasher)
+        self._prefix_cache = PrefixCache(pool, hasher)
         self._cross = CrossGroup(pool, hasher, limits.convolutions)
-        self._encodings = EncoderCache(limits.max_cached, limits.max_encoded)
+        self._speculation = Speculation(limits, pool)
+        self._encoder_cache = EncoderCache(limits.max_cached, limits.max_encoded)
         self._running: list[Request] = []  # sorted by order
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
@@ -155,10 +153,10 @@ class Scheduler:
         if request is not None:
             self._leave(request)
 
-    def plan(self) -> StepPlan:
+    def schedule(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[Request]()
-        self._encodings.begin_step()
+        self._encoder_cache.begin_step()
         if self.limits.rope_switch is not None:
             self._restart_outgrown(self.limits.rope_switch)
         budget = self._schedule_running(plan, scheduled, self.limits.max_tokens)
@@ -170,8 +168,8 @@ class Scheduler:
             self._in_flight.append(scheduled)
         return plan
 
-    def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Apply the results of the oldest plan that has not finished; returns what to send to the front end."""
+    def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """Apply the results of the oldest step in flight; returns the outputs for the front end."""
         live: dict[str, Request] = {}
         for request in self._in_flight.popleft() if plan.scheduled else ():
             request.steps_in_flight -= 1
@@ -184,7 +182,7 @@ class Scheduler:
             if request_id in live:
                 live[request_id].token_probs = probs
         for key in result.not_encoded:
-            self._encodings.forget(key)
+            self._encoder_cache.forget(key)
         outputs: list[RequestOutput] = []
         if result.errors:
             outputs += self._end_failed(plan, result, live)
@@ -192,9 +190,11 @@ class Scheduler:
         for sampled in result.sampled:
             if (found := live.get(sampled.request_id)) is not None:
                 if drafted:
-                    self._count_draft(found, sampled, drafted.get(found.id, 0), plan.stats)
-                outputs.append(output := self._append_output(found, sampled))
+                    self._speculation.record(found, sampled, drafted.get(found.id, 0), plan.stats)
+                outputs.append(output := found.take_sampled(sampled, self.limits.max_model_len))
                 plan.stats.step_tokens += len(output.token_ids)
+                if output.finish_reason is not None:
+                    self._leave(found)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         return outputs
 
@@ -226,7 +226,7 @@ class Scheduler:
         waiting = self._waiting.ids()
         running = {request.id for request in self._running}
         parked = self._open.parked
-        self._encodings.check()
+        self._encoder_cache.check()
         assert waiting | running | parked == set(self._requests), "a request is neither waiting nor running"
         assert len(waiting) + len(running) + len(parked) == len(self._requests), "a request is in two states"
         self._open.check()
@@ -248,36 +248,23 @@ class Scheduler:
             for request in self._running
         ]
         decoding = pending.count(1)
-        drafts = max(0, _MEMORY_BOUND_TOKENS - decoding)
+        self._speculation.begin_step(decoding)
         index = 0
         while index < len(self._running):  # preemption removes from the end, so indices into `pending` stay valid
             request = self._running[index]
             decoding -= pending[index] == 1
             # A long prompt leaves one token for each sequence after it that needs only one.
-            count = _within_prompt(request, request.computed, min(pending[index], budget - decoding))
+            count = request.within_prompt(request.computed, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if request.spans is not None:
                 count = self._readable(plan, request, request.computed, count)
             if count > 0:
-                draft = self._draft(request, min(budget - decoding - count, drafts))
-                self._schedule(plan, scheduled, request, count, draft=draft)
+                draft = self._speculation.draft(request, budget - decoding - count)
+                self._schedule_sequence(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
-                drafts -= len(draft)
             index += 1
         return budget
-
-    def _draft(self, request: Request, room: int) -> tuple[int, ...]:
-        """Draft tokens for a sequence that lacks only its next token; a draft never preempts a sequence."""
-        if request.drafter is None or not request.generates or request.steps_in_flight:
-            return ()
-        if len(request.tokens) - request.computed != 1 or request.computed < request.prompt_len:
-            return ()
-        held = (len(request.blocks) + self.pool.num_free) * self.pool.block_size
-        room = min(
-            room, held - len(request.tokens), request.max_draft(self.limits.max_model_len, self.limits.rope_switch)
-        )
-        return request.drafter.draft(request.tokens, room)
 
     def _make_room(self, plan: StepPlan, request: Request, count: int) -> bool:
         """Preempt the last sequences until `count` more tokens fit; False if that preempted `request` itself."""
@@ -299,14 +286,14 @@ class Scheduler:
                 return  # preempted; a step in flight still appends to its tokens
             if self.limits.rope_switch is not None:
                 request.choose_rope(self.limits.rope_switch, self._hasher)
-            matched = self._prefixes.match(request)
+            matched = self._prefix_cache.match(request)
             computed = len(matched) * self.pool.block_size
             left = len(request.tokens) - request.held_back - computed
             if left <= 0:
                 self._waiting.pop()
                 self._open.parked.add(request.id)
                 continue
-            count = _within_prompt(request, computed, min(left, budget))
+            count = request.within_prompt(computed, min(left, budget))
             fresh = self.pool.blocks_for(computed + count) - len(matched)
             cross = self._cross.cached(request.cross)
             if request.cross is not None and not cross:
@@ -327,17 +314,17 @@ class Scheduler:
             request.blocks, request.computed, request.published = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
-            self._count_prefix(plan, request, computed)
+            self._prefix_cache.record(request, computed, plan.stats)
             entered = None if request.cross is None else self._cross.enter(request.cross, cross, plan.stats)
             plan.new.append(request.enter(entered))
-            self._schedule(plan, scheduled, request, count, matched)
+            self._schedule_sequence(plan, scheduled, request, count, matched)
             budget -= count
 
     def _readable(self, plan: StepPlan, request: Request, start: int, count: int) -> int:
         """As many of `count` tokens as the items allow that are encoded, or can be in this step."""
         if request.spans is None or start >= request.prompt_len or count <= 0:
             return count
-        return self._encodings.readable(plan, request.spans, start, count, request.entered_with)
+        return self._encoder_cache.readable(plan, request.spans, start, count, request.entered_with)
 
     def _park_idle(self) -> bool:
         """Take the last sequence that waits for the rest of its prompt out of the batch; False if there is none.
@@ -349,7 +336,7 @@ class Scheduler:
             self._preempt(idle)
         return idle is not None
 
-    def _schedule(
+    def _schedule_sequence(
         self,
         plan: StepPlan,
         scheduled: list[Request],
@@ -375,15 +362,8 @@ class Scheduler:
         if samples:
             request.expected += 1
             request.verifies_draft = bool(draft)
-        self._prefixes.publish(request, min(end, len(request.tokens)))
+        self._prefix_cache.publish(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
-
-    def _count_prefix(self, plan: StepPlan, request: Request, hit: int) -> None:
-        if request.cached_tokens is None:
-            request.cached_tokens = hit
-            if self._hasher is not None:
-                plan.stats.prefix_queries += len(request.tokens)
-                plan.stats.prefix_hits += hit
 
     def _restart_outgrown(self, rope_switch: int) -> None:
         """Take sequences out of the batch that have become longer: their next token needs other keys of all tokens."""
@@ -415,46 +395,6 @@ class Scheduler:
         self._cross.leave(request.cross)
         self._removed.append(request.id)
 
-    def _count_draft(self, request: Request, sampled: SampledTokens, drafted: int, stats: StepStats) -> None:
-        if drafted and request.drafter is not None:
-            accepted = len(sampled.tokens) - 1
-            request.drafter.update(drafted, accepted)
-            stats.drafts += 1
-            stats.drafted_tokens += drafted
-            stats.accepted_tokens += accepted
-
-    def _append_output(self, request: Request, sampled: SampledTokens) -> TokensOutput:
-        request.expected -= 1
-        request.verifies_draft = False
-        taken = 0
-        finish_reason, stop_reason = None, None
-        while taken < len(sampled.tokens) and finish_reason is None:
-            finish_reason, stop_reason = request.append(sampled.tokens[taken], self.limits.max_model_len)
-            taken += 1
-        if request.blocks:  # else preempted while the step was in flight
-            request.computed += taken - 1  # confirmed tokens of the draft
-        output = TokensOutput(
-            request.id,
-            sampled.tokens[:taken],
-            finish_reason,
-            stop_reason,
-            logprobs=None if sampled.logprobs is None else sampled.logprobs[:taken],
-            cached_tokens=request.cached_tokens or 0,
-            scheduled_at=request.scheduled_at,
-            token_probs=request.token_probs,
-        )
-        request.token_probs = None
-        if request.wants_prompt_logprobs:
-            output.prompt_logprobs, request.wants_prompt_logprobs = request.prompt_logprobs, False
-        if finish_reason is not None:
-            self._leave(request)
-        return output
-
     def _finish_pooling(self, request: Request, data: PooledArray) -> PooledOutput:
         self._leave(request)
         return PooledOutput(request.id, data, request.cached_tokens or 0, request.scheduled_at)
-
-
-def _within_prompt(request: Request, computed: int, count: int) -> int:
-    """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
-    return min(count, request.prompt_len - computed) if computed < request.prompt_len else count

@@ -17,6 +17,7 @@ from typing_extensions import override
 from quire.engine.wire.batch import BatchHost, BatchItem, OnResult, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
+from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -26,7 +27,6 @@ from quire.engine.wire.protocol import (
     ErrorOutput,
     ExtendRequest,
     MediaItem,
-    ModelInfo,
     Ping,
     Pong,
     Ready,

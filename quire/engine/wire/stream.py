@@ -12,20 +12,20 @@ from typing_extensions import override
 
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.errors import EngineError, RequestFailed, RequestRefused
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
     ErrorOutput,
     FinishReason,
     MediaItem,
     PooledArray,
     PooledOutput,
-    PoolingParams,
     RequestOutput,
-    SamplingParams,
     TokenArray,
     TokenLogprobs,
     TokensOutput,
 )
 from quire.engine.wire.records import AnswerGroup, RequestRecord, RequestTimes
+from quire.engine.wire.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

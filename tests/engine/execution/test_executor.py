@@ -15,14 +15,8 @@ from quire.engine.execution.executor import ParallelExecutor
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.wire.protocol import (
-    AddRequest,
-    ErrorOutput,
-    PooledOutput,
-    PoolingParams,
-    RequestOutput,
-    StepOutput,
-)
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepOutput
 from quire.kernels import native
 from tests.support.engine import Channel
 
@@ -81,7 +75,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def request(name: str, tokens: int = 100) -> AddRequest:
-    return AddRequest(name, np.ones(tokens, np.int32), PoolingParams(task="embed", kind="mean"))
+    return AddRequest(name, np.ones(tokens, np.int32), PoolingParams(task="embed", pooling_type="mean"))
 
 
 def plan(name: str) -> StepPlan:

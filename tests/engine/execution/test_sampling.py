@@ -16,7 +16,7 @@ from quire.engine.execution.sampling.choice import sample_tokens, uniform
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import NewSequence, StepPlan
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import token_mask
 
 VOCAB = 50

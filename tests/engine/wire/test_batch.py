@@ -9,7 +9,8 @@ import pytest
 
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, RequestRefused
-from quire.engine.wire.protocol import Abort, AddRequest, PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import Abort, AddRequest, PooledArray
 from quire.engine.wire.records import NullObserver, RequestRecord
 from quire.engine.wire.stream import PoolRequest
 from tests.support.fake_core import INFO, FakeCore, prompt_of, running_client

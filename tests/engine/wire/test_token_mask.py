@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.wire.protocol import AddRequest, FrontMessage, SamplingParams
+from quire.engine.wire.protocol import AddRequest, FrontMessage
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import has_other_token, is_token_mask, token_ids, token_mask
 from quire.engine.wire.transport import Decoder, Encoder
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.wire.errors import FrontEndGone, MalformedMessage
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
     AddRequest,
     AddRequests,
@@ -20,13 +21,12 @@ from quire.engine.wire.protocol import (
     Ping,
     Pong,
     PooledOutput,
-    PoolingParams,
-    SamplingParams,
     StepOutput,
     StepStats,
     TokenLogprobs,
     TokensOutput,
 )
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.transport import CoreChannel, Decoder, Encoder, FrontChannel
 from tests.support.process import free_port
 

@@ -17,8 +17,8 @@ from quire.api.serving.generation import SequenceResult, collect
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, RequestFailed
-from quire.engine.wire.protocol import SamplingParams
 from quire.engine.wire.records import AnswerGroup, RequestTimes
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.multimodal.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.api.http.errors import InvalidRequest, shortened
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.protocol import SpeechToTextInfo
+from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.streaming import StreamingInfo
 from quire.multimodal.audio.frames import frame_samples
 

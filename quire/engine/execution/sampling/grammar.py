@@ -17,7 +17,7 @@ from quire.engine.execution.sampling.thread_stacks import executor
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.grammar import problem_of
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.sampling import Masks, apply_token_bitmask, mask_words
 
 logger = logging.getLogger(__name__)

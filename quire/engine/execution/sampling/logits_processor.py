@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.engine.execution.table import RequestTable
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 
 
 class RowState(Protocol):

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor
 from quire.engine.execution.table import RequestTable
-from quire.engine.wire.protocol import SamplingParams, TimestampRule
+from quire.engine.wire.sampling_params import SamplingParams, TimestampRule
 from quire.kernels.sampling import Masks, apply_token_bitmask
 
 State = TypeVar("State")

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor
 from quire.engine.execution.table import RequestTable
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ from quire.engine.execution.sampling.masks import (
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import SequenceError
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
