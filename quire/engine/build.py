@@ -45,7 +45,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.streaming_build import streaming_of
-from quire.engine.wire.errors import FrontEndGone
+from quire.engine.wire.errors import FrontEndClosed
 from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
 from quire.engine.wire.protocol import CoreDied, Ready, Shutdown
 from quire.engine.wire.transport import CoreChannel
@@ -77,7 +77,7 @@ def serve_core(config: CoreConfig, address: str) -> None:
             _build_and_run(config, channel)
         except LoadingStopped:
             logger.info("loading was cancelled")
-        except FrontEndGone:
+        except FrontEndClosed:
             logger.debug("the engine ended with its server")
         except (ModelError, OutOfCacheMemory) as error:
             _report(channel, str(error))
@@ -97,7 +97,7 @@ def _build_and_run(config: CoreConfig, channel: CoreChannel) -> None:
 
 
 def _report(channel: CoreChannel, error: str) -> None:
-    with suppress(FrontEndGone):
+    with suppress(FrontEndClosed):
         channel.send(CoreDied(error))
 
 

@@ -29,9 +29,9 @@ from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
+    ClientMessage,
     ErrorOutput,
     ExtendRequest,
-    FrontMessage,
     Ping,
     Pong,
     Shutdown,
@@ -190,7 +190,7 @@ class EngineCore:
             self._handle(message)
             wait = 0.0
 
-    def _handle(self, message: FrontMessage) -> None:
+    def _handle(self, message: ClientMessage) -> None:
         match message:
             case AddRequest():
                 self._add(message)

@@ -127,7 +127,7 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
         Overloaded: there is no memory for the results.
     """
     tokens, owners = 0, []
-    with context.model.client.pooling(timeout=context.timeout, on_result=on_result) as batch:
+    with context.model.client.pool_batch(timeout=context.timeout, on_result=on_result) as batch:
         try:
             for group in groups:
                 owners.append((batch.size, group.names))

@@ -15,7 +15,7 @@ from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
 from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.records import AnswerGroup
+from quire.engine.wire.records import SequenceGroup
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.engine.wire.token_mask import TokenMask, token_mask
@@ -138,7 +138,7 @@ def generate_requests(
     others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None)
     count = sequences_per_prompt(body, limits)
     timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
-    group = AnswerGroup(count, count)
+    group = SequenceGroup(count, count)
     return [
         GenerateRequest(
             prompt=prompt.token_ids,

@@ -24,7 +24,7 @@ _WINDOW = 128
 OnResult = Callable[[int, PooledArray], PooledArray | Awaitable[PooledArray]]
 
 
-class BatchHost(Protocol):
+class BatchClient(Protocol):
     """The interface of the client that a batch uses."""
 
     def take_slot(self) -> bool:
@@ -103,7 +103,7 @@ class PooledBatch:
         cached_tokens: prompt tokens of all requests that were found in the prefix cache.
     """
 
-    def __init__(self, host: BatchHost, on_result: OnResult | None = None) -> None:
+    def __init__(self, host: BatchClient, on_result: OnResult | None = None) -> None:
         """`on_result`: makes what is kept of a result and its index; default: the result itself."""
         self.id = uuid.uuid4().hex
         self.failed: int | None = None

@@ -112,7 +112,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the core."""
 
 
-FrontMessage = AddRequest | ExtendRequest | Abort | Ping | Shutdown
+ClientMessage = AddRequest | ExtendRequest | Abort | Ping | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

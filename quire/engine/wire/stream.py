@@ -24,7 +24,7 @@ from quire.engine.wire.protocol import (
     TokenLogprobs,
     TokensOutput,
 )
-from quire.engine.wire.records import AnswerGroup, RequestRecord, RequestTimes
+from quire.engine.wire.records import RequestRecord, RequestTimes, SequenceGroup
 from quire.engine.wire.sampling_params import SamplingParams
 
 
@@ -52,7 +52,7 @@ class GenerateRequest:
     items: tuple[MediaItem, ...] = ()
     open: bool = False
     request_id: str | None = None
-    group: AnswerGroup = field(default_factory=AnswerGroup)
+    group: SequenceGroup = field(default_factory=SequenceGroup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
