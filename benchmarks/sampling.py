@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
+from quire.engine.execution.sampling.token_sampling import sample_tokens, uniform
 from quire.engine.wire.sampling_params import SamplingParams
 
 ROWS, VOCAB, REPEATS = 16, 151_936, 20

@@ -19,13 +19,6 @@ from quire.api.pooling.tei import answer_tei_embed, answer_tei_predict, answer_t
 from quire.api.protocol.chat import ChatCompletion, ChatRequest
 from quire.api.protocol.common import streamed
 from quire.api.protocol.completions import Completion, CompletionRequest
-from quire.api.protocol.pooling.answers import (
-    ClassificationResponse,
-    EmbeddingResponse,
-    PoolingResponse,
-    RerankResponse,
-    ScoreResponse,
-)
 from quire.api.protocol.pooling.requests import (
     SCORE_FIELDS,
     ClassifyChatRequest,
@@ -36,6 +29,13 @@ from quire.api.protocol.pooling.requests import (
     PoolingTextRequest,
     RerankRequest,
     ScoreRequest,
+)
+from quire.api.protocol.pooling.responses import (
+    ClassificationResponse,
+    EmbeddingResponse,
+    PoolingResponse,
+    RerankResponse,
+    ScoreResponse,
 )
 from quire.api.protocol.pooling.tei import (
     TeiEmbedRequest,

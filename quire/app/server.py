@@ -19,7 +19,7 @@ from quire.api.responses.service import ResponseService
 from quire.api.serving.models import ServedModel, ServerState
 from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
-from quire.app.protocol import BoundedProtocol
+from quire.app.http_protocol import BoundedProtocol
 from quire.app.sockets import listen_error
 from quire.app.websocket import BoundedWebSocket
 from quire.config.options import ConnectionOptions, ServerOptions

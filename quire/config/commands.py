@@ -10,7 +10,6 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from quire.config.command import Command
-from quire.config.foreign.translate import translated
 from quire.config.lists import Names
 from quire.config.options import (
     AudioOptions,
@@ -27,6 +26,7 @@ from quire.config.options import (
     Seconds,
     ServerOptions,
 )
+from quire.config.other_servers.translate import translated
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

@@ -26,12 +26,12 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
-from quire.engine.execution.item_encoder import CrossWriter, ItemEncoder, NoItems, TokenEmbedder
+from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
@@ -250,10 +250,12 @@ def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligne
 
 def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
     if not isinstance(model, Decoder) or model.encoder is None:
-        return NoItems()
+        return NoItemEncoder()
     assert isinstance(model.spec, DecoderSpec)
     crosses = model.spec.has_cross_attention
-    return CrossWriter(model, model.encoder, cache, block_size) if crosses else TokenEmbedder(model.encoder)
+    return (
+        CrossAttentionEncoder(model, model.encoder, cache, block_size) if crosses else PlaceholderEncoder(model.encoder)
+    )
 
 
 def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:

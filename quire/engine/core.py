@@ -158,7 +158,7 @@ class EngineCore:
         assert isinstance(self.executor, ParallelExecutor)
         plan = scheduler.schedule_urgent(step.plan for step in self._in_flight)
         if plan.encoder_requests:
-            self._finish(_SubmittedStep(plan, self.executor.run_beside(plan), time.monotonic()))
+            self._finish(_SubmittedStep(plan, self.executor.run_in_this_thread(plan), time.monotonic()))
 
     def _finish(self, step: _SubmittedStep) -> None:
         outputs = self.scheduler.update(step.plan, step.pending.result())

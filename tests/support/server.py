@@ -24,7 +24,7 @@ from quire.api.serving.defaults import read_defaults
 from quire.api.serving.models import ServedModel, ServerState
 from quire.app.connections import Connections
 from quire.app.factory import create_app
-from quire.app.protocol import BoundedProtocol
+from quire.app.http_protocol import BoundedProtocol
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
 from quire.config.tool_servers import labelled

@@ -154,9 +154,11 @@ def _inputs(body: CompletionRequest, limits: LimitOptions) -> Sequence[PromptInp
 
 
 async def _prompts(body: CompletionRequest, model: ServedModel, limits: LimitOptions) -> list[Prompt]:
-    room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
+    max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     return [
-        await model.renderer.text(one, add_special_tokens=body.add_special_tokens, room=room, tenant=current_tenant())
+        await model.renderer.text(
+            one, add_special_tokens=body.add_special_tokens, max_tokens=max_tokens, tenant=current_tenant()
+        )
         if isinstance(one, str)
         else Prompt(one)
         for one in _inputs(body, limits)

@@ -11,15 +11,15 @@ from starlette.responses import Response
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import base64_of, json_of
 from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of
+from quire.api.pooling.responses import encoded, list_of, respond
 from quire.api.pooling.run import PoolingContext, PoolingResults, begin, check_count, pool
-from quire.api.protocol.pooling.answers import answered
 from quire.api.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
+from quire.api.protocol.pooling.responses import answered
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.protocol import PooledArray
-from quire.multimodal.batches import Truncation
+from quire.multimodal.pooling_prompts import Truncation
 
 
 def router(state: ServerState) -> APIRouter:

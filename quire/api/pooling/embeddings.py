@@ -11,10 +11,9 @@ from starlette.responses import Response
 from quire.api.http.errors import InvalidRequest, shortened
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.answers import arrays_response, check_encoding, context_fields, encoded, list_body, respond
 from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_group
+from quire.api.pooling.responses import arrays_response, check_encoding, context_fields, encoded, list_body, respond
 from quire.api.pooling.run import PoolingContext, begin, pool
-from quire.api.protocol.pooling.answers import ClassificationResponse, EmbeddingResponse, PoolingResponse, answered
 from quire.api.protocol.pooling.requests import (
     ClassifyChatRequest,
     ClassifyRequest,
@@ -27,6 +26,7 @@ from quire.api.protocol.pooling.requests import (
     PoolingTextRequest,
     TextInput,
 )
+from quire.api.protocol.pooling.responses import ClassificationResponse, EmbeddingResponse, PoolingResponse, answered
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
 from quire.engine.wire.protocol import PooledArray

@@ -12,13 +12,13 @@ from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.answers import context_fields, encoded, list_body, respond
 from quire.api.pooling.prepare import truncation_of
+from quire.api.pooling.responses import context_fields, encoded, list_body, respond
 from quire.api.pooling.run import PoolingContext, PoolingResults, begin, check_count
 from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
 from quire.api.pooling.tei import answer_tei_rerank
-from quire.api.protocol.pooling.answers import RerankResponse, ScoreResponse, answered
 from quire.api.protocol.pooling.requests import SCORE_FIELDS, RerankRequest, ScoreRequest, ScoringFields
+from quire.api.protocol.pooling.responses import RerankResponse, ScoreResponse, answered
 from quire.api.protocol.pooling.tei import AnyRerankRequest, TeiRanks, TeiRerankRequest
 from quire.api.serving.models import ServerState
 

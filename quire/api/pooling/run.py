@@ -27,7 +27,7 @@ from quire.engine.wire.errors import RequestRefused
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import PooledArray
 from quire.engine.wire.stream import PoolRequest
-from quire.multimodal.batches import InputNames, PairsJob, PoolingPrompt, TextsJob
+from quire.multimodal.pooling_prompts import InputNames, PairsJob, PoolingPrompt, TextsJob
 
 _SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already
 _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON

@@ -16,7 +16,7 @@ from quire.api.pooling.prepare import text_group
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, pool
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import PooledArray
-from quire.multimodal.batches import InputNames, PairsJob, Truncation
+from quire.multimodal.pooling_prompts import InputNames, PairsJob, Truncation
 
 _UNSHORTENED = 0
 _AT_ONCE = 256  # pairs of vectors that are compared at a time: 2 ms
@@ -164,7 +164,7 @@ def _max_sim(query: PooledArray, document: PooledArray) -> PooledArray:
 
 
 def _query_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:
-    sentences = context.model.renderer.sentences
+    sentences = context.model.renderer.sentence_transformers
     prefix = sentences.prompt_for("query")
     if scoring.instruction is not None:
         prefix = sentences.with_instruction(prefix, scoring.instruction)
@@ -174,7 +174,7 @@ def _query_group(context: PoolingContext, scoring: Scoring, params: PoolingParam
 
 
 def _document_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:
-    prefix = context.model.renderer.sentences.prompt_for("document")
+    prefix = context.model.renderer.sentence_transformers.prompt_for("document")
     truncation = _shortened(context, scoring.truncation, scoring.document_tokens)
     documents = _listed(scoring.documents, scoring.several[1])
     return text_group(context.model, documents, params, truncation, scoring.document_field, prefix=prefix)

@@ -13,13 +13,13 @@ from quire import __version__
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import json_of
 from quire.api.pooling.embeddings import label_of
 from quire.api.pooling.prepare import count_inputs, embed_params, prefix_of, text_group, truncation_of
+from quire.api.pooling.responses import encoded, list_of, respond
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, begin, check_count, pool
 from quire.api.pooling.scoring import Scoring, order_of, scores
-from quire.api.protocol.pooling.answers import answered
+from quire.api.protocol.pooling.responses import answered
 from quire.api.protocol.pooling.tei import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
@@ -37,7 +37,7 @@ from quire.api.protocol.pooling.tei import (
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import PooledArray
-from quire.multimodal.batches import InputNames, PairsJob, Truncation
+from quire.multimodal.pooling_prompts import InputNames, PairsJob, Truncation
 
 _THREADS = 2  # of the renderer
 

@@ -157,7 +157,7 @@ class ParallelExecutor(Executor):
         self._count(1)
         return _RunningStep(self._threads.submit(self._run, plan))
 
-    def run_beside(self, plan: StepPlan) -> PendingStep:
+    def run_in_this_thread(self, plan: StepPlan) -> PendingStep:
         """Run a short step in the calling thread, on one core, though all threads are busy."""
         return FinishedStep(self._execute(plan, 1))
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.engine.execution.inputs import Span
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
 from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec
 from quire.engine.models.transformer import Transformer

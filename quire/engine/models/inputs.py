@@ -83,7 +83,7 @@ class ModelInputs:
     adapted: AdaptedRows | None = None
 
 
-class Attend(Protocol):
+class StepAttention(Protocol):
     """The attention of one step: stores a layer's new keys and values, then attends to all of a sequence's."""
 
     def __call__(
@@ -114,7 +114,7 @@ class Attend(Protocol):
         """
 
 
-class CrossAttend(Protocol):
+class StepCrossAttention(Protocol):
     """The cross-attention of one step: each token attends to all encoded positions of its sequence."""
 
     def __call__(self, layer: int, q: Tensor, params: AttentionParams, *, logits_rows: bool = False) -> Tensor:

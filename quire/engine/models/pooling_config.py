@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
-from quire.engine.models.archs.modern import modernbert_head
+from quire.engine.models.archs.rope_encoders import modernbert_head
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import (
     Dense,

@@ -12,9 +12,9 @@ from collections import deque
 from operator import attrgetter
 
 from quire.engine.scheduling.blocks import BlockPool
-from quire.engine.scheduling.cross import CrossGroup
+from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.scheduling.items import EncoderCache, ItemSpans
+from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
@@ -70,7 +70,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
         self._prefix_cache = PrefixCache(pool, hasher)
-        self._cross = CrossGroup(pool, hasher, limits.convolutions)
+        self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, pool)
         self._encoder_cache = EncoderCache(limits.max_cached, limits.max_encoded)
         self._running: list[Request] = []  # sorted by order
@@ -96,18 +96,18 @@ class Scheduler:
             order=order,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
-            root=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
+            root_hash=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
             held_back=int(message.open),
         )
         if self.limits.max_cached:
             # As for prefixes: without a hasher nothing is shared.
-            prefix = request.root if self._hasher is not None else f"{request.id}\0".encode()
-            request.spans = ItemSpans(message.items, prefix) if message.items or message.open else None
+            prefix = request.root_hash if self._hasher is not None else f"{request.id}\0".encode()
+            request.placeholders = PlaceholderRanges(message.items, prefix) if message.items or message.open else None
             if message.items:
                 self._adapt(request)
         elif message.items:
-            self._cross.attach(request, message.items[0])
+            self._cross_attention.attach(request, message.items[0])
         self._requests[request.id] = request
         self._open.add(request)
         self._waiting.push(request)
@@ -201,13 +201,17 @@ class Scheduler:
     def _end_failed(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> list[RequestOutput]:
         """Drop the sequences of `live` that a step failed for."""
         starts = {item.request_id: item.start for item in plan.scheduled}
-        encoded = {new.request_id: new.cross.blocks for new in plan.new if new.cross and new.cross.item is not None}
+        encoded = {
+            new.request_id: new.cross_attention.blocks
+            for new in plan.new
+            if new.cross_attention and new.cross_attention.item is not None
+        }
         outputs: list[RequestOutput] = []
         for request_id, error in result.errors.items():
             if request_id in live:
-                # Perhaps the step did not compute what it published.
-                self.pool.retract(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
-                self.pool.retract(encoded.get(request_id, ()))
+                # The step may not have computed the blocks that were cached when it was scheduled.
+                self.pool.evict_blocks(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
+                self.pool.evict_blocks(encoded.get(request_id, ()))
                 self._leave(live.pop(request_id))
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         return outputs
@@ -221,23 +225,25 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that queues, requests and the block pool are consistent."""
-        crosses = [request.cross for request in self._requests.values() if request.cross is not None]
+        crosses = [
+            request.cross_attention for request in self._requests.values() if request.cross_attention is not None
+        ]
         self.pool.check([*(r.blocks for r in self._requests.values()), *(cross.blocks for cross in crosses)])
         waiting = self._waiting.ids()
         running = {request.id for request in self._running}
-        parked = self._open.parked
+        waiting_for_input = self._open.waiting_for_input
         self._encoder_cache.check()
-        assert waiting | running | parked == set(self._requests), "a request is neither waiting nor running"
-        assert len(waiting) + len(running) + len(parked) == len(self._requests), "a request is in two states"
+        assert waiting | running | waiting_for_input == set(self._requests), "a request is neither waiting nor running"
+        assert len(waiting) + len(running) + len(waiting_for_input) == len(self._requests), "a request is in two states"
         self._open.check()
         assert self._running == sorted(self._running, key=_ORDER), "running requests are out of order"
         for request in self._requests.values():
             held = len(request.blocks) * self.pool.block_size
             assert request.computed <= held, "computed tokens without a block"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
-            if request.cross is not None:
-                needed = self.pool.blocks_for(request.cross.length) if request.id in running else 0
-                assert len(request.cross.blocks) == needed, "encoded positions without a block"
+            if request.cross_attention is not None:
+                needed = self.pool.blocks_for(request.cross_attention.length) if request.id in running else 0
+                assert len(request.cross_attention.blocks) == needed, "encoded positions without a block"
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
@@ -257,7 +263,7 @@ class Scheduler:
             count = request.within_prompt(request.computed, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
-            if request.spans is not None:
+            if request.placeholders is not None:
                 count = self._readable(plan, request, request.computed, count)
             if count > 0:
                 draft = self._speculation.draft(request, budget - decoding - count)
@@ -280,7 +286,7 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
         encoded = self.limits.max_encoded  # positions that this step may still encode
         while budget > 0 and (request := self._waiting.first()):
-            if len(self._running) >= self.limits.max_seqs and not self._park_idle():
+            if len(self._running) >= self.limits.max_seqs and not self._preempt_idle():
                 return
             if request.steps_in_flight:
                 return  # preempted; a step in flight still appends to its tokens
@@ -291,42 +297,46 @@ class Scheduler:
             left = len(request.tokens) - request.held_back - computed
             if left <= 0:
                 self._waiting.pop()
-                self._open.parked.add(request.id)
+                self._open.waiting_for_input.add(request.id)
                 continue
             count = request.within_prompt(computed, min(left, budget))
             fresh = self.pool.blocks_for(computed + count) - len(matched)
-            cross = self._cross.cached(request.cross)
-            if request.cross is not None and not cross:
-                if request.cross.length > encoded and encoded < self.limits.max_encoded:
+            cross = self._cross_attention.cached(request.cross_attention)
+            if request.cross_attention is not None and not cross:
+                if request.cross_attention.length > encoded and encoded < self.limits.max_encoded:
                     return
-                encoded -= request.cross.length
-                fresh += self.pool.blocks_for(request.cross.length)
+                encoded -= request.cross_attention.length
+                fresh += self.pool.blocks_for(request.cross_attention.length)
             while not self.pool.can_take([*matched, *cross], fresh):
-                if not self._park_idle():
+                if not self._preempt_idle():
                     return
-            request.entered_with = computed
+            request.computed_on_entry = computed
             count = self._readable(plan, request, computed, count)
             if count == 0:
                 return  # the step encodes no more items
             self._waiting.pop()
             insort(self._running, request, key=_ORDER)
             self.pool.acquire(matched)
-            request.blocks, request.computed, request.published = matched, computed, len(matched)
+            request.blocks, request.computed, request.num_cached_blocks = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
             self._prefix_cache.record(request, computed, plan.stats)
-            entered = None if request.cross is None else self._cross.enter(request.cross, cross, plan.stats)
+            entered = (
+                None
+                if request.cross_attention is None
+                else self._cross_attention.enter(request.cross_attention, cross, plan.stats)
+            )
             plan.new.append(request.enter(entered))
             self._schedule_sequence(plan, scheduled, request, count, matched)
             budget -= count
 
     def _readable(self, plan: StepPlan, request: Request, start: int, count: int) -> int:
         """As many of `count` tokens as the items allow that are encoded, or can be in this step."""
-        if request.spans is None or start >= request.prompt_len or count <= 0:
+        if request.placeholders is None or start >= request.prompt_len or count <= 0:
             return count
-        return self._encoder_cache.readable(plan, request.spans, start, count, request.entered_with)
+        return self._encoder_cache.readable(plan, request.placeholders, start, count, request.computed_on_entry)
 
-    def _park_idle(self) -> bool:
+    def _preempt_idle(self) -> bool:
         """Take the last sequence that waits for the rest of its prompt out of the batch; False if there is none.
 
         Until the prompt grows it holds nothing; its blocks stay cached as long as nobody needs them.
@@ -352,7 +362,7 @@ class Scheduler:
         if fresh:
             request.blocks = request.blocks + fresh
         samples = request.generates and end == len(request.tokens) + request.expected
-        items = () if request.spans is None else request.spans.parts(start, end)
+        items = () if request.placeholders is None else request.placeholders.parts(start, end)
         plan.scheduled.append(
             ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items)
         )
@@ -362,7 +372,7 @@ class Scheduler:
         if samples:
             request.expected += 1
             request.verifies_draft = bool(draft)
-        self._prefix_cache.publish(request, min(end, len(request.tokens)))
+        self._prefix_cache.cache_full_blocks(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
 
     def _restart_outgrown(self, rope_switch: int) -> None:
@@ -376,7 +386,7 @@ class Scheduler:
         self._leave_batch(request)
         request.computed = 0
         if is_idle:
-            self._open.parked.add(request.id)
+            self._open.waiting_for_input.add(request.id)
         else:
             self._waiting.push(request)
 
@@ -392,7 +402,7 @@ class Scheduler:
         self._running.remove(request)
         self.pool.release(request.blocks)
         request.blocks = []
-        self._cross.leave(request.cross)
+        self._cross_attention.leave(request.cross_attention)
         self._removed.append(request.id)
 
     def _finish_pooling(self, request: Request, data: PooledArray) -> PooledOutput:

@@ -14,11 +14,11 @@ import torch
 from quire.engine.execution import runner as runner_module
 from quire.engine.execution.pooling import ChunkPooler
 from quire.engine.execution.sampling import sampler as sampler_module
-from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
+from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.models.decoder import Decoder
 from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, greedy, random_prompt

@@ -95,7 +95,9 @@ def test_a_step_that_is_alone_has_all_cores_and_one_beside_others_has_one(cores:
     runner = Runner()
     executor = ParallelExecutor(find_device("cpu"), runner)
     executor.submit(StepPlan(encoder_requests=[request("alone", 5)])).result()
-    thread = threading.Thread(target=lambda: executor.run_beside(StepPlan(encoder_requests=[request("beside", 5)])))
+    thread = threading.Thread(
+        target=lambda: executor.run_in_this_thread(StepPlan(encoder_requests=[request("beside", 5)]))
+    )
     thread.start()
     thread.join()
     assert runner.threads == [cores, 1]

@@ -17,8 +17,8 @@ from quire.engine.execution.cache import KVCache, LayerCache, scale_bytes
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import InputBuilder, NumpyInputBuilder
 from quire.engine.execution.memory import free_memory
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.kernels import native
 

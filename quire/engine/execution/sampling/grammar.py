@@ -13,8 +13,8 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.thread_stacks import executor
-from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.grammar import problem_of
 from quire.engine.wire.sampling_params import SamplingParams

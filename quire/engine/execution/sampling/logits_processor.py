@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.wire.sampling_params import SamplingParams
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
 from quire.engine.execution.sampling.logprobs import top_logprobs
@@ -21,7 +21,7 @@ from quire.engine.execution.sampling.masks import (
     Timestamps,
 )
 from quire.engine.execution.sampling.penalties import Penalties
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.sampling.token_sampling import sample_tokens, uniform
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.sampling_params import SamplingParams

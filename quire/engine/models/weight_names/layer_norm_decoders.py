@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from quire.engine.models.names.llama import LLAMA
-from quire.engine.models.names.rules import KIND, LAYER, WeightNames
 from quire.engine.models.spec import DecoderSpec, GroupedAttention
+from quire.engine.models.weight_names.llama import LLAMA
+from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames
 
 _BLOCK = LAYER.replace("layers", "h")
 _HEADS = ((r"lm_head" + KIND, "head.{kind}"), (r"score" + KIND, "heads.classify.0.{kind}"))
@@ -76,8 +76,8 @@ _LLAMA_LIKE = (
 )
 
 
-def classic_names(model_type: str, spec: DecoderSpec) -> WeightNames | None:
-    """How a classic decoder names its tensors; None for other decoders."""
+def layer_norm_decoder_names(model_type: str, spec: DecoderSpec) -> WeightNames | None:
+    """How a decoder of `archs.layer_norm_decoders` names its tensors; None for other decoders."""
     attn = spec.layers[0].attn
     if not isinstance(attn, GroupedAttention):
         return None

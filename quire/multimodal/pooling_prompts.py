@@ -12,7 +12,7 @@ import tokenizers
 
 from quire.engine.wire.protocol import TokenArray
 from quire.multimodal.errors import PromptError
-from quire.multimodal.pairs import PairTemplate
+from quire.multimodal.reranker_prompts import PairTemplate
 from quire.multimodal.tokenizer import Tokenizer
 
 _SLICE_TEXTS = 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
+from quire.engine.models.weight_names.rules import KIND, WeightNames, linear_weight
 
 _DECODER = r"decoder\.layers\.(?P<layer>\d+)\."
 

@@ -31,7 +31,7 @@ class CrossAttentionLayer(nn.Module):
         return self.k(encoded).unflatten(1, heads), self.v(encoded).unflatten(1, heads)
 
     def forward(self, x: Tensor, step: StepContext, *, logits_rows: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden); see `CrossAttend` for `logits_rows`."""
+        """(tokens, hidden) to (tokens, hidden); see `StepCrossAttention` for `logits_rows`."""
         assert step.cross is not None
         q = self.q(x).unflatten(1, (self.spec.heads, self.spec.head_dim))
         out: Tensor = self.out(step.cross(self.index, q, self.params, logits_rows=logits_rows).flatten(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.models.names.rules import KIND, WeightNames, linear_weight, swap_halves
+from quire.engine.models.weight_names.rules import KIND, WeightNames, linear_weight, swap_halves
 
 _DECODER = r"decoder\.layers\.(?P<layer>\d+)\."
 _ENCODER, _TO = r"encoder\.layers\.(?P<index>\d+)\.", "encoder.layers.{index}."

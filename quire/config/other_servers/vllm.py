@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.config.foreign.table import ForeignFlag, ignored, ignored_switch, refused, same, translated_to
+from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
 
 _ONE_MACHINE = "Quire runs a model on the CPUs of one machine"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
@@ -14,7 +14,7 @@ _FORMAT = "only Hugging Face's file format is read"
 _MEMORY = "weights and KV cache are always in main memory"
 _REPOSITORY = "all files are read from the model's directory or repository"
 
-VLLM: tuple[ForeignFlag, ...] = (
+VLLM: tuple[OtherServerFlag, ...] = (
     # server
     *same("--host", "--port", "--uds", "--api-key", "--served-model-name", "--root-path", "--tool-server"),
     *same("--ssl-keyfile", "--ssl-certfile"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.models.names.rules import KIND, LAYER, WeightNames, swap_halves
+from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames, swap_halves
 
 _LAYER = LAYER.replace("layers", "encoder\\.layer")
 _PREFIXES = r"(?:model\.|bert\.|roberta\.|electra\.|distilbert\.|mpnet\.|deberta\.|xlm_roberta\.|camembert\.)"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from quire.engine.models.names.llama import LLAMA
-from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
 from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer
+from quire.engine.models.weight_names.llama import LLAMA
+from quire.engine.models.weight_names.rules import KIND, WeightNames, linear_weight
 
 _LAYER = r"encoder\.layers\.(?P<index>\d+)\."
 _TO = "encoder.layers.{index}."

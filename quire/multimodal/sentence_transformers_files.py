@@ -23,7 +23,7 @@ Side = Literal["query", "document"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentenceFiles:
+class SentenceTransformersFiles:
     """Contents of the files.
 
     Attributes:
@@ -72,7 +72,7 @@ class SentenceFiles:
         return _INSTRUCTION.sub(lambda _: instruction, prompt)
 
 
-def read_sentence_files(folder: Path) -> SentenceFiles:
+def read_sentence_transformers_files(folder: Path) -> SentenceTransformersFiles:
     """Read the files of sentence-transformers in a model's folder, if there are any.
 
     Raises:
@@ -88,7 +88,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     prompts = {name: text for name, text in {**prefixes, **prompts}.items() if isinstance(text, str)}
     default = config.get("default_prompt_name")
     texts = read_json(folder / "sentence_bert_config.json")
-    return SentenceFiles(
+    return SentenceTransformersFiles(
         prompts=prompts,
         default_prompt=default if isinstance(default, str) and default in prompts else None,
         lower_case=texts.get("do_lower_case") is True,

@@ -10,7 +10,7 @@ Kind = Literal["same", "translated_to", "ignored", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignFlag:
+class OtherServerFlag:
     """A flag, or several that are treated alike, of another server.
 
     Attributes:
@@ -33,36 +33,38 @@ class ForeignFlag:
     only: tuple[str, ...] = ()
 
 
-def same(*names: str) -> list[ForeignFlag]:
+def same(*names: str) -> list[OtherServerFlag]:
     """Flags that Quire has as well."""
-    return [ForeignFlag(names=(name,), kind="same", ours=name) for name in names]
+    return [OtherServerFlag(names=(name,), kind="same", ours=name) for name in names]
 
 
 def translated_to(
     names: str, ours: str, note: str = "", *, switch: bool = False, values: Mapping[str, str] | None = None
-) -> ForeignFlag:
+) -> OtherServerFlag:
     """A flag that has another name, or values of other names, in Quire."""
-    return ForeignFlag(
+    return OtherServerFlag(
         names=tuple(names.split()), kind="translated_to", ours=ours, note=note, switch=switch, values=values or {}
     )
 
 
-def ignored(names: str, note: str, *, only: Sequence[str] = (), ours: str = "") -> list[ForeignFlag]:
+def ignored(names: str, note: str, *, only: Sequence[str] = (), ours: str = "") -> list[OtherServerFlag]:
     """Flags with a value that are accepted without effect; each is an entry, short names follow the name in `|`."""
     return [
-        ForeignFlag(names=tuple(name.split("|")), kind="ignored", note=note, only=tuple(only), ours=ours)
+        OtherServerFlag(names=tuple(name.split("|")), kind="ignored", note=note, only=tuple(only), ours=ours)
         for name in names.split()
     ]
 
 
-def ignored_switch(names: str, note: str, ours: str = "") -> list[ForeignFlag]:
+def ignored_switch(names: str, note: str, ours: str = "") -> list[OtherServerFlag]:
     """Flags without a value that are accepted without effect."""
     return [
-        ForeignFlag(names=tuple(name.split("|")), kind="ignored", note=note, switch=True, ours=ours)
+        OtherServerFlag(names=tuple(name.split("|")), kind="ignored", note=note, switch=True, ours=ours)
         for name in names.split()
     ]
 
 
-def refused(names: str, note: str, ours: str = "") -> list[ForeignFlag]:
+def refused(names: str, note: str, ours: str = "") -> list[OtherServerFlag]:
     """Flags that are refused; each is an entry."""
-    return [ForeignFlag(names=tuple(name.split("|")), kind="refused", note=note, ours=ours) for name in names.split()]
+    return [
+        OtherServerFlag(names=tuple(name.split("|")), kind="refused", note=note, ours=ours) for name in names.split()
+    ]

@@ -123,11 +123,11 @@ def test_a_store_that_cannot_be_used_is_said_at_start(
     tmp_path: Path, kind: str, where: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from quire.api.responses import database
-    from quire.app import serving
+    from quire.app import lifecycle
     from quire.config.commands import Serve
 
     monkeypatch.setattr(database, "LOCK_SECONDS", 0.0)
-    monkeypatch.setattr(serving, "memory_share", lambda _: None)  # there are no models
+    monkeypatch.setattr(lifecycle, "memory_share", lambda _: None)  # there are no models
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     file = tmp_path / "quire" / "responses.db"
     file.parent.mkdir()
@@ -140,7 +140,7 @@ def test_a_store_that_cannot_be_used_is_said_at_start(
             other.execute("BEGIN IMMEDIATE")
             file.symlink_to(tmp_path / "other.db")
         settings = Serve(response_store=f"sqlite:///{file}") if where == "given" else Serve()
-        assert serving.serve(settings, [], [], []) == 1
+        assert lifecycle.serve(settings, [], [], []) == 1
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("cannot serve: The store of responses ")
     assert str(file) in message

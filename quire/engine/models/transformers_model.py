@@ -18,8 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import ModelError, UnsupportedModel, WeightMismatch
-from quire.engine.models.fallback_checks import DryRun, check_equal, dry_run_tokens, make_mask, window_of
-from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
+from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.transformers_checks import DryRun, check_equal, dry_run_tokens, make_mask, window_of
 from quire.engine.models.weights import check_finite
 from quire.kernels.paged_attention import AttentionParams
 
@@ -44,9 +44,9 @@ class _Binding:
         self.dtype = dtype
         self.layers: list[int] = []
         self.windows: list[int | None] | None = None
-        self._attend: Attend | None = None
+        self._attend: StepAttention | None = None
 
-    def begin(self, attend: Attend) -> None:
+    def begin(self, attend: StepAttention) -> None:
         """Start a run."""
         self._attend, self.layers = attend, []
 
@@ -94,7 +94,7 @@ AttentionInterface.register(_DRY_RUN, _paged_attention)
 AttentionMaskInterface.register(_DRY_RUN, make_mask)
 
 
-class FallbackHead:
+class TransformersHead:
     """Logits of the hidden states of the last run, which the module has computed along with them."""
 
     def __init__(self, module: Any) -> None:
@@ -115,7 +115,7 @@ class FallbackHead:
         self.hidden = arguments[0][0]  # the input of the output projection
 
 
-class FallbackModel:
+class TransformersModel:
     """A Hugging Face module as a `LanguageModel`."""
 
     rope_switch = None  # ropes that depend on the sequence's length are refused
@@ -135,16 +135,16 @@ class FallbackModel:
         for part in module.modules():
             if hasattr(part, "layer_idx"):
                 part.quire_binding = self._binding
-        self.lm_head = FallbackHead(module)
+        self.lm_head = TransformersHead(module)
         self.caches: Sequence[CacheShape] = self._dry_run()
 
     def run(
         self,
         inputs: ModelInputs,
-        attend: Attend,
+        attend: StepAttention,
         *,
         last_token_only: bool = False,
-        cross: CrossAttend | None = None,
+        cross: StepCrossAttention | None = None,
     ) -> Tensor:
         """Run the module with `attend` in place of its attention; `cross` is not read, no such model has it."""
         self._binding.begin(attend)
@@ -188,7 +188,7 @@ class FallbackModel:
         """Do nothing: the module computes its own position embeddings."""
 
 
-def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackModel:
+def load_transformers_model(folder: Path, config: Any, dtype: torch.dtype) -> TransformersModel:
     """Load a folder with transformers, for a config that was read from it and is supported.
 
     Raises:
@@ -213,7 +213,7 @@ def load_fallback(folder: Path, config: Any, dtype: torch.dtype) -> FallbackMode
     for name, parameter in module.named_parameters():
         check_finite(name, parameter.data)
     try:
-        return FallbackModel(module.eval())
+        return TransformersModel(module.eval())
     except ModelError:
         raise
     except Exception as error:  # of the model's own code, in the dry run

@@ -123,9 +123,9 @@ class RequestTable:
         if new.adapted:
             self.adapted_rows.add(row)
         self.num_blocks[row] = 0
-        if new.cross is not None:
-            self.cross_blocks[row, : len(new.cross.blocks)] = new.cross.blocks
-            self.cross_lengths[row] = new.cross.length
+        if new.cross_attention is not None:
+            self.cross_blocks[row, : len(new.cross_attention.blocks)] = new.cross_attention.blocks
+            self.cross_lengths[row] = new.cross_attention.length
         if isinstance(new.params, SamplingParams) and new.params.token_probs is not None:
             self.rows_with_token_probs.add(row)
         return row

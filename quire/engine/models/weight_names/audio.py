@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from quire.engine.models.names.granite_speech import granite_speech_names, split_keys
-from quire.engine.models.names.llama import LLAMA
-from quire.engine.models.names.phi4_multimodal import join_biases, phi4_multimodal_names
-from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
-from quire.engine.models.names.whisper import encoder_rules
 from quire.engine.models.spec import AudioEncoderSpec
+from quire.engine.models.weight_names.granite_speech import granite_speech_names, split_keys
+from quire.engine.models.weight_names.llama import LLAMA
+from quire.engine.models.weight_names.phi4_multimodal import join_biases, phi4_multimodal_names
+from quire.engine.models.weight_names.rules import KIND, WeightNames, linear_weight
+from quire.engine.models.weight_names.whisper import encoder_rules
 
 _PROJECTOR = (
     (r"multi_modal_projector\.linear(?:_1)?" + KIND, "encoder.projector.linears.0.{kind}"),

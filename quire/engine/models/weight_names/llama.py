@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.engine.models.names.rules import KIND, LAYER, WeightNames
+from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames
 
 LM_HEAD = r"lm_head\.weight"
 _EXPERTS = LAYER + r"(?:mlp|block_sparse_moe)\.experts\."

@@ -37,7 +37,7 @@ class LatentAttentionLayer(nn.Module):
         self.out = Linear(spec.heads * spec.value_dim, model.hidden, bias=spec.bias)
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         spec = self.spec
         rope = step.ropes[spec.rope]
         q = self.q_b(self.q_a_norm(self.q_a(x)) if spec.q_rank is not None else x)

@@ -13,15 +13,15 @@ from typing_extensions import override
 
 from quire.engine.execution.attention.paged import DecodeTokens, QueryAttention, SequentialRanges
 from quire.engine.execution.cache import LayerCache
-from quire.engine.execution.inputs import CrossInputs, Span
-from quire.engine.execution.table import RequestTable
-from quire.engine.models.inputs import CrossAttend
+from quire.engine.execution.inputs import CrossAttentionInputs, Span
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.models.inputs import StepCrossAttention
 from quire.kernels.int8_pages import dequantize_rows
 from quire.kernels.paged_attention import AttentionParams
 
 
 @dataclass(frozen=True, slots=True)
-class PagedCross(CrossAttend):
+class PagedCrossAttention(StepCrossAttention):
     """Cross-attention of a step to the encoded positions in the paged KV cache.
 
     Attributes:
@@ -55,18 +55,20 @@ class _WholeSequence(QueryAttention):
         return out[0].transpose(0, 1)
 
 
-def native_cross(layers: Sequence[LayerCache], inputs: CrossInputs) -> PagedCross:
+def native_cross_attention(layers: Sequence[LayerCache], inputs: CrossAttentionInputs) -> PagedCrossAttention:
     """Cross-attention by the compiled decode kernel.
 
     It shares each load of a sequence's keys among all queries that begin with the same blocks, so the tokens of a
     prompt cost little more than one.
     """
-    return PagedCross(
+    return PagedCrossAttention(
         layers, DecodeTokens(inputs.tables, inputs.lengths), DecodeTokens(inputs.logits_tables, inputs.logits_lengths)
     )
 
 
-def gathered_cross(layers: Sequence[LayerCache], spans: Sequence[Span], table: RequestTable) -> PagedCross:
+def reference_cross_attention(
+    layers: Sequence[LayerCache], spans: Sequence[Span], table: RequestTable
+) -> PagedCrossAttention:
     """Cross-attention by torch: generated tokens together, the tokens of each prompt by themselves."""
 
     def singles(rows: list[int]) -> DecodeTokens:
@@ -82,7 +84,7 @@ def gathered_cross(layers: Sequence[LayerCache], spans: Sequence[Span], table: R
         blocks = torch.from_numpy(table.cross_blocks[span.row, : -(-length // table.block_size)])
         ranges.append((span.offset, span.offset + span.count, _WholeSequence(blocks, length)))
     sampling = [span.row for span in spans if span.samples and not span.draft]
-    return PagedCross(layers, SequentialRanges(ranges), singles(sampling))
+    return PagedCrossAttention(layers, SequentialRanges(ranges), singles(sampling))
 
 
 def read_rows(pages: Tensor, table: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from quire.config.options import ChatOptions
 from quire.multimodal import renderer as renderer_module
-from quire.multimodal.batches import (
+from quire.multimodal.errors import PromptError
+from quire.multimodal.pooling_prompts import (
     InputNames,
     PairsJob,
     PoolingPrompt,
@@ -21,7 +22,6 @@ from quire.multimodal.batches import (
     tokenize_pairs,
     tokenize_texts,
 )
-from quire.multimodal.errors import PromptError
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.tokenizer import pair_tokenizer, write_tokenizer

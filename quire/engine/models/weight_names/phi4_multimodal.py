@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.errors import WeightMismatch
-from quire.engine.models.names.llama import LLAMA
-from quire.engine.models.names.rules import KIND, WeightNames, linear_weight, swap_halves
 from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer
+from quire.engine.models.weight_names.llama import LLAMA
+from quire.engine.models.weight_names.rules import KIND, WeightNames, linear_weight, swap_halves
 
 _LAYER = r"encoder\.encoders\.(?P<index>\d+)\."
 _TO = "encoder.layers.{index}."

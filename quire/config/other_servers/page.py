@@ -1,12 +1,12 @@
-"""Writes docs/flags-of-other-servers.md: `python -m quire.config.foreign.page > docs/flags-of-other-servers.md`."""
+"""Writes docs/flags-of-other-servers.md: `python -m quire.config.other_servers.page > FILE`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.config.foreign.others import LLAMA_SERVER, OLLAMA
-from quire.config.foreign.table import ForeignFlag
-from quire.config.foreign.vllm import VLLM
+from quire.config.other_servers.others import LLAMA_SERVER, OLLAMA
+from quire.config.other_servers.table import OtherServerFlag
+from quire.config.other_servers.vllm import VLLM
 
 _HEAD = """# Flags of other servers
 
@@ -19,7 +19,7 @@ Flags of llama-server, which has other names and units, are refused with the nam
 has the environment variables of `ollama serve` and the lines of a Modelfile. All flags of Quire are in
 [settings](configuration.md).
 
-This page is written by `python -m quire.config.foreign.page`; a test keeps it up to date.
+This page is written by `python -m quire.config.other_servers.page`; a test keeps it up to date.
 """
 
 
@@ -33,18 +33,18 @@ def page() -> str:
     return "\n".join([_HEAD, *(_section(title, column, flags) for title, column, flags in tables)])
 
 
-def _section(title: str, column: str, flags: Sequence[ForeignFlag]) -> str:
+def _section(title: str, column: str, flags: Sequence[OtherServerFlag]) -> str:
     rows = [_row(flag, accepted=title == "vLLM") for flag in flags]
     return "\n".join([f"## {title}", "", f"| {column} | Quire's | |", "|---|---|---|", *rows, ""])
 
 
-def _row(flag: ForeignFlag, *, accepted: bool) -> str:
+def _row(flag: OtherServerFlag, *, accepted: bool) -> str:
     names = ", ".join(f"`{name}`" for name in flag.names)
     cells = [names, f"`{flag.ours}`" if flag.ours else "", "; ".join(_remarks(flag, accepted=accepted))]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _remarks(flag: ForeignFlag, *, accepted: bool) -> list[str]:
+def _remarks(flag: OtherServerFlag, *, accepted: bool) -> list[str]:
     remarks = []
     if flag.kind == "ignored":
         values = " or ".join(f"`{value}`" for value in flag.only)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quire.engine.models.audio_spec import ConvPositions, WaveStem
 from quire.engine.models.errors import WeightMismatch
-from quire.engine.models.names.rules import KIND, WeightNames, linear_weight
 from quire.engine.models.spec import AudioEncoderSpec, CTCSpec
+from quire.engine.models.weight_names.rules import KIND, WeightNames, linear_weight
 
 _TO = "encoder.layers.{index}."
 _ENCODER = r"encoder\.layers\.(?P<index>\d+)\."

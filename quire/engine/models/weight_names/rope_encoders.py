@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.models.names.rules import KIND, LAYER, WeightNames, swap_halves
+from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames, swap_halves
 
 _ENCODER_LAYER = LAYER.replace("layers", r"encoder\.layers?")
 _EMBEDDINGS = (
@@ -51,7 +51,7 @@ _HEADS = (
 _MASKED_LM = r"pooler\.dense\.\w+|cls\..*|lm_head\..*|head\..*|decoder\..*"
 
 
-def modern_names(model_type: str, head_steps: int) -> WeightNames | None:
+def rope_encoder_names(model_type: str, head_steps: int) -> WeightNames | None:
     """How a newer encoder names its tensors; None for other models. `head_steps`: of the classification head."""
     heads = tuple((pattern, target.replace("{last}", str(max(0, head_steps - 1)))) for pattern, target in _HEADS)
     match model_type:

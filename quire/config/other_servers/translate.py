@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from quire.config.command import ConfigError
-from quire.config.foreign import values
-from quire.config.foreign.others import LLAMA_SERVER
-from quire.config.foreign.table import ForeignFlag
-from quire.config.foreign.vllm import VLLM
+from quire.config.other_servers import values
+from quire.config.other_servers.others import LLAMA_SERVER
+from quire.config.other_servers.table import OtherServerFlag
+from quire.config.other_servers.vllm import VLLM
 
 _LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains")  # vLLM's take several values after one flag
 # Values that need more than another name; each gives all flags that replace the flag.
@@ -74,7 +74,7 @@ def _normal(name: str) -> str:
     return "--" + name[2:].replace("_", "-")
 
 
-def _find(name: str, own: frozenset[str]) -> ForeignFlag | None:
+def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:
     """The entry of a flag; None if it is Quire's own and needs no change, or is in no table."""
     entry = _BY_NAME.get(name)
     if entry is None and name.startswith("--no-"):
@@ -105,7 +105,7 @@ def _repeated(name: str, given: list[str]) -> list[str]:
     return result
 
 
-def _replaced(name: str, flag: ForeignFlag, value: str) -> tuple[list[str], list[str]]:
+def _replaced(name: str, flag: OtherServerFlag, value: str) -> tuple[list[str], list[str]]:
     """Quire's flags in place of one, and what to say about it."""
     shown = name if flag.switch else f"{name} {value}"
     if flag.kind == "ignored":
@@ -132,14 +132,14 @@ def _negated(flag: str) -> str:
     return "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag.removeprefix("--")
 
 
-def _refusal(shown: str, flag: ForeignFlag) -> str:
+def _refusal(shown: str, flag: OtherServerFlag) -> str:
     """Names Quire's flag if there is one."""
     server = "llama-server" if flag in LLAMA_SERVER else "vLLM"
     ours = f"; Quire's is {flag.ours}" if flag.ours else ""
     return f"quire serve: {shown} of {server} is not supported{ours}" + (f": {flag.note}" if flag.note else "")
 
 
-_BY_NAME: Mapping[str, ForeignFlag] = {
+_BY_NAME: Mapping[str, OtherServerFlag] = {
     _normal(name) if name.startswith("--") else name: flag
     for table in (LLAMA_SERVER, VLLM)  # vLLM's meaning of a name comes first
     for flag in table

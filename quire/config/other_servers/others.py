@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from quire.config.foreign.table import ForeignFlag, refused, same
+from quire.config.other_servers.table import OtherServerFlag, refused, same
 
 _GGUF = "Quire reads directories and repositories with safetensors files"
 _REQUESTS = "set the field in requests, or its default in generation_config.json"
 _CPU = "Quire runs on CPUs"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
 
-LLAMA_SERVER: tuple[ForeignFlag, ...] = (
+LLAMA_SERVER: tuple[OtherServerFlag, ...] = (
     *same("--host", "--port", "--api-key", "--seed"),
     *refused("--model|-m --hf-repo|-hf|-hfr --hf-file|-hff --model-url|-mu", _GGUF, "MODEL"),
     *refused("--alias|-a", "", "--served-model-name"),
@@ -50,7 +50,7 @@ LLAMA_SERVER: tuple[ForeignFlag, ...] = (
 )
 
 # Ollama is set by variables, and by PARAMETER lines of a Modelfile.
-OLLAMA: tuple[ForeignFlag, ...] = (
+OLLAMA: tuple[OtherServerFlag, ...] = (
     *refused("OLLAMA_HOST", "", "--host"),
     *refused("OLLAMA_ORIGINS", "", "--allowed-origins"),
     *refused("OLLAMA_MODELS", "set the environment variable HF_HUB_CACHE"),

@@ -10,9 +10,9 @@ import pytest
 
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
-from quire.config.foreign.others import LLAMA_SERVER, OLLAMA
-from quire.config.foreign.page import page
-from quire.config.foreign.vllm import VLLM
+from quire.config.other_servers.others import LLAMA_SERVER, OLLAMA
+from quire.config.other_servers.page import page
+from quire.config.other_servers.vllm import VLLM
 
 OWN = {Serve.flag(name) for name in Serve.model_fields}
 
@@ -166,5 +166,5 @@ def test_the_tables_name_flags_that_exist() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     written = Path(__file__).parents[2] / "docs" / "flags-of-other-servers.md"
-    command = "python -m quire.config.foreign.page > docs/flags-of-other-servers.md"
+    command = "python -m quire.config.other_servers.page > docs/flags-of-other-servers.md"
     assert written.read_text(encoding="utf-8") == page(), f"run: {command}"
