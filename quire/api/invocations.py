@@ -90,7 +90,7 @@ def router(state: ServerState) -> APIRouter:
         response: Response = await answer(body, request, state)
         return response
 
-    invoke.__annotations__["body"] = _invocation(state)  # what `messages` and `input` ask for depends on the model
+    invoke.__annotations__["body"] = _invocation(state)  # the task of `messages` and `input` depends on the model
     for path in ("/invocations", "/"):
         routes.post(path, responses=streamed(_ANSWERS), response_model=None)(invoke)
     return routes

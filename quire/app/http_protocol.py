@@ -19,7 +19,7 @@ from quire.app.middleware import PROBE_PATHS
 _MAX_PIPELINED = 64  # requests that a client may send ahead of their responses
 _BYTES_PER_SECOND = 1024  # slowest accepted body
 _SECONDS_TO_READ_A_REFUSAL = 2.0
-_UNSENT = 64 << 10  # bytes of a response that the system buffers beyond what is on its way to the client
+_UNSENT = 64 << 10  # bytes of a response in the system's send buffer that are not yet on the network
 _WEBSOCKETS = (b"/v1/realtime",)
 _PROBES = frozenset(path.encode() for path in PROBE_PATHS)
 
@@ -42,7 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._max_header_count, self._max_header_size = self._limits.max_header_count, int(self._limits.max_header_size)
         self._max_uncounted = self._max_header_size + int(self._limits.max_url_size)
         self._header_count = self._header_size = 0
-        self._uncounted = 0  # bytes of a header, or of what frames a chunk, that is not complete
+        self._uncounted = 0  # bytes of an incomplete header or chunk header
         self._running: RequestResponseCycle | None = None  # the request that is being answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -160,7 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def check(self) -> None:
-        """Close the connection if its client has not sent, or not read, what it should have by now."""
+        """Close the connection if a deadline for sending or reading has passed."""
         if self._unread.overdue():
             reset(self.transport)
         elif self._table.clock > self._deadline:
@@ -258,7 +258,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _refusal_of(error: httptools.HttpParserError) -> ApiError:
-    cause = error.__context__  # what a callback raised
+    cause = error.__context__  # the exception of a callback
     if isinstance(cause, ApiError):
         return cause
     return InvalidRequest(f"Invalid HTTP request: {error if cause is None else 'invalid URL'}")

@@ -82,7 +82,7 @@ class Listen(Command):
     """Settings of `quire listen`."""
 
     name = "listen"
-    summary = "print a live transcription of a file, standard input or a microphone, by a server's realtime API"
+    summary = "print a live transcription of a file, standard input or a microphone, using a server's realtime API"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path | None] = Field(
@@ -108,7 +108,7 @@ class Embed(Command):
     """Settings of `quire embed`."""
 
     name = "embed"
-    summary = "embed the texts of a file, by a server or by a model in this process"
+    summary = "embed the texts of a file, with a server or with a model in this process"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path] = Field(

@@ -81,7 +81,7 @@ def serve_core(config: CoreConfig, address: str) -> None:
             logger.debug("the engine ended with its server")
         except (ModelError, OutOfCacheMemory) as error:
             _report(channel, str(error))
-        except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
+        except Exception as error:  # the edge of the thread: every error must reach the front end
             logger.exception("the engine ended with an error")
             _report(channel, f"{type(error).__name__}: {error}")
 
@@ -120,7 +120,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
             core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
         else:
             core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel)
-    keep_freed_memory()  # not before: what loading frees is not needed again
+    keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
         implementation=loaded.implementation,

@@ -43,7 +43,7 @@ from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
 _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
-_LOOK_AFTER = 0.002  # seconds between looks at what arrives while the steps of an encoder run
+_LOOK_AFTER = 0.002  # seconds between two checks for new messages while the steps of an encoder run
 _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
 _CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
 
@@ -122,7 +122,7 @@ class EngineCore:
     def step(self) -> None:
         """Submit the next step; wait for the oldest one if no more may be in flight, or nothing could be submitted.
 
-        A wait for a step of an encoder ends after a while, so that what arrives is handled.
+        The wait for a step of an encoder has a timeout, so that new messages are handled.
         """
         limit = self.executor.max_steps_in_flight
         encoder = self.scheduler if isinstance(self.scheduler, EncoderScheduler) else None

@@ -1,4 +1,4 @@
-"""Validation of requests in the core: an invalid request, whatever the front end let through, fails alone."""
+"""Validation of requests in the core, independent of the front end: an invalid request fails alone."""
 
 from __future__ import annotations
 

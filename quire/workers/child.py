@@ -117,7 +117,7 @@ def _do(work: Callable[[Any], Any], content: bytearray, connection: socket.socke
 
 
 def _return_memory() -> None:
-    """Return what was freed to the system; exceptions and templates leave cycles that refer to whole texts."""
+    """Return freed memory to the system; exceptions and templates leave cycles that refer to whole texts."""
     gc.collect()
     return_freed_memory()
 

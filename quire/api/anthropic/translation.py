@@ -96,7 +96,7 @@ def _messages(body: Conversation) -> Iterator[dict[str, Any]]:
 
 
 def _turn(turn: MessageTurn) -> Iterator[dict[str, Any]]:
-    """The chat messages of a turn. Tool results become messages of their own before the others."""
+    """The chat messages of a turn. Tool results become separate messages, before the others."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
         return

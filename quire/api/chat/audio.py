@@ -33,7 +33,7 @@ Pieces = list[list[MediaItem]]  # the items of each piece of audio
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A content part with audio: where it is, what reads it, and the format that it claims to have."""
+    """A content part with audio: its position, the function that reads it, and the format that the client has given."""
 
     where: str
     read: Reader

@@ -65,7 +65,7 @@ class PreparedCompletion:
 
     @property
     def drops_output(self) -> bool:
-        """Whether only the prompt is returned. One token is generated all the same, and dropped."""
+        """Whether only the prompt is returned. One token is generated nevertheless, and dropped."""
         return self.body.max_tokens == 0
 
     def prompt_of(self, index: int) -> Prompt:

@@ -38,7 +38,7 @@ _MAX_PROBLEMS = 10
 _MAX_QUOTED = 200  # characters of a request in an error text
 _MAX_MESSAGE = 4000  # characters of an error text
 _SERVER_ERROR = 500
-_CLIENT_CLOSED = 499  # status for logs and metrics; nobody reads the response
+_CLIENT_CLOSED = 499  # status for logs and metrics; the response is not read
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -142,7 +142,7 @@ class UrlTooLong(ApiError):
 
 
 class Misdirected(ApiError):
-    """The server is not meant to be reached under this host name; see --allowed-hosts."""
+    """The host name is not one of --allowed-hosts."""
 
     status = HTTPStatus.MISDIRECTED_REQUEST
     kind = "MisdirectedRequestError"

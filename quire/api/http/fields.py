@@ -25,7 +25,7 @@ _MAX_NAME_LENGTH = 128  # in the header
 _MAX_UNDECLARED = 1024  # fields of a request
 _IGNORED = "quire.ignored_fields"  # key in the ASGI scope
 
-# Accepted without effect, whatever their value: metadata, and hints for a provider's caches and billing.
+# Accepted without effect, with any value: metadata, and hints for a provider's caches and billing.
 HARMLESS = frozenset(
     {
         "guided_decoding_backend",

@@ -1,7 +1,7 @@
 """From the inputs of a pooling request to arrays: admission, tokenization, and the engine, one after the other.
 
 Tokenized slices go to the engine while others are tokenized. A request holds one slot of the engine however many inputs
-it has; what more it may use for a while is up to the client's batches.
+it has; `PooledBatch` takes further slots while enough are free.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
     Args:
         context: context of the request.
         groups: inputs of the request.
-        on_result: makes what is kept of a result and its index; default: the result itself.
+        on_result: from the index and array of a result to the array to keep; None: keep it as it is.
 
     Raises:
         InvalidRequest: the engine does not accept an input.

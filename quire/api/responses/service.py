@@ -273,7 +273,7 @@ class ResponseService:
         except StoreFailed as error:
             logger.warning("response %s was not stored: %s %s", run.id, error.message, error.detail)
             run.mark_unstored(error.message)
-            if run.body.background:  # nobody may have its answer, but there may be space to say that it failed
+            if run.body.background:  # its client has not got the answer; a failure takes less space than an answer
                 with suppress(StoreFailed):
                     await self._save(run)
 

@@ -151,7 +151,7 @@ class ItemWriter(EventWriter[Event]):
                 return
         else:
             yield from self._content_done(item)
-        self._open = None  # before the event, as nobody may ask for the next one
+        self._open = None  # before the event: the generator may not be resumed after it
         yield from self._item_done(item, status)
 
     def _join_text(self) -> None:

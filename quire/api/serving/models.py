@@ -56,7 +56,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
-        """End what prepares requests. The engine has an owner of its own."""
+        """Close the renderer and the grammar checker. The engine is closed by its owner, `RunningEngine`."""
         self.scorer.close()
         await self.renderer.close()
         if self.audio is not None:

@@ -120,7 +120,7 @@ def generate_requests(
     visible_tokens: tuple[int, ...] = (),
     items: tuple[MediaItem, ...] = (),
 ) -> list[GenerateRequest]:
-    """The `n` sequences of a request with one prompt; each has a seed of its own.
+    """The `n` sequences of a request with one prompt; their seeds differ.
 
     Args:
         body: the request.

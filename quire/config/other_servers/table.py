@@ -11,17 +11,17 @@ Kind = Literal["same", "translated_to", "ignored", "refused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherServerFlag:
-    """A flag, or several that are treated alike, of another server.
+    """A flag of another server, or several flags that are treated alike.
 
     Attributes:
         names: names with their leading dashes; short names last.
         kind: same: Quire has it; translated_to: Quire has it under another name, or with other values; ignored: it is
-            accepted without effect; refused: Quire has nothing of the kind, or it must be set in another way.
+            accepted without effect; refused: Quire has no such setting, or it must be set in another way.
         ours: Quire's flag; empty if there is none.
         note: the reason why it has no effect or is refused, or the difference.
         switch: it takes no value, and may be negated with `--no-`.
-        values: names of values that Quire calls otherwise.
-        only: values with which it is without effect; with others it is refused. Empty: all values.
+        values: values that have another name in Quire.
+        only: accepted values, which have no effect; other values are refused. Empty: all values are accepted.
     """
 
     names: tuple[str, ...]

@@ -96,7 +96,7 @@ def _next_value(name: str, given: list[str]) -> str:
 
 
 def _repeated(name: str, given: list[str]) -> list[str]:
-    """The flag's further values, each behind a flag of its own; the flag itself has been passed on."""
+    """The flag's further values, each behind the repeated flag; the first flag has been passed on."""
     if not given or given[0].startswith("-"):
         return []
     result = [given.pop(0)]
@@ -106,7 +106,7 @@ def _repeated(name: str, given: list[str]) -> list[str]:
 
 
 def _replaced(name: str, flag: OtherServerFlag, value: str) -> tuple[list[str], list[str]]:
-    """Quire's flags in place of one, and what to say about it."""
+    """Quire's flags that replace a flag, and a note for the log."""
     shown = name if flag.switch else f"{name} {value}"
     if flag.kind == "ignored":
         if flag.only and value not in flag.only:

@@ -29,7 +29,7 @@ def count(value: str) -> str:
 
 
 def context_length(value: str) -> list[str]:
-    """--max-model-len; `auto` and -1 mean what fits into memory, which is Quire's default."""
+    """--max-model-len; `auto` and -1 mean as many tokens as fit into memory, which is Quire's default."""
     return [] if value in ("auto", "-1") else ["--max-model-len", count(value)]
 
 

@@ -89,7 +89,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class CrossAttentionInputs:
-    """Block tables (tokens, blocks) int32 and lengths (tokens,) int64 of what each token attends to across.
+    """Block tables (tokens, blocks) int32 and lengths (tokens,) int64 of the encoded positions of each token.
 
     The same for the rows `logits_indices`; all rows, if these are all.
     """
@@ -149,7 +149,7 @@ class NativeInputBuilder(InputBuilder):
     """
 
     def __init__(self, table: RequestTable, max_static_tokens: int) -> None:
-        """`max_static_tokens`: larger steps get arrays of their own."""
+        """`max_static_tokens`: larger steps get newly allocated arrays."""
         self._table = table
         self._max_static_tokens = max_static_tokens
         self._static = _Arrays(table, max_static_tokens, max_static_tokens)

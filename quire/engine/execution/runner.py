@@ -116,7 +116,7 @@ class ModelRunner:
         return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))
 
     def _finish(self, computed: _Computed, result: StepResult) -> None:
-        """Sample, and report what is wanted of hidden states."""
+        """Sample, and add pooled arrays and log-probabilities of prompts to the result."""
         spans = computed.spans
         if computed.logits is not None:
             self._sample(computed.logits, [span for span in spans if span.samples], result)

@@ -1,4 +1,4 @@
-"""The input of a model for one step, and the attention that its layers call."""
+"""The input of a model for one step, and the attention functions that its layers call."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AdaptedRows:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """The tokens of a step, of all its sequences side by side.
+    """The tokens of all sequences of a step, concatenated.
 
     Attributes:
         token_ids: (tokens,) int64.

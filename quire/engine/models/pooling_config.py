@@ -63,7 +63,7 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec, options: Pooli
         options: the settings.
 
     Raises:
-        ModelError: the model cannot do what the settings ask for, or a module is not supported.
+        ModelError: the model does not support the settings, or a module is not supported.
     """
     modules = read_modules(folder)
     name = next(iter(getattr(config, "architectures", None) or []), "")

@@ -236,7 +236,7 @@ Norm = RMSNorm | LayerNorm
 
 
 class Parallel(Enum):
-    """How attention and feed-forward run side by side: x + attn(norm(x)) + ffn(norm(x))."""
+    """Attention and feed-forward in parallel: x + attn(norm(x)) + ffn(norm(x))."""
 
     ONE_NORM = "both read the same norm"
     TWO_NORMS = "each reads a norm of its own"
@@ -286,7 +286,7 @@ class ConformerLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Embeddings:
-    """The embedding of a token, and what is added to it.
+    """The embedding of a token, and the embeddings that are added to it.
 
     Attributes:
         scale: factor of the token's embedding.

@@ -1,4 +1,4 @@
-"""Embeddings, layers and final norm of a `TransformerSpec`; decoders and encoders add what they have of their own."""
+"""Embeddings, layers and final norm of a `TransformerSpec`; shared by decoders and encoders."""
 
 from __future__ import annotations
 

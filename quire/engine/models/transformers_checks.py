@@ -22,7 +22,7 @@ _TOLERANCE = 0.1  # of the norm of a token's logits; bfloat16 needs a tenth of i
 
 
 def check_class(config: Any) -> None:
-    """Check what transformers runs for a config, which is not loaded for it.
+    """Check the class that transformers would run for a config; the model is not loaded.
 
     Raises:
         UnknownArchitecture: transformers has no causal LM of this kind.
@@ -130,7 +130,7 @@ def _seen(mask_function: Callable[..., Any], queries: Tensor, keys: Tensor) -> T
 
 
 class DryRun:
-    """Takes the place of paged attention in a dry run, and records what each call has to cache."""
+    """Replaces paged attention in a dry run, and records the cache shape of each call."""
 
     def __init__(self) -> None:
         self.shapes: list[CacheShape] = []

@@ -62,7 +62,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 class WeightFiller:
-    """Copies a checkpoint's tensors into a model's parameters and keeps track of what is missing."""
+    """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones."""
 
     def __init__(
         self,

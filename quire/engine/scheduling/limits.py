@@ -1,4 +1,4 @@
-"""SchedulerLimits: what a step may hold."""
+"""SchedulerLimits: limits of a step."""
 
 from __future__ import annotations
 

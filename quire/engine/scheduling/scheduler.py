@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request can go on: it has not finished, and does not wait for the rest of its prompt."""
+        """Whether any unfinished request can continue, that is, does not wait for the rest of its prompt."""
         return len(self._requests) > len(self._open) or not self._open.all_idle
 
     def __contains__(self, request_id: str) -> bool:
@@ -339,7 +339,7 @@ class Scheduler:
     def _preempt_idle(self) -> bool:
         """Take the last sequence that waits for the rest of its prompt out of the batch; False if there is none.
 
-        Until the prompt grows it holds nothing; its blocks stay cached as long as nobody needs them.
+        It holds no blocks until its prompt grows; its blocks stay cached until they are allocated again.
         """
         idle = next((r for r in reversed(self._running) if r.is_idle and not r.steps_in_flight), None)
         if idle is not None:

@@ -126,11 +126,11 @@ class EngineClient(BatchClient):
 
     @contextmanager
     def slots(self, count: int) -> Iterator[None]:
-        """Reserve places for sequences that will run. To be entered before anything is prepared for them.
+        """Reserve slots for sequences, before their prompts are prepared.
 
         Raises:
             EngineDead: the engine has stopped.
-            EngineOverloaded: batch and queue have no room for them.
+            EngineOverloaded: there are too few free slots.
         """
         if self._dead is not None:
             raise self._dead
@@ -150,9 +150,8 @@ class EngineClient(BatchClient):
     ) -> AsyncGenerator[Delta, None]:
         """Generate one sequence; closing the generator early frees the request within an engine step.
 
-        The caller has reserved a place with `slots`: a stream that has begun must not fail because the queue is full.
-        `ended` is called when the engine holds nothing of the sequence any more, although the last delta may not have
-        been read yet.
+        The caller has reserved a slot with `slots`: a stream that has begun must not fail because the queue is full.
+        `ended` is called when the engine has freed the sequence; its last delta may not have been read yet.
 
         Raises:
             RequestFailed: the engine failed the request.
@@ -202,11 +201,11 @@ class EngineClient(BatchClient):
     def pool_batch(self, *, timeout: float | None = None, on_result: OnResult | None = None) -> Iterator[PooledBatch]:
         """A batch of pooling requests, which are aborted at the end if they still run.
 
-        The caller has reserved one place with `slots`. The batch takes further ones while half of all are free.
+        The caller has reserved one slot with `slots`. The batch takes further slots while half of all are free.
 
         Args:
             timeout: seconds after which the batch fails with `DeadlineExceeded`.
-            on_result: makes what is kept of a result and its index; default: the result itself.
+            on_result: from the index and array of a result to the array to keep; None: keep it as it is.
 
         Raises:
             EngineDead: the engine has stopped.

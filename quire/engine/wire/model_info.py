@@ -1,4 +1,4 @@
-"""ModelInfo: what the front end has to know about a loaded model."""
+"""ModelInfo: facts about a loaded model that the front end needs."""
 
 from __future__ import annotations
 

@@ -36,5 +36,5 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def needs_all_tokens(self) -> bool:
-        """Whether tokens that the prefix cache holds must be computed all the same, for their hidden states."""
+        """Whether tokens that the prefix cache holds must be computed nevertheless, for their hidden states."""
         return self.task.startswith("token_") or self.task == "align" or self.pooling_type != "last"

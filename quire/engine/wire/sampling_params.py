@@ -39,7 +39,7 @@ class TokenProbs(msgspec.Struct, frozen=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """Parameters of a request that generates tokens. The API and `quire.engine.validation` check the values.
 
-    Its size is bounded whatever a request has: each of the sequences of a request is sent with a copy.
+    Its size is bounded for any request: each of the sequences of a request is sent with a copy.
     """
 
     max_tokens: int

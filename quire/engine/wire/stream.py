@@ -115,7 +115,7 @@ class OutputStream(Protocol):
         """Take the request's output of one step."""
 
     def fail(self, error: EngineError) -> None:
-        """Raise `error` in the reader, after it has read what is pending."""
+        """Raise `error` in the reader, after it has read the pending deltas."""
 
     def record(self) -> RequestRecord:
         """The finished request, for metrics; without a finish reason of its own it was aborted."""

@@ -103,7 +103,7 @@ class JsonSyntax:
             begun, depth = yield from self._call(out, known_only=known_only)
             if not begun:
                 out.add_text(mark + scan.since_mark)
-                if known_only and depth:  # what is in other JSON is not a call
+                if known_only and depth:  # objects inside of other JSON are not calls
                     yield from scan.read_json(out.add_text, depth=depth + listed)
                 if not self.lines or (yield from scan.read_until(("{", end), out.add_text)) != "{":
                     return
@@ -135,7 +135,7 @@ class JsonSyntax:
         return False
 
     def _call(self, out: ToolParser, *, known_only: bool) -> Generator[None, None, tuple[bool, int]]:
-        """Parse an object; returns whether it was a call, which may be cut off, and the depth inside what was read."""
+        """Parse an object; returns whether it was a call, which may be cut off, and the nesting depth at its end."""
         scan = out.scanner
         if not (yield from scan.accept("{")):
             return False, 0

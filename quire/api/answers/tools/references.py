@@ -15,7 +15,7 @@ _PLACES = frozenset({"$id", "id", "$anchor", "$schema"})  # meaningless or harmf
 
 
 def standalone(name: str, schema: Any) -> Any:
-    """The schema of a tool as a schema of its own.
+    """The schema of a tool as a separate schema.
 
     Raises:
         ValueError: a reference leads nowhere.
@@ -24,7 +24,7 @@ def standalone(name: str, schema: Any) -> Any:
 
 
 def parts_alone(name: str, schema: Any, parts: Iterable[Any]) -> Iterator[Any]:
-    """Parts of a tool's schema, each as a schema of its own.
+    """Parts of a tool's schema, each as a separate schema.
 
     Raises:
         ValueError: a reference leads nowhere.
@@ -75,7 +75,7 @@ def followed(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 class _Bundle:
-    """Copies a part of a tool's schema, with what it refers to."""
+    """Copies a part of a tool's schema, with the definitions that it refers to."""
 
     def __init__(self, name: str, places: _Places, prefix: str = "r", *, current: bool = False) -> None:
         """`prefix`: beginning of definition names. `current`: schemas of several JSON Schema versions become one."""
@@ -147,7 +147,7 @@ class _Bundle:
         return self._keys[pointer]
 
     def _target(self, reference: str, base: str) -> tuple[str, Any]:
-        """Pointer to what a reference leads to, and that."""
+        """Pointer to the target of a reference, and the target."""
         uri, _, fragment = reference.partition("#")
         fragment = unquote(fragment)
         origin = self._places.origin(uri, base) if uri else base

@@ -28,7 +28,7 @@ class TaggedSyntax:
         function: texts before the name, after it, and after the call. A name without a tag after it ends with its line.
         parameter: texts before the name of an argument, after it, and after its value.
         value: text before the value, in addition to the tag after the name; empty if there is none.
-        padded: values are on lines of their own.
+        padded: values are on separate lines.
         typed: an attribute after the name of an argument says whether its value is a string.
     """
 
@@ -106,7 +106,7 @@ class TaggedSyntax:
             yield rule if key in (required or ()) else f"{rule}?"
 
     def _argument(self, writer: GrammarWriter, key: str, alone: Any, part: Any, schema: Mapping[str, Any]) -> str:
-        """An expression for an argument. `alone`: its schema as one of its own; `part`: as a part of the tool's."""
+        """An expression for an argument. `alone`: its schema as a separate schema; `part`: as a part of the tool's."""
         line, is_text = "\n" if self.padded else "", types_of(part, schema) == _TEXT
         attribute = f'" string="{str(is_text).lower()}' if self.typed else ""
         value = f"\n{self.value}" if self.value else ""
@@ -124,7 +124,7 @@ class TaggedSyntax:
     def _arguments(
         self, out: ToolParser, schema: Mapping[str, Any], mark: str | None
     ) -> Generator[None, None, str | None]:
-        """Parse the arguments to the end of the call; returns the mark that ended it. `mark`: what was read already."""
+        """Parse the arguments to the end of the call; returns the mark that ended it. `mark`: already read."""
         scan, properties, count = out.scanner, properties_of(schema), 0
         before, after, _ = self.parameter
         marks = self._breaks

@@ -28,7 +28,7 @@ class AttentionBackend(Protocol):
     """Attention over one KV cache."""
 
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
-        """Prepare what all layers of a step share.
+        """Prepare the inputs that all layers of a step share.
 
         `attend` writes the keys and values of the whole step before any query reads, so sequences of one step may
         share the blocks that the step fills.

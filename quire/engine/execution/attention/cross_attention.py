@@ -94,5 +94,5 @@ def read_rows(pages: Tensor, table: Tensor, length: int, dtype: torch.dtype) -> 
 
 
 def pad_heads(x: Tensor, elements: int) -> Tensor:
-    """(tokens, heads, dim) with zeros appended to each head, up to what pages hold of it."""
+    """(tokens, heads, dim) with zeros appended to each head, up to the head size in pages."""
     return x if x.shape[2] == elements else F.pad(x, (0, elements - x.shape[2]))

@@ -1,4 +1,4 @@
-"""Attention by the compiled kernels, which read pages in place: sequences of different lengths cost nothing extra."""
+"""Attention by the compiled kernels, which read pages in place, also of sequences of different lengths."""
 
 from __future__ import annotations
 

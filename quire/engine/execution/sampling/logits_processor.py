@@ -14,7 +14,7 @@ from quire.engine.wire.sampling_params import SamplingParams
 class RowState(Protocol):
     """State of the rows that use a sampling parameter.
 
-    An exception of `add` or `observe` fails the row's sequence; the other rows go on.
+    An exception of `add` or `observe` fails the row's sequence; the other rows continue.
     """
 
     @property

@@ -166,7 +166,7 @@ class Timestamps(_ByRow[TimestampRule]):
 
 
 def _continue_pairs(logits: Tensor, output: NDArray[np.int32], rule: TimestampRule) -> None:
-    """Forbid what cannot follow an output: a third timestamp, text inside a pair, and an earlier time."""
+    """Forbid tokens that cannot follow the output: a third timestamp, text inside a pair, and an earlier time."""
     stamps = output[output >= rule.begin]
     if not len(stamps):
         return

@@ -56,7 +56,7 @@ class Sampler:
         self._grammars = GrammarProcessor(grammar_state, vocab_size)
         self._processors: list[LogitsProcessor] = [
             AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), BeginSuppress(),
-            Timestamps(),  # last: it weighs what the others have left
+            Timestamps(),  # last: it compares the tokens that the others allow
         ]  # fmt: skip
         self._stateful: list[RowState] = [*self._processors, self._grammars]
         self._processors_in_use: list[LogitsProcessor] = []  # by the rows of the table

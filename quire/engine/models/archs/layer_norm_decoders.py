@@ -49,7 +49,7 @@ def gpt_neo(config: Any) -> DecoderSpec:
 
 
 def gptj(config: Any) -> DecoderSpec:
-    """GPT-J: an interleaved rope, both branches read one norm."""
+    """GPT-J: interleaved RoPE, one norm for attention and feed-forward, which run in parallel."""
     dim = config.n_embd // config.n_head
     rotated = config.rotary_dim or dim
     rope = Rope(dim=rotated, inv_freq=_frequencies(rotated), interleaved=True)
@@ -60,7 +60,7 @@ def gptj(config: Any) -> DecoderSpec:
 
 
 def gpt_neox(config: Any) -> DecoderSpec:
-    """GPT-NeoX, Pythia: a partial rope, each branch reads a norm of its own."""
+    """GPT-NeoX, Pythia: partial RoPE, separate norms for attention and feed-forward, which run in parallel."""
     heads, bias = config.num_attention_heads, config.attention_bias
     attn = attention(config, kv_heads=heads, rope=_rope(config), qkv_bias=bias, out_bias=bias)
     ffn = PlainMLP(size=config.intermediate_size, act=config.hidden_act)
@@ -85,7 +85,7 @@ def opt(config: Any) -> DecoderSpec:
 
 
 def phi(config: Any) -> DecoderSpec:
-    """Phi 1 to 2: a partial rope, both branches read one norm, biases everywhere."""
+    """Phi 1 to 2: partial RoPE, one norm for the parallel attention and feed-forward, biases in all layers."""
     if config.qk_layernorm:
         raise UnsupportedModel("Phi with qk_layernorm is not supported")
     attn = attention(config, rope=_rope(config), qkv_bias=True, out_bias=True)

@@ -1,4 +1,4 @@
-"""Encoders after BERT: ropes, gated feed-forward layers, local attention; decoders that attend in both directions."""
+"""Encoders with RoPE, such as ModernBERT, Nomic Embed and GTE; decoders that attend in both directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.engine.models.spec import (
 
 
 def modernbert(config: Any) -> EncoderSpec:
-    """ModernBERT: local and global layers with ropes of their own, norms before the branches."""
+    """ModernBERT: local and global layers with different RoPE parameters, norms before the branches."""
     norm = LayerNorm(eps=config.norm_eps, bias=config.norm_bias)
     dim = config.hidden_size // config.num_attention_heads
     attns = {

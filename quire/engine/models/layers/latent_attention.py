@@ -12,7 +12,7 @@ from quire.engine.models.spec import LatentAttention, StackSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.rope import apply_rope
 
-_EPS = 1e-6  # of the norms of the compressed vectors, whatever the decoder's is
+_EPS = 1e-6  # of the norms of the compressed vectors, independent of the decoder's
 
 
 class LatentAttentionLayer(nn.Module):

@@ -1,4 +1,4 @@
-"""How checkpoints name their tensors."""
+"""Names of tensors in checkpoints, mapped to parameters of Quire's models."""
 
 from __future__ import annotations
 

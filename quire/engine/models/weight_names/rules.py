@@ -12,7 +12,7 @@ LAYER = r"layers\.(?P<layer>\d+)\."
 KIND = r"\.(?P<kind>weight|bias)"
 _PARTS = {"q": 0, "k": 1, "v": 2, "query": 0, "key": 1, "value": 2} | {"gate": 0, "up": 1, "w1": 0, "w3": 1, "w2": None}
 _PARTS |= {"12": 0, "11": 1}  # Nomic's gate and up
-_OWN = re.compile(r"heads\..*")  # what Quire reads from other files than the checkpoint
+_OWN = re.compile(r"heads\..*")  # parameters that are read from other files than the checkpoint
 
 
 def swap_halves(weight: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class WeightNames:
 
     Attributes:
         rules: pattern -> parameter. Groups: layer, kind, part (of a fused weight), expert and stacked.
-        prefixes: a pattern of what some checkpoints have before every name.
+        prefixes: a pattern of the prefix that all names have in some checkpoints.
         ignored: a pattern of tensors that are not needed if the model has no parameter for them.
         gamma_beta: old checkpoints call weight and bias of norms gamma and beta.
         convert: functions that reorder a tensor, by the parameter's name after the layer.

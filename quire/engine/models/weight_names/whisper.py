@@ -8,7 +8,7 @@ _DECODER = r"decoder\.layers\.(?P<layer>\d+)\."
 
 
 def encoder_rules(prefix: str) -> tuple[tuple[str, str], ...]:
-    """Rules for whisper's encoder. `prefix`: a pattern of what all of its names begin with."""
+    """Rules for whisper's encoder. `prefix`: a pattern of the prefix of all names."""
     layer, to = prefix + r"layers\.(?P<index>\d+)\.", "encoder.layers.{index}."
     return (
         (prefix + r"conv(?P<conv>1|2)" + KIND, "encoder.stem.conv{conv}.{kind}"),
