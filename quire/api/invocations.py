@@ -17,7 +17,7 @@ from quire.api.pooling.embeddings import answer_classify, answer_embeddings, ans
 from quire.api.pooling.rerank import answer_rerank, answer_score
 from quire.api.pooling.tei import answer_tei_embed, answer_tei_predict, answer_tei_rerank
 from quire.api.protocol.chat import ChatCompletion, ChatRequest
-from quire.api.protocol.common import streamed
+from quire.api.protocol.common import openapi_stream
 from quire.api.protocol.completions import Completion, CompletionRequest
 from quire.api.protocol.pooling.requests import (
     SCORE_FIELDS,
@@ -92,7 +92,7 @@ def router(state: ServerState) -> APIRouter:
 
     invoke.__annotations__["body"] = _invocation(state)  # the task of `messages` and `input` depends on the model
     for path in ("/invocations", "/"):
-        routes.post(path, responses=streamed(_ANSWERS), response_model=None)(invoke)
+        routes.post(path, responses=openapi_stream(_ANSWERS), response_model=None)(invoke)
     return routes
 
 

@@ -98,7 +98,7 @@ class Listen(Command):
     rate: Literal["16000", "24000"] = Field(
         "16000", description="samples per second of standard input, or of the microphone"
     )
-    paced: Flag = Field(False, description="send a file at real-time speed, instead of as fast as possible")
+    real_time: Flag = Field(False, description="send a file at real-time speed, instead of as fast as possible")
     input_device: str | None = Field(
         None, description="name or number of the microphone; default: the system's default input"
     )
@@ -123,8 +123,8 @@ class Embed(Command):
     )
     model_name: str | None = Field(
         None,
-        description="name of a model at the server, or without --url the Hugging Face id or directory of the one "
-        "that this process runs; default: the server's first model that embeds, or the bundled quire-nano-embed",
+        description="with --url: name of a model of the server; without: Hugging Face id or directory of a model; "
+        "default: the server's first model that embeds, or the bundled quire-nano-embed",
     )
     api_key: str | None = Field(None, description="API key of the server")
     serve_args: str = Field("", description="without --url: flags of `quire serve` for the model, as one quoted string")

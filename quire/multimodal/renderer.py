@@ -165,7 +165,7 @@ class Renderer:
 
     @property
     def has_template(self) -> bool:
-        """Whether conversations without a template of their own can be rendered."""
+        """Whether the model has a chat template, so that requests need not bring one."""
         return "default" in self._builder.sources
 
     @property

@@ -1,4 +1,4 @@
-"""The worker process: does one job after another in a thread with a stack of its own.
+"""The worker process: runs one job after another in a thread with a large stack.
 
 Its end of a socket pair is file descriptor 0. Messages are pickled, with their length in front. Replies have more of
 these pieces: their number, the pickled reply, then large arrays as they are in memory, which are read into place.

@@ -15,7 +15,7 @@ from quire.engine.wire.protocol import TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 
 _MIN_LOGPROB = -9999.0  # JSON has no minus infinity
-_MAX_CANDIDATES = 512  # that are formatted before the event loop goes on; they take a millisecond
+_MAX_CANDIDATES = 512  # formatted without giving way to the event loop; they take a millisecond
 _MAX_IN_LOOP = 4096  # of one entry; more are formatted in a thread
 P = ParamSpec("P")
 Formatted = TypeVar("Formatted")

@@ -29,7 +29,7 @@ from quire.api.serving.generation import UsageCounter
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def as_chat(body: Conversation) -> ChatRequest:
+def to_chat_request(body: Conversation) -> ChatRequest:
     """The same request for chat completions."""
     fields: dict[str, Any] = {
         "model": body.model,

@@ -27,7 +27,7 @@ from quire.api.protocol.chat import (
     ChatRequest,
     ToolCall,
 )
-from quire.api.protocol.common import streamed
+from quire.api.protocol.common import openapi_stream
 from quire.api.protocol.custom import CalledCustom, CustomToolCall
 from quire.api.serving.admission import admit
 from quire.api.serving.beams.collect import collect_answers
@@ -41,7 +41,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of chat completions."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/chat/completions", responses=streamed(ChatCompletion), response_model=None)
+    @routes.post("/v1/chat/completions", responses=openapi_stream(ChatCompletion), response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         return await answer_chat(body, request, state)

@@ -21,7 +21,7 @@ from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
-from quire.api.protocol.common import ERRORS, streamed
+from quire.api.protocol.common import ERRORS, openapi_stream
 from quire.api.protocol.completions import CompletionRequest
 from quire.api.protocol.generate import RenderedPrompt, TokensChoice, TokensRequest, TokensResponse
 from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
@@ -42,7 +42,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of tokens in, tokens out."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/inference/v1/generate", responses=streamed(TokensResponse), response_model=None)
+    @routes.post("/inference/v1/generate", responses=openapi_stream(TokensResponse), response_model=None)
     async def generate(body: TokensRequest, request: Request) -> Response:
         """Continue a prompt of tokens."""
         parameters = body.sampling_params

@@ -83,7 +83,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def given(model: BaseModel) -> dict[str, Any]:
+def set_fields(model: BaseModel) -> dict[str, Any]:
     """The fields that the client has set, undeclared ones included. Values are not copied."""
     return {name: value for name, value in model if name in model.model_fields_set}
 

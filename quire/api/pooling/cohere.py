@@ -16,7 +16,7 @@ from quire.api.pooling.prepare import embed_params, prefix_of, text_group, trunc
 from quire.api.pooling.responses import encoded, list_of, respond
 from quire.api.pooling.run import PoolingContext, PoolingResults, begin, check_count, pool
 from quire.api.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
-from quire.api.protocol.pooling.responses import answered
+from quire.api.protocol.pooling.responses import openapi_arrays
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.protocol import PooledArray
 from quire.multimodal.pooling_prompts import Truncation
@@ -26,7 +26,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of Cohere's embeddings."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v2/embed", responses=answered(CohereEmbedResponse), response_model=None)
+    @routes.post("/v2/embed", responses=openapi_arrays(CohereEmbedResponse), response_model=None)
     async def embed(body: CohereEmbedRequest, request: Request) -> Response:
         """Embed texts."""
         return await _answer(body, request, state)

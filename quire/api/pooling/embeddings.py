@@ -26,7 +26,12 @@ from quire.api.protocol.pooling.requests import (
     PoolingTextRequest,
     TextInput,
 )
-from quire.api.protocol.pooling.responses import ClassificationResponse, EmbeddingResponse, PoolingResponse, answered
+from quire.api.protocol.pooling.responses import (
+    ClassificationResponse,
+    EmbeddingResponse,
+    PoolingResponse,
+    openapi_arrays,
+)
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
 from quire.engine.wire.protocol import PooledArray
@@ -45,17 +50,17 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of embeddings, pooling and classification."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/embeddings", responses=answered(EmbeddingResponse, binary=True), response_model=None)
+    @routes.post("/v1/embeddings", responses=openapi_arrays(EmbeddingResponse, binary=True), response_model=None)
     async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Embed texts or a conversation."""
         return await answer_embeddings(body, request, state)
 
-    @routes.post("/pooling", responses=answered(PoolingResponse, binary=True), response_model=None)
+    @routes.post("/pooling", responses=openapi_arrays(PoolingResponse, binary=True), response_model=None)
     async def pooling(body: PoolingRequest, request: Request) -> Response:
         """Embed or classify texts or their tokens: any task of the model."""
         return await answer_pooling(body, request, state)
 
-    @routes.post("/classify", responses=answered(ClassificationResponse), response_model=None)
+    @routes.post("/classify", responses=openapi_arrays(ClassificationResponse), response_model=None)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """Classify texts or a conversation."""
         return await answer_classify(body, request, state)

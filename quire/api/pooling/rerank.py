@@ -18,7 +18,7 @@ from quire.api.pooling.run import PoolingContext, PoolingResults, begin, check_c
 from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
 from quire.api.pooling.tei import answer_tei_rerank
 from quire.api.protocol.pooling.requests import SCORE_FIELDS, RerankRequest, ScoreRequest, ScoringFields
-from quire.api.protocol.pooling.responses import RerankResponse, ScoreResponse, answered
+from quire.api.protocol.pooling.responses import RerankResponse, ScoreResponse, openapi_arrays
 from quire.api.protocol.pooling.tei import AnyRerankRequest, TeiRanks, TeiRerankRequest
 from quire.api.serving.models import ServerState
 
@@ -27,15 +27,15 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of scores and rerank."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/score", responses=answered(ScoreResponse), response_model=None)
-    @routes.post("/score", responses=answered(ScoreResponse), response_model=None)
+    @routes.post("/v1/score", responses=openapi_arrays(ScoreResponse), response_model=None)
+    @routes.post("/score", responses=openapi_arrays(ScoreResponse), response_model=None)
     async def score(body: ScoreRequest, request: Request) -> Response:
         """Compare texts with texts."""
         return await answer_score(body, request, state)
 
-    @routes.post("/v2/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
-    @routes.post("/v1/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
-    @routes.post("/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
+    @routes.post("/v2/rerank", responses=openapi_arrays(RerankResponse, TeiRanks), response_model=None)
+    @routes.post("/v1/rerank", responses=openapi_arrays(RerankResponse, TeiRanks), response_model=None)
+    @routes.post("/rerank", responses=openapi_arrays(RerankResponse, TeiRanks), response_model=None)
     async def rerank(body: AnyRerankRequest, request: Request) -> Response:
         """Order documents by their relevance to a query."""
         if isinstance(body, TeiRerankRequest):

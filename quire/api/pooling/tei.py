@@ -19,7 +19,7 @@ from quire.api.pooling.prepare import count_inputs, embed_params, prefix_of, tex
 from quire.api.pooling.responses import encoded, list_of, respond
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, begin, check_count, pool
 from quire.api.pooling.scoring import Scoring, order_of, scores
-from quire.api.protocol.pooling.responses import answered
+from quire.api.protocol.pooling.responses import openapi_arrays
 from quire.api.protocol.pooling.tei import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
@@ -46,18 +46,18 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of text-embeddings-inference's API."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/embed", responses=answered(TeiVectors), response_model=None)
+    @routes.post("/embed", responses=openapi_arrays(TeiVectors), response_model=None)
     async def embed(body: TeiEmbedRequest, request: Request) -> Response:
         """Embed texts."""
         return await answer_tei_embed(body, request, state)
 
-    @routes.post("/embed_all", responses=answered(TeiTokenVectors), response_model=None)
+    @routes.post("/embed_all", responses=openapi_arrays(TeiTokenVectors), response_model=None)
     async def embed_all(body: TeiEmbedAllRequest, request: Request) -> Response:
         """Embed each token of texts."""
         model = state.model_for(body.model, "token_embed")
         return await _answer_vectors(body, request, state, model, PoolingParams(task="token_embed"))
 
-    @routes.post("/embed_sparse", responses=answered(TeiSparseVectors), response_model=None)
+    @routes.post("/embed_sparse", responses=openapi_arrays(TeiSparseVectors), response_model=None)
     async def embed_sparse(body: TeiEmbedSparseRequest, request: Request) -> Response:
         """Embed texts sparsely: by the values that are not 0."""
         model = state.model_for(body.model, "embed")
@@ -65,14 +65,14 @@ def router(state: ServerState) -> APIRouter:
             raise InvalidRequest(f"The embeddings of the model `{model.names[0]}` are not sparse; use /embed.", "model")
         return await _answer_vectors(body, request, state, model, PoolingParams(task="embed"), sparse=True)
 
-    @routes.post("/predict", responses=answered(TeiLabels), response_model=None)
+    @routes.post("/predict", responses=openapi_arrays(TeiLabels), response_model=None)
     async def predict(body: TeiPredictRequest, request: Request) -> Response:
         """Classify texts or pairs of texts."""
         return await answer_tei_predict(body, request, state)
 
-    @routes.get("/info", responses=answered(TeiInfo))
+    @routes.get("/info", responses=openapi_arrays(TeiInfo))
     async def info(model: str | None = None) -> TeiInfo:
-        """What a model is, and its limits; default: the first one that pools."""
+        """The model and its limits; default: the first model that pools."""
         return _info(model, state)
 
     return routes

@@ -14,7 +14,7 @@ from quire.api.http import fields
 from quire.api.http.errors import ApiError, InvalidRequest
 from quire.api.http.routing import CheckedRoute, detach_resources, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, typed_event, unless_disconnected
-from quire.api.protocol.common import ERRORS, ErrorBody, streamed
+from quire.api.protocol.common import ERRORS, ErrorBody, openapi_stream
 from quire.api.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.service import ResponseService
 from quire.api.responses.writer import Event
@@ -22,7 +22,7 @@ from quire.api.serving.admission import admit
 from quire.api.serving.models import ServerState
 
 NOT_STORED = "x-quire-not-stored"  # header with the reason, if a response could not be stored
-_RESPONSES = streamed(ResponseObject)
+_RESPONSES = openapi_stream(ResponseObject)
 _SequenceNumber = Annotated[int | None, Query(ge=0, lt=1 << 31)]
 
 

@@ -71,7 +71,7 @@ class ResponseService:
         own_json = await in_slices(own, _serialized)
         before = await self._conversation(body.previous_response_id)
         items = [*await in_slices(before, stored_items), *own]
-        tools = McpToolset(await self._tool_servers.offered(mcp_servers_in(body)), body.max_tool_calls)
+        tools = McpToolset(await self._tool_servers.offered_tools(mcp_servers_in(body)), body.max_tool_calls)
         request = tools.first_request(body)
         # Not the request's id: a client could choose that of a stored response, and replace it.
         prepared = await prepare_turn(request, items, model, self._state, new_id("resp"))

@@ -9,7 +9,7 @@ from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.responses import MAX_ITEMS, InputMessage, ResponsesRequest
 from quire.api.responses.run import CLIENT_CALLS
-from quire.api.responses.translation import as_chat
+from quire.api.responses.translation import to_chat_request
 from quire.api.serving.models import ServedModel, ServerState
 from quire.multimodal.errors import PromptError
 
@@ -24,7 +24,7 @@ async def prepare_turn(
     """Render a turn. With `truncation: auto`, as few of the oldest items as necessary are dropped."""
 
     async def prepare_without(count: int) -> PreparedChat:
-        chat = as_chat(body, _without(items, count))
+        chat = to_chat_request(body, _without(items, count))
         try:
             return await prepare_chat(chat, model, state, response_id)
         except InvalidRequest as error:

@@ -136,7 +136,7 @@ def _lower_priority() -> None:
 
 
 class ParallelExecutor(Executor):
-    """Runs several steps at once, each in a thread of its own; for runners without state.
+    """Runs several steps at once, each in another thread; for runners without state.
 
     Threads that share a step wait for each other at the end of every op. So the cores are divided among the steps in
     flight: with as many steps as cores each step has one, and a step that is alone has all of them. Without compiled

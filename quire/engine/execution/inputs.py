@@ -32,9 +32,9 @@ class Span(msgspec.Struct, frozen=True):  # a step makes many: a frozen dataclas
         offset: index of the first token among the step's tokens.
         start: position of the first token in the sequence.
         count: number of tokens.
-        generated: all of them were sampled or are a draft, else all belong to the prompt. A token of the prompt attends
-            together with its neighbours, any other as a query of its own: so a sequence that is computed again after
-            preemption, or with a draft, has the same results bit for bit.
+        generated: all of them were sampled or are a draft, else all belong to the prompt. Tokens of the prompt are
+            computed by the prefill kernel, other tokens by the decode kernel: so a sequence that is computed again
+            after preemption, or with a draft, has the same results bit for bit.
         samples: the next token is sampled from the last one.
         draft: the last tokens, where they are speculated. The token before them and each confirmed one yield a token.
     """

@@ -31,7 +31,7 @@ _loading = threading.Lock()  # from_pretrained changes torch's default dtype for
 class _Binding:
     """Connects the attention modules of a Hugging Face model with the attention of the current step.
 
-    Each call of a run has a cache of its own, as a layer may call attention more than once.
+    Each attention call of a run has a separate cache, as a layer may call attention more than once.
 
     Attributes:
         dtype: dtype of the KV cache.

@@ -43,7 +43,7 @@ class OpenRequests:
         self.waiting_for_input.discard(request.id)
 
     def extend(self, request: Request, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> bool:
-        """Append to the prompt of one of the requests; returns whether it waited for input and can go on."""
+        """Append to the prompt of one of the requests; returns whether it waited for input and can continue."""
         request.extend(tokens, last=last, items=items)
         if last:
             del self._open[request.id]

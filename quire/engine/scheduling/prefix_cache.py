@@ -11,7 +11,7 @@ class PrefixCache:
     """Registers the full blocks of requests under their hashes, and finds them for other requests."""
 
     def __init__(self, pool: BlockPool, hasher: Hasher | None) -> None:
-        """`hasher`: None if nothing is ever shared."""
+        """`hasher`: None if prefix caching is off."""
         self._pool = pool
         self._hasher = hasher
 

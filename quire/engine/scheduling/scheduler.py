@@ -1,8 +1,8 @@
 """The scheduler: how many tokens of which sequences the next step computes.
 
 There is no prefill phase and no decode phase: a request has tokens and computed tokens, and each step spends a token
-budget so that the computed ones catch up. Chunked prefill, prefix cache hits and preemption by recomputation need no
-case of their own. The design is vLLM V1's.
+budget so that the computed ones catch up. Chunked prefill, prefix cache hits and preemption by recomputation are no
+special cases. The design is vLLM V1's.
 """
 
 from __future__ import annotations

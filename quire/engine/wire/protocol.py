@@ -150,7 +150,7 @@ class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
 
 
 class ErrorOutput(msgspec.Struct, array_like=True, tag="error"):
-    """One request was refused or failed; other requests go on.
+    """One request was refused or failed; other requests continue.
 
     Attributes:
         invalid: something is wrong with the request; else the engine failed.

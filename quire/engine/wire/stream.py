@@ -118,7 +118,7 @@ class OutputStream(Protocol):
         """Raise `error` in the reader, after it has read the pending deltas."""
 
     def record(self) -> RequestRecord:
-        """The finished request, for metrics; without a finish reason of its own it was aborted."""
+        """The finished request, for metrics; without a finish reason it was aborted."""
 
 
 class SequenceStream(OutputStream):

@@ -165,7 +165,7 @@ class _Bundle:
 
 
 class _Places:
-    """The places in a schema from which references start, and those that have names."""
+    """The schemas that references are resolved against: by `$id`, and by anchors."""
 
     def __init__(self, schema: Any) -> None:
         self.schema = schema
@@ -175,7 +175,7 @@ class _Places:
         return self._pointers.get(uri, self._pointers.get(urljoin(self._ids.get(base, ""), uri)))
 
     def base_of(self, pointer: str) -> str:
-        """Pointer to the innermost schema with an `$id` around a place."""
+        """Pointer to the innermost schema with an `$id` around a pointer."""
         while pointer and pointer not in self._ids:
             pointer = pointer.rpartition("/")[0]
         return pointer

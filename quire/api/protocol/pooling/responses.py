@@ -118,7 +118,7 @@ class RerankResponse(BaseModel):
     meta: dict[str, Any]
 
 
-def answered(*models: type[BaseModel] | Any, binary: bool = False) -> dict[int | str, dict[str, Any]]:
+def openapi_arrays(*models: type[BaseModel] | Any, binary: bool = False) -> dict[int | str, dict[str, Any]]:
     """OpenAPI responses of an endpoint with one of these bodies. `binary`: or with arrays as bytes."""
     union: Any = models[0]
     for model in models[1:]:

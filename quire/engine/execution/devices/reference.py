@@ -24,7 +24,7 @@ from quire.kernels import native
 
 
 class TorchKVCache(KVCache):
-    """A KV cache in which the keys and the values of each layer are tensors of their own."""
+    """A KV cache in which the keys and the values of each layer are separate tensors."""
 
     def __init__(self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         extra = scale_bytes(dtype)

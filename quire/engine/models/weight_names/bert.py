@@ -38,7 +38,7 @@ _LAYERS = (
     (r"encoder\.rel_embeddings\.weight", "relative_positions.weight"),
     (r"encoder\.LayerNorm" + KIND, "relative_positions.norm.{kind}"),
 )
-# A head is one linear layer behind the pooler's, or two of its own.
+# A head is one linear layer after the pooler's layer, or two linear layers.
 _HEADS = (
     (r"linear\.weight", "heads.token_embed.0.weight"),  # ColBERT
     (r"pooler\.dense" + KIND, "heads.classify.0.{kind}"),
