@@ -32,7 +32,7 @@ from quire.config.options import (
     RealtimeOptions,
     ServerOptions,
 )
-from quire.config.tool_servers import labelled
+from quire.config.tool_servers import urls_by_label
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import model_config_of
 from quire.engine.wire.errors import EngineDead
@@ -111,7 +111,7 @@ async def _serve_models(
         model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
         observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
-    responses = ResponseService(state, store, ToolServers(labelled(settings.tool_server), settings.tool_timeout))
+    responses = ResponseService(state, store, ToolServers(urls_by_label(settings.tool_server), settings.tool_timeout))
     sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, transcriber_factory())
     app = create_app(state, metrics, responses, sessions, options)
     server = Server(

@@ -26,7 +26,7 @@ from quire.config.options import (
     Seconds,
     ServerOptions,
 )
-from quire.config.other_servers.translate import translated
+from quire.config.other_servers.translate import translate_flags
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -60,7 +60,7 @@ class Serve(
         """Understand vLLM's flags; see `Command.translate`."""
         own = {cls.flag(name) for name in cls.model_fields}
         switches = {f"--no-{flag[2:]}" for flag in own}
-        return translated(arguments, frozenset(own | switches))
+        return translate_flags(arguments, frozenset(own | switches))
 
 
 class Chat(Command):

@@ -148,7 +148,9 @@ class CompletionLogprobColumns:
         return orjson.Fragment(orjson.dumps({name: _joined(pieces) for name, pieces in self._pieces.items()}))
 
 
-async def encoded(entries: Sequence[Entry], format_entries: Callable[[Sequence[Entry]], list[Any]]) -> orjson.Fragment:
+async def encode_entries(
+    entries: Sequence[Entry], format_entries: Callable[[Sequence[Entry]], list[Any]]
+) -> orjson.Fragment:
     """Formatted entries as a JSON array, made in slices between which the event loop runs."""
     return _joined([_items(await _unblocked(part, format_entries, part)) async for part in _slices(entries)])
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.answers.grammar_writer import as_lark
-from quire.api.answers.logprobs import encoded
+from quire.api.answers.logprobs import encode_entries
 from quire.api.chat.audio import audio_parts
 from quire.api.chat.prepare import prepare_chat
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
@@ -114,7 +114,7 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
         choices=[
             await _choice(prepared, body, index, result.text, result.total) for index, result in enumerate(results)
         ],
-        prompt_logprobs=None if prompt_logprobs is None else await encoded(prompt_logprobs, formatter.prompt),
+        prompt_logprobs=None if prompt_logprobs is None else await encode_entries(prompt_logprobs, formatter.prompt),
         usage=usage.usage(),
     )
 
@@ -138,7 +138,7 @@ async def _choice(
 ) -> TokensChoice:
     logprobs = None
     if body.sampling_params.logprobs is not None:
-        logprobs = ChatLogprobs(content=await encoded(delta.logprobs, prepared.formatter.chat))
+        logprobs = ChatLogprobs(content=await encode_entries(delta.logprobs, prepared.formatter.chat))
     return TokensChoice(
         index=index,
         token_ids=delta.token_ids,

@@ -12,7 +12,7 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.answers.logprobs import CompletionLogprobColumns, TextPosition, encoded
+from quire.api.answers.logprobs import CompletionLogprobColumns, TextPosition, encode_entries
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http import fields
 from quire.api.http.request_ids import answer_id, fingerprint
@@ -119,7 +119,7 @@ async def _prompt_part(
         await columns.extend(entries, tokens)
     return _PromptPart(
         token_ids=orjson.Fragment(orjson.dumps(tokens)) if body.return_token_ids else None,
-        logprobs=None if body.prompt_logprobs is None else await encoded(entries, formatter.prompt),
+        logprobs=None if body.prompt_logprobs is None else await encode_entries(entries, formatter.prompt),
         columns=columns,
     )
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.errors import InvalidRequest, shorten
 
 logger = logging.getLogger(__name__)
 HEADER = "x-quire-ignored-fields"
@@ -119,7 +119,7 @@ def ignore(request: Request, names: Sequence[str]) -> None:
         return
     if request.app.state.strict_fields:
         raise InvalidRequest(
-            f"Field `{shortened(names[0])}` has no effect, and the server runs with --strict-fields.",
+            f"Field `{shorten(names[0])}` has no effect, and the server runs with --strict-fields.",
             names[0],
         )
     request.scope.setdefault(_IGNORED, []).extend(names)

@@ -15,7 +15,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import enter_for_request, release_resources
 from quire.api.http.sse import unless_disconnected
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.arrays import base64_of, json_of, raw, raw_size, shape_of
+from quire.api.pooling.arrays import base64_of, byte_size, json_of, shape_of, to_bytes
 from quire.api.pooling.run import PoolingContext, PoolingResults
 from quire.api.protocol.pooling.requests import EncodingFields
 
@@ -105,19 +105,19 @@ def list_of(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     yield b"]" if separator == b"," else b"[]"
 
 
-def encoded(items: Iterable[Any]) -> Iterator[tuple[bytes]]:
+def encode_values(items: Iterable[Any]) -> Iterator[tuple[bytes]]:
     """Values as items of `list_of`. NaN and infinite numbers become null."""
     return ((orjson.dumps(item),) for item in items)
 
 
 def _binary_response(context: PoolingContext, results: PoolingResults, body: EncodingFields) -> Response:
     dtype, endianness = body.encoding
-    content = (piece for array in results.arrays for piece in raw(array, dtype, endianness))
+    content = (piece for array in results.arrays for piece in to_bytes(array, dtype, endianness))
     if body.encoding_format == "bytes_only":
         return response_of(content, "application/octet-stream")
     described, start = [], 0
     for index, array in enumerate(results.arrays):
-        end = start + raw_size(array, dtype)
+        end = start + byte_size(array, dtype)
         described.append(
             {
                 "index": index,

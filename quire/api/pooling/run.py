@@ -79,7 +79,7 @@ class PoolingResults:
         )
 
 
-def begin(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> PoolingContext:
+def admit_pooling(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> PoolingContext:
     """Admit a request. The fields of `body` that it may lack have their defaults.
 
     Raises:
@@ -112,7 +112,9 @@ def check_count(count: int, state: ServerState, param: str) -> None:
         raise InvalidRequest(f"A request may have at most {state.limits.max_inputs} inputs, not {count}.", param)
 
 
-async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> PoolingResults:
+async def run_pooling(
+    context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None
+) -> PoolingResults:
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:

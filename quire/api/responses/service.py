@@ -18,8 +18,8 @@ from quire.api.protocol.responses import ResponseObject, ResponsesRequest
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.mcp_tools import McpToolset, follow_up_request, mcp_servers_in, turn_as_function_calls
 from quire.api.responses.run import EventLog, ResponseRun, with_ids
-from quire.api.responses.slices import in_slices
-from quire.api.responses.states import LEASE_SECONDS, UNFINISHED, end_if_abandoned, state_of, with_unique_ids
+from quire.api.responses.slices import map_in_slices
+from quire.api.responses.states import LEASE_SECONDS, UNFINISHED, end_if_abandoned, stored_state, with_unique_ids
 from quire.api.responses.store import ResponseStore, StoredResponse
 from quire.api.responses.translation import input_items, stored_items
 from quire.api.responses.truncation import TOO_LONG, prepare_turn
@@ -68,9 +68,9 @@ class ResponseService:
             ApiError: it cannot be answered.
         """
         own = input_items(body)
-        own_json = await in_slices(own, _serialized)
+        own_json = await map_in_slices(own, _serialized)
         before = await self._conversation(body.previous_response_id)
-        items = [*await in_slices(before, stored_items), *own]
+        items = [*await map_in_slices(before, stored_items), *own]
         tools = McpToolset(await self._tool_servers.offered_tools(mcp_servers_in(body)), body.max_tool_calls)
         request = tools.first_request(body)
         # Not the request's id: a client could choose that of a stored response, and replace it.
@@ -239,7 +239,7 @@ class ResponseService:
         """
         stored = await self.stored(response_id)
         before = await self._conversation(stored.response["previous_response_id"])
-        return await in_slices([*before, *stored.items], with_unique_ids())
+        return await map_in_slices([*before, *stored.items], with_unique_ids())
 
     async def _cancel_job(self, job: _Job) -> None:
         if not job.task.cancelling():
@@ -282,7 +282,7 @@ class ResponseService:
         async with run.save_lock:
             if run.deleted:
                 return
-            await self._store.save(state_of(run))
+            await self._store.save(stored_state(run))
 
     async def _conversation(self, response_id: str | None) -> list[dict[str, Any]]:
         """Input and output of a response and of all responses before it."""

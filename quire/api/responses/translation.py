@@ -258,7 +258,7 @@ def _part(part: Part) -> dict[str, Any]:
 # Reasoning that clients store and send back
 
 
-def encoded(text: str) -> str:
+def encode_reasoning(text: str) -> str:
     """Reasoning as `encrypted_content`: compressed and base64-encoded, not encrypted."""
     return base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
 
@@ -270,7 +270,7 @@ class _ReasoningDecoder:
         self._left = _MAX_REASONING_BYTES
 
     def decode(self, encrypted: str) -> str:
-        """The text that `encoded` encoded.
+        """The text that `encode_reasoning` encoded.
 
         Raises:
             InvalidRequest: it was not made by this server, or the request contains too much of it.

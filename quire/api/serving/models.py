@@ -10,7 +10,7 @@ from typing import Literal
 from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.answers.tools.registry import ToolFormat
-from quire.api.http.errors import InvalidRequest, NotFound, shortened
+from quire.api.http.errors import InvalidRequest, NotFound, shorten
 from quire.api.http.malloc_trim import MallocTrimmer
 from quire.api.serving.defaults import GenerationDefaults
 from quire.api.serving.result_memory import ResultMemory
@@ -125,7 +125,7 @@ class ServerState:
         for model in self.models:
             if name in model.names:
                 return model
-        raise NotFound(f"The model `{shortened(name)}` does not exist.", "model")
+        raise NotFound(f"The model `{shorten(name)}` does not exist.", "model")
 
     def generator(self, name: str | None) -> ServedModel:
         """The model of this name, which generates text; the first one that does if the name is None or empty.
@@ -150,7 +150,7 @@ class ServerState:
         model = self.model(name)
         if task not in model.tasks:
             raise InvalidRequest(
-                f"Unsupported task: {shortened(task)!r}. The model `{shortened(name or model.names[0])}` supports: "
+                f"Unsupported task: {shorten(task)!r}. The model `{shorten(name or model.names[0])}` supports: "
                 f"{', '.join(model.tasks)}.",
                 "model",
             )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.answers.structured.checker import CheckedGrammar
-from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.protocol.common import ChatAndCompletionFields, StreamOptions
 from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
@@ -269,7 +269,7 @@ def _logit_bias(bias: dict[str, float], model: ServedModel) -> dict[int, float]:
         parsed = {int(token): max(-100.0, min(100.0, value)) for token, value in bias.items()}
     except ValueError as error:
         raise InvalidRequest(
-            f"The keys of `logit_bias` must be token ids: {shortened(str(error))}", "logit_bias"
+            f"The keys of `logit_bias` must be token ids: {shorten(str(error))}", "logit_bias"
         ) from error
     if any(token < 0 for token in parsed):
         raise InvalidRequest("The keys of `logit_bias` must be token ids.", "logit_bias")

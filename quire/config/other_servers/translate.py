@@ -26,7 +26,7 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
-def translated(arguments: Sequence[str], own: frozenset[str]) -> tuple[list[str], list[str]]:
+def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list[str], list[str]]:
     """Quire's flags for those of a command line, and a note for each flag that was replaced or has no effect.
 
     `own`: Quire's flags. What is in no table stays as it is.

@@ -16,7 +16,7 @@ from quire.api.protocol.responses import (
     ReasoningText,
     ResponsesRequest,
 )
-from quire.api.responses.translation import encoded, to_chat_request
+from quire.api.responses.translation import encode_reasoning, to_chat_request
 from tests.support.fake_core import FakeCore
 from tests.support.responses import PATH, TOOLS, answers_with, ask, prompts, reasoning_server, stream
 from tests.support.server import running_server
@@ -82,7 +82,7 @@ async def test_the_result_of_a_call_keeps_its_call(tmp_path: Path) -> None:
 )
 async def test_monsters_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     text = json.dumps({"input": "hi", **fields})
-    bomb = encoded("\0" * (1 << 23))
+    bomb = encode_reasoning("\0" * (1 << 23))
     text = text.replace('"DEEP"', '{"a":' * 300 + "{}" + "}" * 300).replace("BOMB", bomb)
     async with running_server(tmp_path, tool_call_parser="hermes") as server:
         answer = await server.http.post(PATH, content=text, headers={"content-type": "application/json"})

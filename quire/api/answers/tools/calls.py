@@ -188,7 +188,7 @@ def _replace_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def joined(deltas: Iterable[CallDelta]) -> list[CallDelta]:
+def join_calls(deltas: Iterable[CallDelta]) -> list[CallDelta]:
     """Complete calls, merged from their pieces."""
     calls: list[CallDelta] = []
     for delta in deltas:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
-from quire.api.answers.tools.references import embedded
+from quire.api.answers.tools.references import embed_schemas
 from quire.api.answers.tools.scanner import Sink
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -70,7 +70,7 @@ class JsonSyntax:
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for calls of these functions."""
-        parts, root = embedded(schemas)
+        parts, root = embed_schemas(schemas)
         call = writer.json({"anyOf": [self._schema(name, part) for name, part in parts.items()], **root}, spaces=2)
         begins = [begin for begin in self.begins if writer.has_special(begin)] or self.begins
         begin, end = writer.text("".join(begins[:1])), writer.text(self.end)

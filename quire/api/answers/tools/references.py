@@ -14,16 +14,16 @@ _VALUES = frozenset({"const", "enum", "default", "examples"})  # keywords whose 
 _PLACES = frozenset({"$id", "id", "$anchor", "$schema"})  # meaningless or harmful inside another schema
 
 
-def standalone(name: str, schema: Any) -> Any:
+def standalone_schema(name: str, schema: Any) -> Any:
     """The schema of a tool as a separate schema.
 
     Raises:
         ValueError: a reference leads nowhere.
     """
-    return next(parts_alone(name, schema, [schema]))
+    return next(standalone_parts(name, schema, [schema]))
 
 
-def parts_alone(name: str, schema: Any, parts: Iterable[Any]) -> Iterator[Any]:
+def standalone_parts(name: str, schema: Any, parts: Iterable[Any]) -> Iterator[Any]:
     """Parts of a tool's schema, each as a separate schema.
 
     Raises:
@@ -38,7 +38,7 @@ def parts_alone(name: str, schema: Any, parts: Iterable[Any]) -> Iterator[Any]:
         yield copy
 
 
-def embedded(schemas: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def embed_schemas(schemas: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The schemas of tools as parts of one schema, and the keywords which that schema needs at its root.
 
     Raises:
@@ -57,7 +57,7 @@ def embedded(schemas: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     }
 
 
-def followed(part: Any, schema: Mapping[str, Any]) -> Any:
+def resolve_reference(part: Any, schema: Mapping[str, Any]) -> Any:
     """What a part of a schema refers to, with the keywords that the part adds; the part if it refers to nothing.
 
     Args:

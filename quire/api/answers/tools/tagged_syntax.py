@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
-from quire.api.answers.tools.references import followed, parts_alone, standalone
+from quire.api.answers.tools.references import resolve_reference, standalone_parts, standalone_schema
 from quire.api.answers.tools.values import Types, as_json, properties_of, shapes_of, texts_of, types_of
 
 _TEXT = frozenset({"string"})  # types of a value that is written as plain text
@@ -81,7 +81,7 @@ class TaggedSyntax:
         """
         calls = []
         for name, schema in schemas.items():
-            standalone(name, schema)  # all references lead somewhere
+            standalone_schema(name, schema)  # all references lead somewhere
             before, after, end = map(writer.text, self._tags())
             shapes = writer.either(
                 writer.sequence(*self._parameters(writer, shape, schema, name)) for shape in shapes_of(schema)
@@ -100,9 +100,9 @@ class TaggedSyntax:
             raise ValueError(f"The `properties` of the tool {name!r} must be an object.")
         if not isinstance(required, list | None):
             raise ValueError(f"`required` of the tool {name!r} must be an array.")
-        alone = parts_alone(name, schema, (properties or {}).values())
+        alone = standalone_parts(name, schema, (properties or {}).values())
         for (key, part), schema_alone in zip((properties or {}).items(), alone, strict=True):
-            rule = self._argument(writer, key, schema_alone, followed(part, schema), schema)
+            rule = self._argument(writer, key, schema_alone, resolve_reference(part, schema), schema)
             yield rule if key in (required or ()) else f"{rule}?"
 
     def _argument(self, writer: GrammarWriter, key: str, alone: Any, part: Any, schema: Mapping[str, Any]) -> str:
