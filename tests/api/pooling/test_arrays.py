@@ -100,7 +100,7 @@ def test_vectors_of_many_tokens_are_written_in_short_pieces(monkeypatch: pytest.
         converted.append(values.size)
         return cast(values, dtype)
 
-    monkeypatch.setattr(arrays, "packed", counted)
+    monkeypatch.setattr(arrays, "cast", counted)
     tokens = RANDOM.normal(size=(700, 100)).astype(np.float32)
     found, as_text, as_base64 = raw(tokens, dtype, "big"), json_of(tokens, dtype), base64_of(tokens, dtype, "big")
     assert max(converted) <= 1 << 14
