@@ -175,7 +175,7 @@ class ScoringFields(ActivationFields, PoolingFields):
         0, description="truncate longer texts to this number of tokens; 0: no truncation"
     )
     instruction: Annotated[str, Field(max_length=1 << 13)] | None = Field(
-        None, description="what makes a document relevant, for models whose prompt contains an instruction"
+        None, description="description of relevant documents, for models with an instruction in their prompts"
     )
     chat_template_kwargs: TemplateVariables | None = None
 
