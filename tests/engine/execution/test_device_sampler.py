@@ -17,13 +17,13 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 pytest.importorskip("triton")
 
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.device_settings import MAX_BIASES, has_settings
 from quire.engine.execution.sampling.pending import SampledToken
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import NewSequence, StepPlan
-from quire.engine.wire.protocol import SamplingParams, TimestampRule
+from quire.engine.wire.sampling_params import SamplingParams, TimestampRule
 from quire.engine.wire.token_mask import token_mask
 from quire.kernels import gpu
 from tests.support.triton_interpreter import accept_computed_bounds, separate_rows

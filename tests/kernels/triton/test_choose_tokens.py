@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from quire.engine.execution.sampling.choice import sample_tokens
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.execution.sampling.token_sampling import sample_tokens
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.choose_tokens import ChoiceSettings, choose_tokens, reference
 from quire.kernels.sampling_state import uniform
 

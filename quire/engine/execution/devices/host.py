@@ -12,9 +12,9 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import BackgroundRunner, Executor, LocalExecutor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.memory import free_memory
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
-from quire.engine.execution.table import RequestTable
 
 
 class HostDevice(Device):

@@ -15,11 +15,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.pinned import Event, new_event, pinned_empty
+from quire.engine.execution.request_table import RequestTable, Row
 from quire.engine.execution.sampling.device_settings import DeviceSettings, NewRow, RowUse, has_settings, to_device
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
-from quire.engine.execution.table import RequestTable, Row
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.adjust_logits import add_biases, penalize
 from quire.kernels.choose_tokens import argmax, choose_tokens
 from quire.kernels.sampling_state import record_tokens

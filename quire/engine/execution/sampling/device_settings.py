@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.engine.execution.pinned import pinned_empty
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.adjust_logits import IN_PROMPT, Biases, Penalties, TokenCounts
 from quire.kernels.choose_tokens import ChoiceSettings
 from quire.kernels.sampling import mask_words

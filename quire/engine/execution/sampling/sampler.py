@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.sampling.choice import sample_tokens
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
 from quire.engine.execution.sampling.logprobs import top_logprobs
@@ -24,9 +24,10 @@ from quire.engine.execution.sampling.masks import (
 )
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.scheduling.plan import SequenceError
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Sampler(TokenSampler):
         self._grammars = GrammarProcessor(grammar_states, vocab_size)
         self._processors: list[LogitsProcessor] = [
             AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), BeginSuppress(),
-            Timestamps(),  # last: it weighs what the others have left
+            Timestamps(),  # last: it compares the tokens that the others allow
         ]  # fmt: skip
         self._stateful: list[RowState] = [*self._processors, self._grammars]
         self._processors_in_use: list[LogitsProcessor] = []  # by the rows of the table
