@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.kernels.native import LANES
 from quire.kernels.quantize import LIMITS, quantize_rows
 from quire.kernels.quantized import bits_for, to_4_bits, to_8_bits
+from quire.kernels.take_rows import take_rows
 
 _PART = 1 << 24  # elements quantized at a time, which takes several times their memory
 
@@ -111,6 +112,18 @@ class GpuWeight:
             out = torch.empty((len(x), self.size_out), dtype=out_dtype or x.dtype, device=x.device)
         kind, values, scales = self.data
         return matmul(rows.values, values, out, kind=kind, x_scales=rows.scales, scales=scales, bias=bias, act=act)
+
+
+class PlainGpuWeight(GpuWeight):
+    """A weight that is multiplied in its own dtype, by kernels that sum in the same order for any number of rows."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """weight: (size_out, size_in); it is not copied."""
+        super().__init__(weight, "none")
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight by their indices: (n, size_in)."""
+        return take_rows(self.data.values, indices)
 
 
 class StackedWeights:

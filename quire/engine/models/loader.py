@@ -125,7 +125,8 @@ def load_model(
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
-            raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
+            names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
+            raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
         total = checkpoint.total_bytes
         if isinstance(config.spec, CTCSpec):
             return _load_ctc(config, config.spec, options, checkpoint, dtype, target, bar)

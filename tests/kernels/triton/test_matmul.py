@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.kernels import gpu
 from quire.kernels.activation import ACTIVATIONS, kernel_activation
-from quire.kernels.gpu_weights import GpuWeight, format_weight, prepare_rows
+from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight, format_weight, prepare_rows
 from quire.kernels.linear import pack_exact_weight, pack_weight
 from quire.kernels.quantized import GROUP, to_4_bits, to_8_bits
 from tests.support.weights import plain_weight
@@ -187,6 +187,7 @@ def test_which_weights_are_packed(device: torch.device) -> None:
     with native.disabled():
         weight = torch.randn(8, 64, device=device)
         assert pack_weight(weight, "none") is None
+        assert isinstance(pack_weight(weight.bfloat16(), "none"), PlainGpuWeight)
         assert isinstance(pack_weight(weight, "fp8"), GpuWeight)
         assert isinstance(pack_exact_weight(weight), GpuWeight)
         odd = pack_weight(torch.randn(8, 10, device=device), "int8")
