@@ -13,7 +13,8 @@ from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight
 from quire.kernels.panels import pack_panels, take_panel_rows
 from quire.kernels.quantized import PackedInteger, bits_for
 
-Quantization = Literal["none", "int8", "int4", "fp8"]
+# "fp8_blocks": float8 in blocks, for checkpoints that have such weights
+Quantization = Literal["none", "int8", "int4", "fp8", "fp8_blocks"]
 
 
 class PackedWeight(Protocol):

@@ -15,6 +15,7 @@ from quire.engine.models.layers.moe import ExpertLinear, MoELayer
 from quire.engine.models.weights import WeightFiller
 from quire.kernels import gpu, native
 from quire.kernels.gpu_weights import GpuWeight
+from tests.engine.models.test_quantized import SCALINGS, pack_fp8
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import make_model, save_model
 
@@ -117,3 +118,20 @@ def test_matrices_have_no_memory_until_they_are_filled() -> None:
     assert layer.weight is not None
     assert layer.weight.shape == (32, 64)
     assert layer.weight.untyped_storage().nbytes() == 0
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_float8_checkpoints_keep_their_blocks(tmp_path: Path) -> None:
+    folder = save_model(make_model("deepseek_v3", num_hidden_layers=2), tmp_path)
+    pack_fp8(folder, SCALINGS["blocks of 128"])
+    model = load(folder, quantization="fp8").model
+    assert kinds_of(model) == {"blocks", "plain"}  # the router is not quantized
+    plain = save_model(make_model("deepseek_v3", num_hidden_layers=2), tmp_path / "plain")
+    model = load(plain, quantization="fp8").model
+    assert kinds_of(model) == {"scaled", "plain"}
+
+
+def kinds_of(model: torch.nn.Module) -> set[str]:
+    """The formats of the packed weights of linear layers."""
+    packed = [module.packed for module in model.modules() if isinstance(module, Linear)]
+    return {weight.data.kind for weight in packed if isinstance(weight, GpuWeight)}
