@@ -96,8 +96,8 @@ def test_experts(device: torch.device, quantization: str, dtype: torch.dtype, to
     out = run_experts(x, gate_up, down, act, chosen, weights)
     assert out.dtype == dtype
     expected = expected_sum(x, gate_up, down, chosen, weights, None)
-    # a difference in the last bit before an activation is quantized may change a whole row a little
-    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5 if quantization in ("none", "int4") else 3e-3
+    # the interpreter truncates to bfloat16; a last bit before an activation is quantized may change its row a little
+    tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5 if quantization in ("none", "int4") else 3e-3
     assert (out - expected).norm() < tolerance * expected.norm()
     if quantization == "none":
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
