@@ -87,8 +87,8 @@ def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Float8 with a scale for each block.
 
-    Scales make the largest element of a block 448, or are the next power of two, whichever is closer to the weight: of a
-    weight that was float8 with blocks of either kind before, the values are found again.
+    Scales make the largest element of a block 448, or are the next power of two, whichever is closer to the weight: of
+    a weight that was float8 with blocks of either kind before, the values are found again.
     """
     (size_out, size_in), limit = weight.shape, LIMITS[torch.float8_e4m3fn]
     padded = F.pad(weight, (0, -size_in % BLOCK, 0, -size_out % BLOCK))
