@@ -10,6 +10,7 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.models import weights
 from quire.kernels import gpu, native
 from tests.kernels.triton.conftest import device  # noqa: F401 prepares the interpreter
 
@@ -37,3 +38,4 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("there is a GPU, and its device has tests of its own")
     for module in ("quire.engine.build", "tests.support.engine"):
         monkeypatch.setattr(f"{module}.find_device", lambda *_: InterpretedDevice())
+    monkeypatch.setattr(weights, "_maps_at_first_write", lambda _: False)

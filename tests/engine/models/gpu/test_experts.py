@@ -111,6 +111,7 @@ def test_all_linear_layers_are_quantized(quantization: Any, tmp_path: Path) -> N
     assert loaded.weight_bytes < (0.33 if quantization == "int4" else 0.45) * load(folder).weight_bytes
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_matrices_have_no_memory_until_they_are_filled() -> None:
     with torch.device("meta"):
         layer = Linear(64, 32, bias=True)
