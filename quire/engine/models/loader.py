@@ -60,6 +60,8 @@ from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.streaming import StreamingInfo
 from quire.kernels import gpu
 from quire.kernels.activation import ACTIVATIONS
+from quire.kernels.gpu_weights import BLOCK
+from quire.kernels.linear import Quantization
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
@@ -127,7 +129,8 @@ def load_model(
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
-            raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
+            names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
+            raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
         total = checkpoint.total_bytes
         if isinstance(config.spec, CTCSpec):
             return _load_ctc(config, config.spec, options, checkpoint, dtype, target, bar)
@@ -186,7 +189,7 @@ def _load_transformer(
     filler = WeightFiller(
         model,
         names,
-        options.quantization,
+        _quantization(options, config),
         tied=isinstance(spec, DecoderSpec) and spec.tied,
         extra_layers=config.extra_layers,
         embeds_with_head=all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
@@ -372,6 +375,12 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *,
     if widened:
         logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
     return fast
+
+
+def _quantization(options: ModelOptions, config: ModelConfig) -> Quantization:
+    """Float8 weights of a checkpoint keep their blocks if they are quantized again."""
+    blocks = config.fp8 is not None and config.fp8.block == (BLOCK, BLOCK)
+    return "fp8_blocks" if blocks and options.quantization == "fp8" else options.quantization
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:

@@ -23,19 +23,24 @@ _MAX_NAMES = 5  # in an error message
 def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Make every parameter of a model that was built on the meta device, shared ones once.
 
-    Matrices have no memory until they are filled: otherwise, a model that is quantized while it is loaded would need
-    memory for all of its plain weights on devices that do not map memory at the first write.
+    On devices that do not map memory at the first write, matrices have none until they are filled, and must not be
+    touched: otherwise, a model that is quantized while it is loaded would need memory for all of its plain weights.
     """
+    lazy = _maps_at_first_write(device)
     made: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             keep = _KEEP_FLOAT32.fullmatch(f"{module_name}.{name}") is not None
             if id(parameter) not in made:
                 data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype, device=device)
-                if data.dim() > 1:
+                if data.dim() > 1 and not lazy:
                     data.untyped_storage().resize_(0)
                 made[id(parameter)] = nn.Parameter(data, requires_grad=False)
             setattr(module, name, made[id(parameter)])
+
+
+def _maps_at_first_write(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 def check_unpacked(name: str, dtype: torch.dtype) -> None:
