@@ -243,9 +243,14 @@ class DeviceSampler(TokenSampler):
         starts = np.cumsum(lengths) - lengths
         depths = np.arange(lengths.sum()) - np.repeat(starts, lengths)
         inputs = np.concatenate([np.array([0, *draft], np.int64) for draft in drafts])
-        arrays = depths.astype(np.int32), inputs, starts.astype(np.int32), (lengths - 1).astype(np.int32)
-        every = to_device(np.repeat(np.array(rows, np.int64), lengths), self._device)
-        return _Batch(every, *(to_device(array, self._device) for array in arrays), holders)
+        return _Batch(
+            rows=to_device(np.repeat(np.array(rows, np.int64), lengths), self._device),
+            depths=to_device(depths.astype(np.int32), self._device),
+            inputs=to_device(inputs, self._device),
+            starts=to_device(starts.astype(np.int32), self._device),
+            drafted=to_device((lengths - 1).astype(np.int32), self._device),
+            holders=holders,
+        )
 
     def _adjust(self, logits: Tensor, batch: _Batch, uses: Sequence[RowUse]) -> None:
         """Change logits in place, in the order of `Sampler`."""
