@@ -9,6 +9,7 @@ its continuous batching, with the same shape.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -103,9 +104,7 @@ class SteppedCore:
             taken = (time.perf_counter() - started) / _STEPS
         self.finish(names)
         busy = [begin.elapsed_time(end) / 1e3 for begin, end in events]
-        gaps = [
-            end.elapsed_time(begin) / 1e3 for (_, end), (begin, _) in zip(events, events[1:], strict=False)
-        ]
+        gaps = [end.elapsed_time(begin) / 1e3 for (_, end), (begin, _) in itertools.pairwise(events)]
         return {"step": taken, "device": median(busy), "gap": median(gaps)}
 
     def finish(self, names: list[str]) -> None:

@@ -26,9 +26,10 @@ from quire.engine.scheduling.plan import NewSequence, StepPlan
 from quire.engine.wire.protocol import SamplingParams, TimestampRule
 from quire.engine.wire.token_mask import token_mask
 from quire.kernels import gpu
-from tests.support.triton_interpreter import accept_computed_bounds
+from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
 
 accept_computed_bounds()
+separate_rows()
 VOCAB = 50
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

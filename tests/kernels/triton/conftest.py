@@ -15,9 +15,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 pytest.importorskip("triton")
 
-from tests.support.triton_interpreter import accept_computed_bounds
+from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
 
 accept_computed_bounds()
+separate_rows()
 
 
 @pytest.fixture

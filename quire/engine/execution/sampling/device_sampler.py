@@ -158,6 +158,7 @@ class DeviceSampler(TokenSampler):
             known = dict(zip(on_host, self._host.sample(host_logits, [rows[i] for i in on_host]), strict=True))
         return DeviceTokens(self._table, sampled, own, holders, positions, known)
 
+    @override
     def verify(self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
         """Sample the tokens of sequences with drafts, as `Sampler.verify`; on the device all at once."""
         ends = np.cumsum([1 + len(draft) for draft in drafts]).tolist()
