@@ -35,21 +35,22 @@ class RowUse:
     biased: bool
     penalized: bool
     masked: bool
+    grammar: bool
     logprobs: int | None
 
     @property
     def adjusts(self) -> bool:
         """Whether logits change before a token is chosen."""
-        return self.biased or self.penalized or self.masked
+        return self.biased or self.penalized or self.masked or self.grammar
 
 
 def has_settings(params: SamplingParams) -> bool:
     """Whether these tensors can hold all that the sampling of a request depends on.
 
-    Grammars, bad words and rules of timestamps depend on the tokens before in ways that only the host follows.
+    Bad words and rules of timestamps depend on earlier tokens in ways that only the host follows. So do grammars, but
+    what they allow is a mask, which the host sends.
     """
-    follows = bool(params.grammar or params.bad_words) or params.timestamp_rule is not None
-    return not follows and len(_biases(params)) <= MAX_BIASES
+    return not params.bad_words and params.timestamp_rule is None and len(_biases(params)) <= MAX_BIASES
 
 
 def settings_bytes(rows: int, vocab_size: int) -> int:
@@ -157,6 +158,7 @@ class DeviceSettings:
             biased=bool(biases),
             penalized=penalized,
             masked=masked,
+            grammar=bool(params.grammar),
             logprobs=params.logprobs,
         )
         if biases:
