@@ -54,7 +54,7 @@ def params(**fields: Any) -> SamplingParams:
 
 
 class NextTokens:
-    """Stands for the state of a grammar: a token may be followed by one of the next five, and 13 ends it in an error."""
+    """Stands for the state of a grammar: one of the next five tokens may follow a token, and nothing may follow 13."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -251,7 +251,7 @@ def test_tokens_are_read_after_the_next_step_began(triton: bool) -> None:
 
 
 def test_grammars_follow_tokens_that_are_read_later(triton: bool) -> None:
-    """With two steps in flight. A sequence that left meanwhile does not advance the grammar of the next one in its row."""
+    """With steps in flight. A sequence that left meanwhile does not advance the grammar of the next one in its row."""
     batch = [params(grammar="g"), params(), params(grammar="g", temperature=1.0, seed=3, logprobs=2)]
     host, device = Harness(*batch, on_device=False), Harness(*batch, on_device=True)
     steps = [logits_of(3, seed) for seed in range(4)]
