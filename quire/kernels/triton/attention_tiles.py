@@ -192,7 +192,11 @@ def attend_pages(
             seen = seen & (position[None, :] > last[:, None] - window)
         weights, factor, top, total = online_softmax(tl.where(seen, scores, float("-inf")), top, total)
         rows = values + block * value_block + offset * value_row
-        v = k_main if SHARED else page_elements(load_columns(rows, inside, 0, VALUE_MAIN, VALUE_DIM), PAGE_TYPE, q.dtype)
+        v = (
+            k_main
+            if SHARED
+            else page_elements(load_columns(rows, inside, 0, VALUE_MAIN, VALUE_DIM), PAGE_TYPE, q.dtype)
+        )
         if PAGE_TYPE == INT8:
             value_scale = tl.load(
                 value_scales + block * (value_block // 4) + offset * (value_row // 4), mask=inside, other=0.0

