@@ -197,6 +197,7 @@ def _build_decoder(
     if streaming is not None:
         reserved += streaming.nbytes
         options = options.model_copy(update={"max_num_seqs": streaming.streams})
+    reserved += device.sampler_bytes(options.max_num_seqs, loaded.vocab_size)
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
     needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)

@@ -63,6 +63,9 @@ class Device(LoadTarget, Protocol):
     def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
         """The runner of steps that only need logits of last tokens; it uses step graphs where the device has them."""
 
+    def sampler_bytes(self, rows: int, vocab_size: int) -> int:
+        """Bytes of the device's memory that a sampler takes; `rows` of the request table."""
+
     def sampler(
         self, table: RequestTable, vocab_size: int, grammar_states: GrammarStates, inputs: InputBuilder
     ) -> TokenSampler:

@@ -30,6 +30,10 @@ class HostDevice(Device):
         return CacheMemory(int(available * options.kv_cache_free_memory_fraction), "--kv-cache-free-memory-fraction")
 
     @override
+    def sampler_bytes(self, rows: int, vocab_size: int) -> int:
+        return 0  # the logits processors allocate what the requests need
+
+    @override
     def sampler(
         self, table: RequestTable, vocab_size: int, grammar_states: GrammarStates, inputs: InputBuilder
     ) -> TokenSampler:

@@ -107,21 +107,7 @@ class Sampler(TokenSampler):
 
     @override
     def verify(self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
-        # In rounds: a sequence whose draft is confirmed so far samples again from the draft's next token, so each token
-        # is sampled from the state after all tokens before it, as without a draft.
-        logits = logits.cpu()
-        ends = itertools.accumulate(1 + len(draft) for draft in drafts)
-        firsts = [end - 1 - len(draft) for draft, end in zip(drafts, ends, strict=True)]
-        choices: list[list[SampledToken]] = [[] for _ in rows]
-        active = list(range(len(rows)))
-        for depth in itertools.count():
-            if not active:
-                break
-            selected = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
-            for i, choice in zip(active, self.sample(selected, [rows[i] for i in active]), strict=True):
-                choices[i].append(choice)
-            active = [i for i in active if _confirmed(drafts[i], depth, choices[i][-1])]
-        return choices
+        return verify_in_rounds(self.start, logits.cpu(), rows, drafts)
 
     @override
     def close(self) -> None:
@@ -175,6 +161,31 @@ class Sampler(TokenSampler):
             logger.exception("sampling for request %s failed", self._table[row].request_id)
             self._errors[row] = SequenceError(f"sampling failed: {type(error).__name__}: {error}")
             return None
+
+
+def verify_in_rounds(
+    start: Callable[[Tensor, Sequence[int]], PendingTokens],
+    logits: Tensor,
+    rows: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+) -> list[list[SampledToken]]:
+    """`TokenSampler.verify` by calls of `TokenSampler.start`.
+
+    A sequence whose draft is confirmed so far samples again from the draft's next token, so each token is sampled from
+    the state after all tokens before it, as without a draft.
+    """
+    ends = itertools.accumulate(1 + len(draft) for draft in drafts)
+    firsts = [end - 1 - len(draft) for draft, end in zip(drafts, ends, strict=True)]
+    choices: list[list[SampledToken]] = [[] for _ in rows]
+    active = list(range(len(rows)))
+    for depth in itertools.count():
+        if not active:
+            break
+        selected = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
+        for i, choice in zip(active, start(selected, [rows[i] for i in active]).result(), strict=True):
+            choices[i].append(choice)
+        active = [i for i in active if _confirmed(drafts[i], depth, choices[i][-1])]
+    return choices
 
 
 def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
