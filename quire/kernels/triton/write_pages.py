@@ -1,4 +1,4 @@
-"""Writes new keys and values to their slots in pages; the twin of `write_reference` in `quire.kernels.paged_attention`."""
+"""Writes new keys and values to their slots in pages; the twin of `quire.kernels.write_pages.write_reference`."""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ class Batch:
         sampling = [span for span in found.spans if span.samples] if found.model.logits_indices is not None else []
         assert metadata.logits_lens.tolist() == [span.length for span in sampling]
         pairs = [*zip(queries, metadata.block_tables, strict=True)]
-        pairs += [((span.row, span.length), table) for span, table in zip(sampling, metadata.logits_tables, strict=True)]
+        pairs += [
+            ((span.row, span.length), table) for span, table in zip(sampling, metadata.logits_tables, strict=True)
+        ]
         for (row, length), table in pairs:
             used = -(-length // BLOCK)
             np.testing.assert_array_equal(table[:used].numpy(), self.table.blocks[row, :used])
@@ -114,7 +116,9 @@ def test_decode_steps_are_padded_and_stay_where_they_are() -> None:
     assert (blank.num_tokens, blank.num_logits) == (4, 0)
     assert blank.slots.tolist() == [-1] * 4
     addresses.add((blank.model.token_ids.data_ptr(), blank.model.positions.data_ptr(), blank.slots.data_ptr()))
-    assert len({tensors[:3] for tensors in addresses}) == len({tensors for tensors in addresses if len(tensors) > 3}) == 1
+    assert (
+        len({tensors[:3] for tensors in addresses}) == len({tensors for tensors in addresses if len(tensors) > 3}) == 1
+    )
 
 
 @pytest.mark.parametrize("sizes", [(), (1, 2)])

@@ -37,7 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("llama", num_hidden_layers=1), tmp_path_factory.mktemp("model"))
 
 
-
 def test_decode_steps_are_replayed_and_others_are_not(folder: Path) -> None:
     device = InterpretedDevice()
     engine = Engine(folder, device=device, max_num_seqs=3, cudagraph_capture_sizes=(1, 2))

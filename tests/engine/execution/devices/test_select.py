@@ -26,7 +26,9 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
 @no_gpu
 def test_cuda_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(UnavailableDevice, match="--device cuda is not available: this installation of PyTorch is for CPUs"):
+    with pytest.raises(
+        UnavailableDevice, match="--device cuda is not available: this installation of PyTorch is for CPUs"
+    ):
         find_device("cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(UnavailableDevice, match="PyTorch finds no CUDA device; check the driver"):
