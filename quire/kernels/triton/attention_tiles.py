@@ -159,7 +159,7 @@ def attend_pages(
         last: (rows,) position of each query, which CAUSAL, WINDOW, ALIBI and BIAS use.
         slopes: (rows,) of ALiBi.
         keys: pointer to the pages of the KV head, like values; key_scales, value_scales: to the scales of int8 rows.
-        table: pointer to the sequence's blocks; not used with a PAGE_SIZE of 0, where keys is a pointer to its first row.
+        table: pointer to the sequence's blocks; without pages (PAGE_SIZE 0) not used, and keys points to its first row.
         window: the least distance of positions that a query does not attend to.
         biases: (rows,) pointers to biases by distance, reach + clamp(key - query, -reach, reach).
         KEY_MAIN, KEY_TAIL: parts of KEY_DIM, see the module; the same for values.
