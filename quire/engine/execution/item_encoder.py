@@ -19,7 +19,7 @@ from quire.engine.models.decoder import Decoder
 from quire.engine.models.inputs import ItemEmbeddings
 from quire.engine.scheduling.plan import CrossAttentionItem, EncodedItem, PlaceholderTokens, ScheduledSequence, StepPlan
 from quire.engine.wire.protocol import MediaItem
-from quire.kernels.paged_attention import write_pages
+from quire.kernels.write_pages import write_pages
 
 
 class ItemEncoder(Protocol):

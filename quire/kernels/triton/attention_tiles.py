@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.numerics import tanh
+
 PLAIN = tl.constexpr(0)  # pages of the queries' kind of dtype
 INT8 = tl.constexpr(1)  # int8 with the scale of each row in front of it
 FP8 = tl.constexpr(2)  # float8_e4m3fn
@@ -61,11 +63,9 @@ def page_elements(tile, PAGE_TYPE: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def scaled_scores(products, scale, softcap, SOFTCAP: tl.constexpr):
-    """Scores to the base 2; `scale` above 0. With a softcap they are softcap * tanh(scale * products / softcap)."""
+    """Scores to the base 2. With a softcap they are softcap * tanh(scale * products / softcap)."""
     if SOFTCAP:
-        small = tl.exp2(tl.abs(products) * (scale * (-2 * LOG2E) / softcap))
-        capped = (softcap * LOG2E) * ((1.0 - small) / (1.0 + small))
-        return tl.where(products < 0, -capped, capped)
+        return tanh(products * (scale / softcap)) * (softcap * LOG2E)
     return products * (scale * LOG2E)
 
 
@@ -97,8 +97,8 @@ def normalizer(top, total, sinks, SINKS: tl.constexpr):
 def find_sequence(starts, count, tile, QUERIES: tl.constexpr):
     """The sequence of a tile of up to QUERIES queries, and the tile's first query in it.
 
-    starts: (count + 1,) where each sequence begins. Sequence i has the tiles from (starts[i] - starts[0]) // QUERIES + i
-    on, of which the last ones may be empty: their first query is past the sequence's end.
+    starts: (count + 1,) where each sequence begins. Sequence i has the tiles from (starts[i] - starts[0]) // QUERIES
+    + i on, of which the last ones may be empty: their first query is past the sequence's end.
     """
     low, high = 0, count
     origin = tl.load(starts).to(tl.int32)
@@ -133,6 +133,8 @@ def attend_pages(
     scale,
     softcap,
     window,
+    biases,
+    reach,
     KEY_DIM: tl.constexpr,
     KEY_MAIN: tl.constexpr,
     KEY_TAIL: tl.constexpr,
@@ -147,16 +149,19 @@ def attend_pages(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    BIAS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Attention of a tile of queries to the positions [first, end) of a sequence, of which [begin, end) are visited.
 
     Args:
         q: (rows, main) queries of one KV head, q_tail: (rows, tail).
-        last: (rows,) position of each query, which CAUSAL, WINDOW and ALIBI use.
+        last: (rows,) position of each query, which CAUSAL, WINDOW, ALIBI and BIAS use.
         slopes: (rows,) of ALiBi.
         keys: pointer to the pages of the KV head, like values; key_scales, value_scales: to the scales of int8 rows.
-        table: pointer to the sequence's blocks.
+        table: pointer to the sequence's blocks; without pages (PAGE_SIZE 0) not used, and keys points to its first row.
+        window: the least distance of positions that a query does not attend to.
+        biases: (rows,) pointers to biases by distance, reach + clamp(key - query, -reach, reach).
         KEY_MAIN, KEY_TAIL: parts of KEY_DIM, see the module; the same for values.
         SHARED: values are the main part of keys.
 
@@ -170,8 +175,11 @@ def attend_pages(
     for start in range(begin, end, BLOCK_N):
         position = start + tl.arange(0, BLOCK_N)
         inside = (position >= first) & (position < end)
-        block = tl.load(table + position // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
-        offset = position % PAGE_SIZE
+        if PAGE_SIZE == 0:
+            block, offset = tl.zeros([BLOCK_N], tl.int64), position.to(tl.int64)
+        else:
+            block = tl.load(table + position // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+            offset = position % PAGE_SIZE
         rows = keys + block * key_block + offset * key_row
         k = load_columns(rows, inside, 0, KEY_MAIN, KEY_DIM)
         k_main = page_elements(k, PAGE_TYPE, q.dtype)
@@ -183,13 +191,17 @@ def attend_pages(
             key_scale = tl.load(key_scales + block * (key_block // 4) + offset * (key_row // 4), mask=inside, other=0.0)
             products *= key_scale[None, :]
         scores = scaled_scores(products, scale, softcap, SOFTCAP)
+        distance = position[None, :] - last[:, None]
         if ALIBI:
-            scores += (slopes * LOG2E)[:, None] * (position[None, :] - last[:, None]).to(tl.float32)
+            scores -= (slopes * LOG2E)[:, None] * tl.abs(distance).to(tl.float32)
+        if BIAS:
+            nearest = tl.minimum(tl.maximum(distance, -reach), reach) + reach
+            scores += tl.load(biases[:, None] + nearest) * LOG2E
         seen = inside[None, :]
         if CAUSAL:
-            seen = seen & (position[None, :] <= last[:, None])
+            seen = seen & (distance <= 0)
         if WINDOW:
-            seen = seen & (position[None, :] > last[:, None] - window)
+            seen = seen & (tl.abs(distance) < window)
         weights, factor, top, total = online_softmax(tl.where(seen, scores, float("-inf")), top, total)
         rows = values + block * value_block + offset * value_row
         v = (

@@ -23,7 +23,7 @@ from quire.kernels.triton.attention_tiles import (
 )
 from quire.kernels.triton.variants import KernelVariant
 
-_OP = "paged_attention"
+_TABLE = "attention"
 _MAX_HEADS = 64  # of a program of `decode`
 _NO_WINDOW = 1 << 30
 _PROGRAMS = 1024  # that `decode` aims at: several for each multiprocessor
@@ -110,8 +110,8 @@ def decode_kernel(
     q_main = load_columns(queries, stored, 0, KEY_MAIN, KEY_DIM)
     q_tail = q_main if KEY_TAIL == 0 else load_columns(queries, stored, KEY_MAIN, KEY_TAIL, KEY_DIM)
     last = tl.full([BLOCK_M], 0, tl.int32) + length - 1
-    slope = tl.load(slopes + head, mask=stored, other=0.0) if ALIBI else last
-    sink = tl.load(sinks + head, mask=stored, other=0.0) if SINKS else last
+    slope = tl.load(slopes + head, mask=stored, other=0.0).to(tl.float32) if ALIBI else last
+    sink = tl.load(sinks + head, mask=stored, other=0.0).to(tl.float32) if SINKS else last
     for split in range(tl.program_id(1), tl.maximum(count, SINGLE), tl.num_programs(1)):
         begin = origin + split * size
         acc, acc_tail, top, total = attend_pages(
@@ -119,8 +119,9 @@ def decode_kernel(
             keys + kv_head * key_head, values + kv_head * value_head,
             key_scales + kv_head * (key_head // 4), value_scales + kv_head * (value_head // 4),
             tables + row * table_row, key_block, key_row, value_block, value_row,
-            first, begin, tl.minimum(begin + size, length), scale, softcap, window,
-            KEY_DIM, KEY_MAIN, KEY_TAIL, VALUE_DIM, VALUE_MAIN, VALUE_TAIL, PAGE_SIZE, PAGE_TYPE, BLOCK_N, SHARED, False, False, SOFTCAP, ALIBI, INTERPRETED,
+            first, begin, tl.minimum(begin + size, length), scale, softcap, window, slopes, 0,
+            KEY_DIM, KEY_MAIN, KEY_TAIL, VALUE_DIM, VALUE_MAIN, VALUE_TAIL, PAGE_SIZE, PAGE_TYPE, BLOCK_N,
+            SHARED, False, False, SOFTCAP, ALIBI, False, INTERPRETED,
         )  # fmt: skip
         if SINGLE:
             rows = out + row * out_row + head * out_head
@@ -169,11 +170,11 @@ def reduce_kernel(
     columns = tl.arange(0, WIDTH)
     acc = tl.zeros([WIDTH], tl.float32)
     total = 0.0
-    for split in range(0, count):
+    for split in range(count):
         weight = tl.exp2(tl.load(stats + (place + split) * 2) - base)
         total += weight * tl.load(stats + (place + split) * 2 + 1)
         acc += weight * tl.load(parts + (place + split) * DIM + columns, mask=columns < DIM, other=0.0)
-    sink = tl.load(sinks + head) if SINKS else top
+    sink = tl.load(sinks + head).to(tl.float32) if SINKS else top
     acc *= normalizer(top, total, sink, SINKS) * value_scale
     tl.store(out + row * out_row + head * out_head + columns, acc.to(out.dtype.element_ty), mask=columns < DIM)
 
@@ -220,7 +221,7 @@ def decode(
     if not count:
         return out
     config = tuning.config(
-        _OP, "decode", q.device, width=max(pages.key_dim, pages.value_dim), bits=8 * q.itemsize, page=pages.page_type
+        _TABLE, "decode", q.device, width=max(pages.key_dim, pages.value_dim), bits=8 * q.itemsize, page=pages.page_type
     )
     group = heads // kv_heads
     block_m = min(_MAX_HEADS, max(16, triton.next_power_of_2(group)))
@@ -269,7 +270,7 @@ def _decode_variant(dtype: str, pages: str, group: int, dim: int, value_dim: int
     bits = 32 if dtype == "fp32" else 16
     page_type = {"i8": 1, "u8": 2}.get(pages, 0)
     config = dict(
-        tuning.config(_OP, "decode", torch.device("cpu"), width=max(dim, value_dim), bits=bits, page=page_type)
+        tuning.config(_TABLE, "decode", torch.device("cpu"), width=max(dim, value_dim), bits=bits, page=page_type)
     )
     block_m = min(_MAX_HEADS, max(16, triton.next_power_of_2(group)))
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}

@@ -25,7 +25,7 @@ from quire.kernels.triton.attention_tiles import (
 )
 from quire.kernels.triton.variants import KernelVariant
 
-_OP = "paged_attention"
+_TABLE = "attention"
 
 
 @triton.jit
@@ -40,6 +40,7 @@ def prefill_kernel(
     starts,
     sinks,
     slopes,
+    biases,
     out,
     q_row,
     q_head,
@@ -57,6 +58,7 @@ def prefill_kernel(
     softcap,
     value_scale,
     window,
+    reach,
     GROUP: tl.constexpr,
     TILES: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -73,11 +75,15 @@ def prefill_kernel(
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    BIAS: tl.constexpr,
     INTERPRETED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A program per tile of queries, on axis 0, and per KV head and tile of its query heads, on axis 1."""
+    """A program per tile of queries, on axis 0, and per KV head and tile of its query heads, on axis 1.
+
+    Without pages (a PAGE_SIZE of 0), each span attends to its own rows of keys and values.
+    """
     heads: tl.constexpr = GROUP if TILES == 1 else BLOCK_M  # of a tile
     queries: tl.constexpr = BLOCK_M // heads
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last ones have the most keys
@@ -90,29 +96,39 @@ def prefill_kernel(
         query = begin_query + tl.arange(0, BLOCK_M) // heads
         stored = (query < tl.minimum(count, begin_query + queries)) & (member < GROUP)
         head, token = kv_head * GROUP + member, (begin + query).to(tl.int64)
-        length = tl.load(lengths + span).to(tl.int32)
+        length = count if PAGE_SIZE == 0 else tl.load(lengths + span).to(tl.int32)
         last = length - count + query
-        end = tl.minimum(length - count + begin_query + queries, length) if CAUSAL else length
+        past = length - count + begin_query + queries  # the tile's queries
+        end = tl.minimum(past if CAUSAL else past + window - 1, length) if CAUSAL or WINDOW else length
         first = tl.maximum(length - count + begin_query + 1 - window, 0) if WINDOW else 0
         rows = q + token * q_row + head * q_head
         q_main = load_columns(rows, stored, 0, KEY_MAIN, KEY_DIM)
         q_tail = q_main if KEY_TAIL == 0 else load_columns(rows, stored, KEY_MAIN, KEY_TAIL, KEY_DIM)
-        slope = tl.load(slopes + head, mask=stored, other=0.0) if ALIBI else last
+        bias_rows = biases + tl.where(stored, head, 0) * (2 * reach + 1) if BIAS else last
+        origin = begin.to(tl.int64) if PAGE_SIZE == 0 else 0
+        slope = tl.load(slopes + head, mask=stored, other=0.0).to(tl.float32) if ALIBI else last
         acc, acc_tail, top, total = attend_pages(
             q_main, q_tail, last, slope,
-            keys + kv_head * key_head, values + kv_head * value_head,
+            keys + kv_head * key_head + origin * key_row, values + kv_head * value_head + origin * value_row,
             key_scales + kv_head * (key_head // 4), value_scales + kv_head * (value_head // 4),
             tables + span.to(tl.int64) * table_row, key_block, key_row, value_block, value_row,
-            first, first // BLOCK_N * BLOCK_N, end, scale, softcap, window,
+            first, first // BLOCK_N * BLOCK_N, end, scale, softcap, window, bias_rows, reach,
             KEY_DIM, KEY_MAIN, KEY_TAIL, VALUE_DIM, VALUE_MAIN, VALUE_TAIL, PAGE_SIZE, PAGE_TYPE, BLOCK_N,
-            SHARED, CAUSAL, WINDOW, SOFTCAP, ALIBI, INTERPRETED,
+            SHARED, CAUSAL, WINDOW, SOFTCAP, ALIBI, BIAS, INTERPRETED,
         )  # fmt: skip
-        sink = tl.load(sinks + head, mask=stored, other=0.0) if SINKS else top
+        sink = tl.load(sinks + head, mask=stored, other=0.0).to(tl.float32) if SINKS else top
         factor = (normalizer(top, total, sink, SINKS) * value_scale)[:, None]
         rows = out + token * out_row + head * out_head
         store_columns(rows, acc * factor, stored, 0, VALUE_MAIN, VALUE_DIM)
         if VALUE_TAIL > 0:
             store_columns(rows, acc_tail * factor, stored, VALUE_MAIN, VALUE_TAIL, VALUE_DIM)
+
+
+def prefill_grid(tokens: int, spans: int, heads: int, kv_heads: int, block_m: int) -> tuple[int, int]:
+    """Programs of `prefill_kernel`."""
+    group = heads // kv_heads
+    queries = max(1, block_m // group)
+    return tokens // queries + spans, kv_heads * triton.cdiv(group, block_m)
 
 
 def prefill(
@@ -163,19 +179,23 @@ def prefill(
     if not tokens or not spans:
         return out
     config = tuning.config(
-        _OP, "prefill", q.device, width=max(pages.key_dim, pages.value_dim), bits=8 * q.itemsize, page=pages.page_type
+        _TABLE,
+        "prefill",
+        q.device,
+        width=max(pages.key_dim, pages.value_dim),
+        bits=8 * q.itemsize,
+        page=pages.page_type,
     )
     group = heads // kv_heads
     tiles = triton.cdiv(group, config["BLOCK_M"])
-    queries = config["BLOCK_M"] // group if tiles == 1 else 1
-    prefill_kernel[(tokens // queries + spans, kv_heads * tiles)](
+    prefill_kernel[prefill_grid(tokens, spans, heads, kv_heads, config["BLOCK_M"])](
         q, pages.keys, pages.values, pages.key_scales, pages.value_scales, block_tables, seq_lens, query_starts,
-        q if sinks is None else sinks, q if alibi is None else alibi, out,
+        q if sinks is None else sinks, q if alibi is None else alibi, q, out,
         q.stride(0), q.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
-        *keys.stride()[:3], *values.stride()[:3], spans, scale, softcap or 0.0, value_scale, window or 0,
+        *keys.stride()[:3], *values.stride()[:3], spans, scale, softcap or 0.0, value_scale, window or 0, 0,
         GROUP=group, TILES=tiles, **pages.sizes, PAGE_SIZE=block_size, PAGE_TYPE=pages.page_type, SHARED=pages.shared,
         CAUSAL=causal, WINDOW=window is not None, SINKS=sinks is not None, SOFTCAP=softcap is not None,
-        ALIBI=alibi is not None, INTERPRETED=gpu.is_interpreted(), **config,
+        ALIBI=alibi is not None, BIAS=False, INTERPRETED=gpu.is_interpreted(), **config,
     )  # fmt: skip
     return out
 
@@ -186,31 +206,34 @@ _STRIDES = (
 )  # fmt: skip
 
 
-def _variant(dtype: str, pages: str, group: int, dim: int, value_dim: int, **features: bool) -> KernelVariant:
+def prefill_variant(
+    kernel: str, dtype: str, pages: str, group: int, dim: int, value_dim: int, **features: int
+) -> KernelVariant:
+    """The kernel as `kernel` of the table configures it; `features`: constants that differ from plain attention."""
     page_type, bits = {"i8": 1, "u8": 2}.get(pages, 0), 32 if dtype == "fp32" else 16
     device = torch.device("cpu")
-    config = dict(tuning.config(_OP, "prefill", device, width=max(dim, value_dim), bits=bits, page=page_type))
+    config = dict(tuning.config(_TABLE, kernel, device, width=max(dim, value_dim), bits=bits, page=page_type))
     signature = dict.fromkeys(("q", "out"), f"*{dtype}") | dict.fromkeys(("keys", "values"), f"*{pages}")
     signature |= {"tables": "*i32", "lengths": "*i64", "starts": "*i32"}
-    signature |= dict.fromkeys(("key_scales", "value_scales", "sinks", "slopes"), "*fp32")
-    signature |= dict.fromkeys((*_STRIDES, "spans", "window"), "i32")
+    signature |= dict.fromkeys(("key_scales", "value_scales", "sinks", "slopes", "biases"), "*fp32")
+    signature |= dict.fromkeys((*_STRIDES, "spans", "window", "reach"), "i32")
     signature |= dict.fromkeys(("scale", "softcap", "value_scale"), "fp32")
     constants = {
         "GROUP": group, "TILES": triton.cdiv(group, config["BLOCK_M"]), **head_sizes(dim, value_dim), "PAGE_SIZE": 16,
         "PAGE_TYPE": page_type, "SHARED": dim > 256, "CAUSAL": True, "WINDOW": False, "SINKS": False,
-        "SOFTCAP": False, "ALIBI": False, "INTERPRETED": False,
+        "SOFTCAP": False, "ALIBI": False, "BIAS": False, "INTERPRETED": False,
     }  # fmt: skip
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}
-    return KernelVariant(prefill_kernel, signature, {**constants, **features, **config}, divisible=_STRIDES, **launch)
+    return KernelVariant(prefill_kernel, signature, {**constants, **config, **features}, divisible=_STRIDES, **launch)
 
 
 VARIANTS = [
-    _variant("bf16", "bf16", 4, 128, 128),
-    _variant("fp16", "fp16", 3, 80, 80, WINDOW=True, SOFTCAP=True, SINKS=True, ALIBI=True),
-    _variant("fp32", "fp32", 4, 128, 128),
-    _variant("bf16", "bf16", 1, 256, 256, CAUSAL=False),
-    _variant("bf16", "i8", 4, 128, 128),
-    _variant("bf16", "u8", 4, 128, 128),
-    _variant("bf16", "bf16", 128, 576, 512),
-    _variant("fp32", "fp32", 16, 576, 512),
+    prefill_variant("prefill", "bf16", "bf16", 4, 128, 128),
+    prefill_variant("prefill", "fp16", "fp16", 3, 80, 80, WINDOW=True, SOFTCAP=True, SINKS=True, ALIBI=True),
+    prefill_variant("prefill", "fp32", "fp32", 4, 128, 128),
+    prefill_variant("prefill", "bf16", "bf16", 1, 256, 256, CAUSAL=False),
+    prefill_variant("prefill", "bf16", "i8", 4, 128, 128),
+    prefill_variant("prefill", "bf16", "u8", 4, 128, 128),
+    prefill_variant("prefill", "bf16", "bf16", 128, 576, 512),
+    prefill_variant("prefill", "fp32", "fp32", 16, 576, 512),
 ]

@@ -34,7 +34,7 @@ def config(op: str, kernel: str, device: torch.device, **shape: int | str) -> Ma
     They are those of the first rule that fits the shape, among the rules of the device's GPU and then the defaults.
 
     Args:
-        op: the table's name, which is that of the module with the kernel.
+        op: the table's name.
         shape: sizes and types that decide. Results have the same bits in any batch only if none of these depends on
             the batch, or if the rules' configs do not change the order in which the kernel sums.
 

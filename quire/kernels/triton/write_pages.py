@@ -1,4 +1,4 @@
-"""Writes new keys and values to their slots in pages; the twin of `write_reference` in `quire.kernels.paged_attention`."""
+"""Writes new keys and values to their slots in pages; the twin of `quire.kernels.write_pages.write_reference`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ def round_to_fp8(x):
 
     Hardware would do it in the conversion, but Triton's interpreter truncates there.
     """
-    x = tl.where(x > _MAX_FP8, _MAX_FP8, tl.where(x < -_MAX_FP8, -_MAX_FP8, x))
-    exponent = tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 0xFF, 127 - 6)  # of subnormals: the least
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.abs(x)
+    size = tl.where(size > _MAX_FP8, _MAX_FP8, size)
+    exponent = tl.maximum((size.to(tl.int32, bitcast=True) >> 23) & 0xFF, 127 - 6)  # of subnormals: the least
     large = (((exponent + 20) << 23) | 0x400000).to(tl.float32, bitcast=True)  # its last bit is that of the result
-    return tl.where(x == x, (x + large) - large, x)
+    rounded = ((size + large) - large).to(tl.int32, bitcast=True) | (bits & -0x80000000)
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
 
 
 @triton.jit

@@ -54,8 +54,6 @@ class StepQueries(QueryAttention):
                     tables[singles:],
                     lengths[singles:],
                     metadata.query_starts,
-                    metadata.max_query_len,
-                    metadata.max_seq_len,
                     params,
                 )
             )
