@@ -132,5 +132,5 @@ class GraphSteps(StepRunner):
         return self._model.lm_head.adjust(self._logits[: inputs.num_logits])
 
     def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
-        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross_attention)
+        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
         self._model.lm_head.project(hidden, out=out)

@@ -123,7 +123,7 @@ class ModelRunner:
         attention = self._attention.prepare(inputs)
         if not self._wants_hidden(inputs.spans):
             return _Computed(inputs.spans, self.steps.logits(inputs, attention))
-        cross = attention.cross_attention
+        cross = attention.cross
         if self._aligner is not None and cross is not None:
             cross = self._aligner.watch(cross, inputs.spans)
         hidden = self.model.run(inputs.model, attention.attend, cross=cross)

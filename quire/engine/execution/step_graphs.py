@@ -36,7 +36,7 @@ class EagerSteps(StepRunner):
 
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
-        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross_attention)
+        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
         return compute_logits(self._model.lm_head, hidden)[: inputs.num_logits]
 
 
@@ -80,7 +80,7 @@ class StepGraphs(StepRunner):
         return self._model.lm_head.adjust(out)
 
     def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
-        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross_attention)
+        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
         self._model.lm_head.project(hidden, out=out)
 
     def _capture(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor, kind: _Kind) -> None:

@@ -157,7 +157,7 @@ def test_prompt_logprobs_and_embeddings_are_those_of_the_reference(folders: Path
         assert one is None or other is None or one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     arrays = []
     for each in (on_cpu, engine):
-        found = each.generate(PROMPTS[0], PoolingParams(task="embed", kind="mean")).pooled
+        found = each.generate(PROMPTS[0], PoolingParams(task="embed", pooling_type="mean")).pooled
         assert found is not None
         arrays.append(found.data)
     assert arrays[1] == pytest.approx(arrays[0], abs=1e-4)
