@@ -119,7 +119,7 @@ class StreamingScheduler:
     def _refusal(self, request: StreamingRequest, tokens: list[int], frames: int, *, last: bool) -> str | None:
         """Why audio cannot be appended to a request, which would have `frames` frames then; None if it can."""
         if tokens:
-            return "only audio can be appended to the request: its tokens are those of the prompt and those generated"
+            return "only audio can be appended to the request, not tokens"
         if request.complete:
             return "the audio is already complete"
         if frames > self.limits.max_model_len:
