@@ -84,7 +84,7 @@ class Scheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request."""
-        order, start = self._waiting.place(message)
+        order, start = self._waiting.assign_order(message)
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
@@ -317,7 +317,7 @@ class Scheduler:
                 if request.cross_attention is None
                 else self._cross_attention.enter(request.cross_attention, cross, plan.stats)
             )
-            plan.new.append(request.enter(entered))
+            plan.new.append(request.to_new_sequence(entered))
             self._schedule_sequence(plan, scheduled, request, count, matched)
             budget -= count
 
@@ -353,7 +353,7 @@ class Scheduler:
         if fresh:
             request.blocks = request.blocks + fresh
         samples = request.generates and end == len(request.tokens) + request.expected
-        items = () if request.placeholders is None else request.placeholders.parts(start, end)
+        items = () if request.placeholders is None else request.placeholders.tokens(start, end)
         plan.scheduled.append(
             ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items)
         )
