@@ -57,6 +57,7 @@ async def test_a_dialogue_comes_back_utterance_by_utterance(tmp_path: Path) -> N
             assert "".join(e["delta"] for e in own if e["type"] == DELTA) == text
             assert completed["usage"]["type"] == "tokens"
             assert done["item"]["content"][0]["transcript"] == text
+            assert done["previous_item_id"] == committed["previous_item_id"]
 
 
 async def test_text_appears_while_one_speaks(tmp_path: Path) -> None:
@@ -240,6 +241,8 @@ async def test_an_utterance_that_fails_does_not_end_the_session(tmp_path: Path) 
             await client.send("input_audio_buffer.commit")
             event = (await client.until(FAILED))[-1]
             assert event["error"]["message"] == message
+            done = await client.expect(DONE)
+            assert (done["item"]["id"], done["item"]["status"]) == (event["item_id"], "incomplete")
         model.failure = None
         await client.append(silence(0.5))
         await client.send("input_audio_buffer.commit")
@@ -327,22 +330,3 @@ async def test_the_official_client(tmp_path: Path) -> None:
                     break
         assert texts == ["w1 w2 w3", "w1 w2 w3 w4"]
         assert kinds[:3] == ["session.created", "session.updated", "input_audio_buffer.speech_started"]
-
-
-async def test_the_official_clients_secrets_open_sessions(tmp_path: Path) -> None:
-    async with (
-        speech_server(tmp_path, api_key=("k",)) as server,
-        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k") as owner,
-    ):
-        settings = {
-            "type": "transcription",
-            "audio": {"input": {"turn_detection": None, "transcription": {"language": "de"}}},
-        }
-        secret = await owner.realtime.client_secrets.create(session=settings)  # type: ignore[arg-type]
-        async with (
-            AsyncOpenAI(base_url=f"{server.url}/v1", api_key=secret.value) as guest,
-            guest.realtime.connect(extra_query={"intent": "transcription"}) as connection,
-        ):
-            created = await connection.recv()
-            assert created.session.audio.input.turn_detection is None  # type: ignore[union-attr]
-            assert created.session.audio.input.transcription.language == "de"  # type: ignore[union-attr]

@@ -18,7 +18,12 @@ from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, Wi
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.text_stream import TextStream
-from quire.api.serving.transcription.types import TranscriptionDone, TranscriptionOptions, TranscriptionUsage
+from quire.api.serving.transcription.types import (
+    TextDelta,
+    TranscriptionDone,
+    TranscriptionOptions,
+    TranscriptionUsage,
+)
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import FeatureArray, MediaItem
 from quire.engine.wire.stream import Delta, GenerateRequest
@@ -29,7 +34,7 @@ from quire.multimodal.audio.frames import FrameMaker, frame_samples, frames_of
 from quire.multimodal.audio.reader import AudioReader
 
 Samples = NDArray[np.float32]
-SendText = Callable[[str], Awaitable[None]]
+SendText = Callable[[TextDelta], Awaitable[None]]
 _NO_TOKENS = np.empty(0, np.int32)
 
 
@@ -154,8 +159,8 @@ class LiveTranscription:
                 given = len(text.attempt.pieces)
                 text.push(delta)
                 for piece in text.attempt.pieces[given:]:
-                    if (joined := joiner.add(piece)) is not None and joined.text:
-                        await send_text(joined.text)
+                    if (joined := joiner.add(piece)) is not None:
+                        await send_text(joined)
             feeding.cancel()
         seconds = self._samples / SAMPLE_RATE
         self._served.client.observer.on_audio(seconds)
