@@ -25,7 +25,7 @@ from quire.api.protocol.pooling.requests import (
     ScoreRequest,
 )
 from quire.api.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
-from quire.api.protocol.speech_to_text import TranscriptionRequest, TranslationRequest
+from quire.api.protocol.speech_to_text import LanguageRequest, TranscriptionRequest, TranslationRequest
 from tests.support.process import ServerProcess, serving
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def test_every_field_of_pooling_is_documented() -> None:
 
 def test_every_field_of_speech_is_documented() -> None:
     named = set(re.findall(r"`([a-z0-9_]+)`", TEXT))
-    for kind in (TranscriptionRequest, TranslationRequest):
+    for kind in (TranscriptionRequest, TranslationRequest, LanguageRequest):
         assert kind.model_fields.keys() - named == set(), kind.__name__
 
 

@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 
 from quire.api.http.errors import InvalidRequest
 from quire.engine.wire.errors import EngineDead, EngineOverloaded
+from quire.realtime.settings import SessionSettings
 from tests.support.realtime import (
     RATE,
     FakeSpeech,
@@ -247,6 +248,40 @@ async def test_an_utterance_that_fails_does_not_end_the_session(tmp_path: Path) 
         await client.append(silence(0.5))
         await client.send("input_audio_buffer.commit")
         assert (await client.until(COMPLETED))[-1]["transcript"] == "w1"
+
+
+class BrokenSpeech(FakeSpeech):
+    """Fails in a way that nobody expects, once a language is set."""
+
+    def check(self, settings: SessionSettings) -> None:
+        if settings.language is not None:
+            raise ZeroDivisionError("a secret")
+
+
+async def test_a_failure_of_the_server_ends_the_session_with_its_type(tmp_path: Path) -> None:
+    async with speech_server(tmp_path, BrokenSpeech()) as server, session_of(server) as client:
+        session = {"type": "transcription", "audio": {"input": {"transcription": {"language": "de"}}}}
+        await client.send("session.update", session=session)
+        error = (await client.expect("error"))["error"]
+        assert (error["type"], error["message"]) == ("server_error", "Internal server error")
+        await client.connection.wait_closed()
+        assert client.connection.close_code == 1011
+
+
+async def test_the_model_of_a_session_is_that_of_its_transcription_unless_that_has_one(tmp_path: Path) -> None:
+    async with speech_server(tmp_path) as server, client_of(server) as client:
+        await client.expect("session.created")
+        own = {"audio": {"input": {"transcription": {"model": "fake"}}}}
+        for kind, audio, model in (
+            ("transcription", {}, "alias"),
+            ("realtime", {}, "alias"),
+            ("realtime", own, "fake"),
+        ):
+            await client.send("session.update", session={"type": kind, "model": "alias", **audio})
+            updated = (await client.expect("session.updated"))["session"]
+            assert updated["audio"]["input"]["transcription"]["model"] == model
+        await client.send("session.update", session={"type": "transcription", "model": "nobody"})
+        assert (await client.expect("error"))["error"]["code"] == "model_not_found"
 
 
 async def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:

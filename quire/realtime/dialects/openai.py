@@ -74,7 +74,8 @@ class OpenAI:
 
     def session_error(self, code: str, message: str) -> list[Body]:
         """The error event before the session ends."""
-        return [self._event("error", error={**_error("invalid_request_error", code, message), "event_id": None})]
+        kind = "server_error" if code == "server_error" else "invalid_request_error"
+        return [self._event("error", error={**_error(kind, code, message), "event_id": None})]
 
     def speech_started(self, item: str, milliseconds: int) -> list[Body]:
         """Speech was noticed, which has begun at this time."""

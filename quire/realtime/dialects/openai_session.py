@@ -145,7 +145,7 @@ def apply(session: Session, settings: SessionSettings) -> SessionSettings:
         EventError: a setting is not supported.
     """
     given, path = session.audio.input, "session.audio.input"
-    if session.model is not None and session.type == "realtime":
+    if session.model is not None:
         settings = replace(settings, model=session.model)
     if given.format is not UNSET:
         settings = replace(settings, audio_format=_format(given.format))

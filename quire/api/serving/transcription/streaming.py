@@ -46,7 +46,7 @@ class StreamedText:
         self._tokenizer = served.renderer.tokenizer
         self._special = frozenset(self._tokenizer.special_tokens.values()) | set(served.eos_token_ids)
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
-        self._logprobs = options.logprobs
+        self._options = options
         self.attempt = DecodingAttempt(options.temperature)
         self.tokens: list[AlignedToken] = []  # tokens of the text; a position is that of a generated token
 
@@ -56,13 +56,14 @@ class StreamedText:
         logprobs = [entry.logprobs[0] for entry in delta.logprobs]
         attempt.output += delta.token_ids
         attempt.logprobs += logprobs
+        attempt.end(delta.finish_reason, self._options)
         shown = [index for index, token in enumerate(delta.token_ids) if token not in self._special]
         tokens = [delta.token_ids[index] for index in shown]
         self.tokens += [
             AlignedToken(delta.token_ids[index], logprobs[index], before + index, before + index + 1) for index in shown
         ]
         text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
-        wanted = [logprobs[index] for index in shown] if self._logprobs else None
+        wanted = [logprobs[index] for index in shown] if self._options.logprobs else None
         if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
             attempt.pieces.append(piece)
 

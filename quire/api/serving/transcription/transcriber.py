@@ -195,12 +195,14 @@ class _Collected:
         self._segments: list[Segment] = []
         self._words: list[Word] = []
         self._audio_tokens = self._text_tokens = self._output_tokens = 0
+        self._truncated = False
 
     def add(self, result: WindowResult, served: ServedModel) -> list[SegmentDone]:
         """The segments of a window."""
         self._audio_tokens += result.audio_tokens
         self._text_tokens += result.prompt_tokens
         self._output_tokens += len(result.attempt.output)
+        self._truncated = self._truncated or result.attempt.truncated
         events = []
         for span in result.spans:
             text = served.renderer.tokenizer.decode(
@@ -238,6 +240,7 @@ class _Collected:
             ),
             segments=tuple(self._segments),
             words=tuple(self._words),
+            truncated=self._truncated,
         )
 
 
