@@ -14,7 +14,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, release_resources, releaser
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
-from quire.api.protocol.common import ERRORS, streamed
+from quire.api.protocol.common import ERRORS, openapi_stream
 from quire.api.protocol.speech_to_text import (
     DetectedLanguage,
     LanguageProbability,
@@ -61,7 +61,7 @@ _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of transcriptions, translations and language detection."""
     routes = APIRouter(route_class=CheckedRoute)
-    responses = streamed(Transcription | VerboseTranscription)
+    responses = openapi_stream(Transcription | VerboseTranscription)
     responses[200]["content"].update(_PLAIN)
 
     @routes.post(

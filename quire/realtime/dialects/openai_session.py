@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.api.http.errors import shortened
+from quire.api.http.errors import shorten
 from quire.realtime.audio import PCM_24K, PCMA, PCMU, AudioFormat
 from quire.realtime.dialects.dialect import Body, SessionInfo
 from quire.realtime.errors import EventError
@@ -286,7 +286,7 @@ def _with_include(include: list[str] | UnsetType | None, settings: SessionSettin
         return settings
     for name in include or ():
         if name != LOGPROBS:
-            message = f"session.include: {shortened(name)!r} is not supported; accepted is {LOGPROBS!r}."
+            message = f"session.include: {shorten(name)!r} is not supported; accepted is {LOGPROBS!r}."
             raise EventError(message, "unsupported_value", "session.include")
     return replace(settings, logprobs=bool(include))
 

@@ -47,8 +47,8 @@ Samples = NDArray[np.float32]
 class Transcriber:
     """Transcribes with one model.
 
-    The caller of `transcribe` has reserved one place with `EngineClient.slots`. Further windows run beside the first
-    while half of all places are free.
+    The caller of `transcribe` has reserved one slot with `EngineClient.slots`. Further windows run concurrently while
+    half of all slots are free.
     """
 
     def __init__(self, served: ServedModel) -> None:
@@ -152,7 +152,7 @@ class Transcriber:
     async def detect_language(self, audio: Samples, options: TranscriptionOptions) -> dict[str, float]:
         """The probability of each language in the first window of audio, by ISO code.
 
-        The caller has reserved a place with `EngineClient.slots`.
+        The caller has reserved a slot with `EngineClient.slots`.
 
         Args:
             audio: 1-D float32 at 16 kHz, in [-1, 1]; at least one sample.
