@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo
 from quire.engine.wire.token_mask import TokenMask, has_other_token
 
 TokenArray = NDArray[np.int32]
@@ -128,9 +128,9 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hash: hash of everything that its encoding depends on; equal hashes mean equal items. Empty if the model reads
-            audio while it generates (see `StreamingInfo`): such audio is never shared.
+            audio while it generates (see `LiveModelInfo`): such audio is never shared.
         start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
-            where the model only transcribes (see `SpeechToTextInfo`, `StreamingInfo`): the item then has no tokens.
+            where the model only transcribes (see `SpeechToTextInfo`, `LiveModelInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
         encoded: number of columns (frames before the encoder) to encode; only convolutions read later ones. None: all.
         before: number of columns before them, of the audio that the item continues; only convolutions read them.
@@ -156,7 +156,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     Attributes:
         items: inputs beside the tokens, in the order of their spans, which do not overlap.
         open: more follows in `ExtendRequest` messages: of the prompt, and nothing is generated before its end; or of
-            the audio, if the model reads it while it generates (see `StreamingInfo`).
+            the audio, if the model reads it while it generates (see `LiveModelInfo`).
     """
 
     request_id: str
@@ -386,7 +386,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         pooling: None if it has no pooling tasks.
         speech: facts about a model that only transcribes; None for others.
         audio: None if its prompts cannot have audio among their tokens.
-        streaming: facts about a model that reads audio while it generates; None for others.
+        streaming: facts about a model that transcribes audio while it arrives; None for others.
     """
 
     architecture: str
@@ -403,7 +403,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     pooling: PoolingInfo | None = None
     speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: LiveModelInfo | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
