@@ -12,7 +12,7 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, StepPlan
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
-from quire.engine.wire.protocol import AddRequest, TokensOutput
+from quire.engine.wire.protocol import AddRequest, FinishReason, TokensOutput
 from quire.engine.wire.streaming import TransducerInfo
 
 
@@ -118,7 +118,7 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
             if not room:
                 break
         request.generated = request.sampling_params.max_tokens - room
-        reason = "stop" if request.has_ended else None
+        reason: FinishReason | None = "stop" if request.has_ended else None
         output = TokensOutput(
             request.id,
             sampled.tokens[:count],

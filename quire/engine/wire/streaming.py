@@ -34,6 +34,11 @@ class StreamingInfo(msgspec.Struct, frozen=True, kw_only=True, tag="frames"):
     pad_token: int
 
     @property
+    def silent_frames(self) -> int:
+        """Number of frames of silence around the audio."""
+        return self.left_frames + self.right_frames
+
+    @property
     def prompt(self) -> list[int]:
         """The tokens of every prompt."""
         return [self.start_token] + [self.pad_token] * (self.left_frames + self.delay_frames)
