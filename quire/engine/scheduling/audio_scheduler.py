@@ -133,14 +133,11 @@ class AudioScheduler(ABC, Generic[R]):
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[R]()
         budget = StepBudget(self.limits.max_tokens, self.limits.max_encoded)
-        for request in self._turns():
+        for request in self._turns(plan):
             if not request.steps_in_flight:
                 self._schedule(plan, scheduled, request, budget)
         while budget.tokens > 0 and budget.frames > 0 and (entering := self._next()) is not None:
-            self._waiting.pop()
-            insort(self._running, entering, key=_ORDER)
-            entering.mark_scheduled()
-            plan.new.append(entering.enter(None))
+            self._enter(plan, entering)
             self._schedule(plan, scheduled, entering, budget)
         plan.removed, self._removed = self._removed, []
         if scheduled:
@@ -178,9 +175,16 @@ class AudioScheduler(ABC, Generic[R]):
         assert len(waiting) + len(running) + len(self._no_audio) == len(self._requests), "a request is in two states"
         assert self._running == sorted(self._running, key=_ORDER), "running requests are out of order"
 
-    def _turns(self) -> Iterable[R]:
-        """The sequences in the batch, in the order in which a step schedules them."""
+    def _turns(self, plan: StepPlan) -> Iterable[R]:
+        """The sequences in the batch, in the order in which a step schedules them; others may enter before."""
         return self._running
+
+    def _enter(self, plan: StepPlan, request: R) -> None:
+        """Take the first waiting request, the result of `_next`, into the batch."""
+        self._waiting.pop()
+        insort(self._running, request, key=_ORDER)
+        request.mark_scheduled()
+        plan.new.append(request.enter(None))
 
     def _next(self) -> R | None:
         """The waiting request that can enter the batch now; None if there is none."""

@@ -51,7 +51,10 @@ class TransducerRequest(StreamingRequest):
 
 
 class TransducerScheduler(AudioScheduler[TransducerRequest]):
-    """Schedules pieces of audio, those first of sequences that have waited longest. No sequence holds blocks."""
+    """Schedules pieces of audio, those first of sequences that have waited longest. No sequence holds blocks.
+
+    Sequences enter the batch although a step may have no room for them, so that they have their turn in the next one.
+    """
 
     def __init__(self, limits: SchedulerLimits, info: TransducerInfo, *, by_priority: bool = False) -> None:
         """Make a scheduler without requests.
@@ -91,9 +94,11 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         return True
 
     @override
-    def _turns(self) -> Iterable[TransducerRequest]:
+    def _turns(self, plan: StepPlan) -> Iterable[TransducerRequest]:
+        while (entering := self._next()) is not None:
+            self._enter(plan, entering)
         self._steps += 1
-        return sorted(self._running, key=lambda request: request.last_step)
+        return sorted(self._running, key=lambda request: (request.order[0], request.last_step))  # first: priority
 
     @override
     def _schedule(

@@ -35,7 +35,8 @@ ALL = greedy(1 << 20)
 def workload() -> list[Features]:
     """Audio of different lengths."""
     rng = random.Random(1)
-    return [features(index, rng.choice([1, 20, 57, rng.randint(1, 1200)])) for index in range(10)]
+    lengths = [1, 20, 57, *(rng.randint(60, 1200) for _ in range(7))]
+    return [features(index, length) for index, length in enumerate(lengths)]
 
 
 def together(engine: Engine, seed: int, *, pieces: bool) -> list[list[int]]:
@@ -116,11 +117,11 @@ def test_text_comes_as_soon_as_a_chunk_is_complete(transducer_folder: Path) -> N
     assert engine.runner.streams == 0
 
 
-def test_memory_stays_flat_over_hours(transducer_folder: Path) -> None:
-    """Two hours in pieces of 5 s: the state of the encoder, its features and the scheduler's request do not grow."""
+def test_memory_stays_flat_over_many_minutes(transducer_folder: Path) -> None:
+    """20 minutes in pieces of 5 s: the state of the encoder, its features and the scheduler's request do not grow."""
     engine = Engine(transducer_folder, max_num_seqs=2)
     scheduler: Any = engine.core.scheduler
-    audio, sizes, pieces = features(0, 500), set[int](), 2 * 720
+    audio, sizes, pieces = features(0, 500), set[int](), 240
     engine.add("r", [], ALL, open=True)
     for number in range(pieces):
         engine.extend("r", [], items=(audio_of(audio),), last=number == pieces - 1)
@@ -136,7 +137,7 @@ def test_memory_stays_flat_over_hours(transducer_folder: Path) -> None:
             sizes.add(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
     assert len(sizes) == 1, "storage of the state grows"
     assert engine.results["r"].finish_reason == "stop"
-    assert len(engine.results["r"].tokens) > 90_000
+    assert len(engine.results["r"].tokens) > 20 * 60 * 100 // FACTOR
     assert engine.runner.streams == 0
 
 
@@ -190,7 +191,6 @@ def test_a_step_that_fails_ends_one_sequence(transducer_folder: Path, monkeypatc
     for name, one in audio.items():
         engine.add(name, [], ALL, items=(audio_of(one[:, :200]),), open=True)
     engine.run()
-    state = engine.runner._streams["bad"].encoder
     decode = engine.runner._decode
 
     def fail(decodings: Any, before: Any) -> Any:
@@ -202,11 +202,8 @@ def test_a_step_that_fails_ends_one_sequence(transducer_folder: Path, monkeypatc
     monkeypatch.setattr(engine.runner, "_decode", fail)
     for name, one in audio.items():
         engine.extend(name, [], items=(audio_of(one[:, 200:]),), last=True)
-    engine.step()
-    assert engine.results["bad"].error is not None
-    assert "the model failed" in engine.results["bad"].error
-    assert state.positions
     engine.run()
+    assert "the model failed" in (engine.results["bad"].error or "")
     for name in ("good", "other"):
         assert engine.results[name].tokens == expected[name]
     assert engine.runner.streams == 0
