@@ -95,7 +95,10 @@ async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path
         shown = [token for token in tokens if token != BLANK]
         assert len(response.json()["logprobs"]) == len(shown)
         assert (await transcribed(server, samples, response_format="text")).text.strip() == text
-        fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["segment", "word"]}
+        fields: dict[str, Any] = {
+            "response_format": "verbose_json",
+            "timestamp_granularities[]": ["segment", "word"],
+        }
         whole = (await transcribed(server, samples, **fields)).json()
         assert whole["text"] == text
         words = words_of(tokens)
