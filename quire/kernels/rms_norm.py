@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels import native
+from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 
 
@@ -15,6 +15,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
         out = empty(x.shape, x.dtype)
         native.kernels.rms_norm(x=x, weight=weight, out=out, eps=eps, offset=offset)
         return out
+    if gpu.supports(x, weight):
+        from quire.kernels.triton import rms_norm as kernel
+
+        return kernel.rms_norm(x, weight, eps, offset)
     return reference(x, weight, eps, offset)
 
 

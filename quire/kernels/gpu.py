@@ -1,0 +1,48 @@
+"""Which tensors the Triton kernels run on: those on CUDA devices, and within `interpreted()` all others.
+
+This module does not import triton, which is not installed for CPUs. The modules of ``quire.kernels.triton`` do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+_INTERPRETER = "TRITON_INTERPRET"  # triton reads it when a kernel is defined
+
+
+class _ThreadState(threading.local):
+    interpreted = False
+
+
+_thread = _ThreadState()
+
+
+def supports(*tensors: Tensor) -> bool:
+    """Whether Triton kernels run on the tensors: all on a CUDA device, or the thread is within `interpreted()`."""
+    return _thread.interpreted or all(tensor.is_cuda for tensor in tensors)
+
+
+def is_interpreted() -> bool:
+    """Whether kernels that are defined now are run by Triton's interpreter, on the CPU."""
+    return os.environ.get(_INTERPRETER) == "1"
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Run the Triton kernels on CPU tensors in this thread: for tests, as Triton's interpreter is slow.
+
+    Raises:
+        RuntimeError: TRITON_INTERPRET=1 was not set before the kernels were imported.
+    """
+    if not is_interpreted():
+        raise RuntimeError(f"Triton kernels run on the CPU only if {_INTERPRETER}=1 is set before they are imported")
+    before, _thread.interpreted = _thread.interpreted, True
+    try:
+        yield
+    finally:
+        _thread.interpreted = before

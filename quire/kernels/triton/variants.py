@@ -1,0 +1,24 @@
+"""Signatures of Triton kernels, with which they can be compiled ahead of their first call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class KernelVariant:
+    """One signature of a kernel.
+
+    Attributes:
+        kernel: the function, as ``triton.jit`` returned it.
+        signature: type of each argument that is not a constant, e.g. "*bf16", "i32", "fp32".
+        constants: the values of its ``tl.constexpr`` arguments.
+    """
+
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 2

@@ -1,0 +1,25 @@
+"""Runs the Triton kernels of this package's tests under Triton's interpreter, or on the GPU if there is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from quire.kernels import gpu
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    """The device of the tensors that are given to kernels."""
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    with gpu.interpreted():
+        yield torch.device("cpu")

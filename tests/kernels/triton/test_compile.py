@@ -1,0 +1,15 @@
+"""Every Triton kernel compiles for a GPU, also where there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def test_all_kernels_compile_for_hopper() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.support.triton_compile", "90"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "rms_norm_kernel" in done.stdout
