@@ -8,6 +8,7 @@ from quire.config.options import EngineOptions
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import LocalExecutor
 from quire.engine.execution.transducer_runner import TransducerRunner
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.transducer import TransducerModel
 from quire.engine.scheduling.limits import SchedulerLimits
@@ -17,6 +18,7 @@ from quire.engine.wire.streaming import TransducerInfo
 
 logger = logging.getLogger(__name__)
 _TOKENS_PER_FRAME = 4  # cost of encoding a frame, in tokens of a step's budget; an estimate
+_LEAST_COLUMNS = 50  # of features, in the shortest windows of files: half a second
 
 
 def build_transducer(
@@ -25,9 +27,17 @@ def build_transducer(
     """The scheduler, the executor, and the most bytes that the states of sequences take.
 
     As many sequences run as --encoder-cache-memory has room for, but at least one.
+
+    Raises:
+        UnsupportedModel: the context has no room for half a second of audio.
     """
     info = loaded.streaming
     assert isinstance(info, TransducerInfo)
+    least = -(-_LEAST_COLUMNS // info.columns_per_frame)
+    if loaded.context_len < least:
+        raise UnsupportedModel(
+            f"--max-model-len is {loaded.context_len}; it is a number of frames of audio, at least {least}"
+        )
     size = model.state_bytes
     streams = max(1, min(options.max_num_seqs, int(options.encoder_cache_memory) // size))
     if streams < options.max_num_seqs:

@@ -99,11 +99,11 @@ def read_model_config(
         return _static_config(folder, modules.static, overrides, pooling)
     config = read_config(folder, overrides)
     if config.model_type in CTC_MODELS:
-        _check_transcribes(config, "ForCTC", implementation, pooling)
+        _check_transcribes(config, "CTC", implementation, pooling)
         ctc = _built(lambda: CTC_MODELS[config.model_type](config))
         return ModelConfig(config.model_type, ctc, 0, _fp8_scales(config), speech=read_ctc(folder, config, ctc))
     if config.model_type in TRANSDUCERS:
-        _check_transcribes(config, "ForRNNT", implementation, pooling)
+        _check_transcribes(config, "RNNT", implementation, pooling)
         rnnt = _built(lambda: TRANSDUCERS[config.model_type](config))
         info = read_transducer(folder, config, rnnt)
         return ModelConfig(config.model_type, rnnt, 0, _fp8_scales(config), streaming=info)
@@ -149,11 +149,9 @@ def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
 def _check_transcribes(config: Any, head: str, implementation: ModelImplementation, pooling: PoolingOptions) -> None:
     """Check that an encoder of audio has the head with which it transcribes, and is not asked for anything else."""
     names = getattr(config, "architectures", None) or []
-    if not any(head in name for name in names):
+    if not any(f"For{head}" in name for name in names):
         found = f"the architecture is {', '.join(names)}" if names else "config.json has no `architectures`"
-        kind = head.removeprefix("For")
-        article = "a" if kind == "CTC" else "an"
-        raise UnknownArchitecture(f"models of type {config.model_type!r} need {article} {kind} head; {found}")
+        raise UnknownArchitecture(f"models of type {config.model_type!r} need a head for {head}; {found}")
     if implementation == "transformers":
         raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
     if pooling.task != "auto" or pooling.convert != "none":

@@ -100,6 +100,8 @@ def test_the_context_bounds_the_audio(transducer_folder: Path) -> None:
     engine.extend("long", [], items=(audio_of(features(0, 1)),))
     assert "would have 81 columns" in (engine.results["long"].error or "")
     assert Engine(transducer_folder).info.max_model_len == 1 << 20
+    with pytest.raises(ModelError, match="--max-model-len is 6; it is a number of frames of audio, at least 7"):
+        Engine(transducer_folder, model=ModelOptions(max_model_len=6))
 
 
 def rewritten(folder: Path, to: Path, outer: dict[str, Any], inner: dict[str, Any]) -> Path:
@@ -125,7 +127,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "layers": ({}, {"num_hidden_layers": 0}, "num_hidden_layers"),
     "many layers": ({"num_decoder_layers": 10_001}, {}, "num_decoder_layers"),
     "other sizes": ({"decoder_hidden_size": 25}, {}, r"encoder_projector|shape"),
-    "no head": ({"architectures": ["NemotronAsrStreamingEncoder"]}, {}, "need an RNNT head"),
+    "no head": (
+        {"architectures": ["NemotronAsrStreamingEncoder"]},
+        {},
+        "need a head for RNNT; the architecture is NemotronAsrStreamingEncoder",
+    ),
 }
 
 
