@@ -26,12 +26,12 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
-from quire.engine.execution.item_encoder import CrossWriter, ItemEncoder, NoItems, TokenEmbedder
+from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
@@ -47,8 +47,9 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.streaming_build import streaming_of
 from quire.engine.transducer_build import build_transducer
-from quire.engine.wire.errors import FrontEndGone
-from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
+from quire.engine.wire.errors import FrontEndClosed
+from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
+from quire.engine.wire.protocol import CoreDied, Ready, Shutdown
 from quire.engine.wire.transport import CoreChannel
 from quire.kernels import native
 
@@ -78,11 +79,11 @@ def serve_core(config: CoreConfig, address: str) -> None:
             _build_and_run(config, channel)
         except LoadingStopped:
             logger.info("loading was cancelled")
-        except FrontEndGone:
+        except FrontEndClosed:
             logger.debug("the engine ended with its server")
         except (ModelError, OutOfCacheMemory) as error:
             _report(channel, str(error))
-        except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
+        except Exception as error:  # the edge of the thread: every error must reach the front end
             logger.exception("the engine ended with an error")
             _report(channel, f"{type(error).__name__}: {error}")
 
@@ -98,7 +99,7 @@ def _build_and_run(config: CoreConfig, channel: CoreChannel) -> None:
 
 
 def _report(channel: CoreChannel, error: str) -> None:
-    with suppress(FrontEndGone):
+    with suppress(FrontEndClosed):
         channel.send(CoreDied(error))
 
 
@@ -125,7 +126,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
             core = EngineCore(scheduler, executor, channel, vocab_size=vocab, streaming=loaded.streaming)
         else:
             core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel)
-    keep_freed_memory()  # not before: what loading frees is not needed again
+    keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
         implementation=loaded.implementation,
@@ -255,10 +256,12 @@ def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligne
 
 def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
     if not isinstance(model, Decoder) or model.encoder is None:
-        return NoItems()
+        return NoItemEncoder()
     assert isinstance(model.spec, DecoderSpec)
     crosses = model.spec.has_cross_attention
-    return CrossWriter(model, model.encoder, cache, block_size) if crosses else TokenEmbedder(model.encoder)
+    return (
+        CrossAttentionEncoder(model, model.encoder, cache, block_size) if crosses else PlaceholderEncoder(model.encoder)
+    )
 
 
 def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.engine.execution.attention.varlen import VarlenAttend
+from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.executor import Runner
 from quire.engine.models.transducer import EncoderState, Piece, PredictionState, TransducerModel
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, SequenceError, StepPlan, StepResult
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.streaming import TransducerInfo
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class TransducerRunner(Runner):
             Piece(torch.tensor(one.features, dtype=like.dtype, device=like.device), stream.encoder, one.last)
             for one, stream in zip(audio, streams, strict=True)
         ]
-        encoded, encoders = self.model.encode(pieces, VarlenAttend(torch.zeros(1, dtype=torch.int64)))
+        encoded, encoders = self.model.encode(pieces, VarlenAttention(torch.zeros(1, dtype=torch.int64)))
         decodings = [_Decoding(one, 0, 0, [], []) for one in encoded]
         predictions = self._decode(decodings, [stream.prediction for stream in streams])
         for stream, encoder, prediction in zip(streams, encoders, predictions, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.audio_encoder import AudioEncoder
 from quire.engine.models.audio_spec import ChunkedAttention, TimeConv
-from quire.engine.models.inputs import Attend
+from quire.engine.models.inputs import StepAttention
 from quire.engine.models.layers.embedding import Embedding
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.lstm import LSTM
@@ -100,7 +100,7 @@ class TransducerModel(nn.Module):
         zeros = self.encoder.sample.new_zeros(self.spec.lstm_layers, self.spec.hidden)
         return PredictionState(zeros, zeros, zeros[0])
 
-    def encode(self, pieces: Sequence[Piece], attend: Attend) -> tuple[list[Tensor], list[EncoderState]]:
+    def encode(self, pieces: Sequence[Piece], attend: StepAttention) -> tuple[list[Tensor], list[EncoderState]]:
         """Encode pieces of different sequences together.
 
         Args:

@@ -14,14 +14,7 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.waiting import WaitingQueue
-from quire.engine.wire.protocol import (
-    AddRequest,
-    ErrorOutput,
-    MediaItem,
-    RequestOutput,
-    StepStats,
-    TokensOutput,
-)
+from quire.engine.wire.protocol import AddRequest, ErrorOutput, MediaItem, RequestOutput, StepStats, TokensOutput
 
 _ORDER = attrgetter("order")
 R = TypeVar("R", bound=StreamingRequest)
@@ -66,7 +59,7 @@ class AudioScheduler(ABC, Generic[R]):
         """Whether there is memory for a request to enter the batch."""
 
     @abstractmethod
-    def _schedule(self, plan: StepPlan, scheduled: list[R], request: R, budget: StepBudget) -> None:
+    def _schedule_sequence(self, plan: StepPlan, scheduled: list[R], request: R, budget: StepBudget) -> None:
         """Schedule as much of a sequence as possible, which is then appended to `scheduled`."""
 
     @abstractmethod
@@ -129,23 +122,23 @@ class AudioScheduler(ABC, Generic[R]):
         if request is not None:
             self._leave(request)
 
-    def plan(self) -> StepPlan:
+    def schedule(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[R]()
         budget = StepBudget(self.limits.max_tokens, self.limits.max_encoded)
         for request in self._turns(plan):
             if not request.steps_in_flight:
-                self._schedule(plan, scheduled, request, budget)
+                self._schedule_sequence(plan, scheduled, request, budget)
         while budget.tokens > 0 and budget.frames > 0 and (entering := self._next()) is not None:
             self._enter(plan, entering)
-            self._schedule(plan, scheduled, entering, budget)
+            self._schedule_sequence(plan, scheduled, entering, budget)
         plan.removed, self._removed = self._removed, []
         if scheduled:
             self._in_flight.append(scheduled)
         return plan
 
-    def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Apply the results of the oldest plan that has not finished; returns what to send to the front end."""
+    def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """Apply the results of the oldest step in flight; returns the outputs for the front end."""
         live: dict[str, R] = {}
         for request in self._in_flight.popleft() if plan.scheduled or plan.audio else ():
             request.steps_in_flight -= 1

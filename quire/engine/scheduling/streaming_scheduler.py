@@ -90,7 +90,7 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
         return most_blocks(self.limits, length, self._window, self.pool.block_size)
 
     @override
-    def _schedule(
+    def _schedule_sequence(
         self, plan: StepPlan, scheduled: list[StreamingRequest], request: StreamingRequest, budget: StepBudget
     ) -> None:
         """Schedule as many tokens of a sequence as possible, and the encoding of further audio if they need it."""

@@ -101,7 +101,7 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         return sorted(self._running, key=lambda request: (request.order[0], request.last_step))  # first: priority
 
     @override
-    def _schedule(
+    def _schedule_sequence(
         self, plan: StepPlan, scheduled: list[TransducerRequest], request: TransducerRequest, budget: StepBudget
     ) -> None:
         columns = request.ready

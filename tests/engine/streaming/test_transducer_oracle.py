@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
-from quire.engine.execution.attention.varlen import VarlenAttend
+from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.models.transducer import EncoderState, Piece
 from tests.support.engine import Engine, greedy, load
 from tests.support.transducer_models import (
@@ -32,7 +32,7 @@ from tests.support.transducer_models import (
 # Columns: within a frame, within the first chunk, around the ends of frames and chunks, far beyond the window.
 CASES = [1, 2, 7, 8, 9, 10, 24, 25, 26, 57, 58, 150, 400, 1003]
 ALL = greedy(1 << 20)
-ATTEND = VarlenAttend(torch.zeros(1, dtype=torch.int64))
+ATTEND = VarlenAttention(torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])

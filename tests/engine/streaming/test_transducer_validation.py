@@ -16,7 +16,9 @@ from quire.config.options import ModelOptions
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.pooling_config import PoolingOptions
-from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import MediaItem
+from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.transducer_models import MELS, audio_of, features, transducer_info
 
