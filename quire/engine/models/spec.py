@@ -1,4 +1,4 @@
-"""DecoderSpec, EncoderSpec and CTCSpec: the architecture of a transformer.
+"""DecoderSpec, EncoderSpec, CTCSpec and TransducerSpec: the architecture of a transformer.
 
 Fields describe operations, never model names. New control flow gets a new type.
 """
@@ -10,6 +10,7 @@ from enum import Enum
 
 from quire.engine.models.audio_spec import (
     BlockAttention,
+    ChunkedAttention,
     Positions,
     Projector,
     QueryProjector,
@@ -279,7 +280,7 @@ class ConformerLayer:
             Komatsu 2021); 0 for none.
     """
 
-    attn: RelativeAttention | BlockAttention | GroupedAttention
+    attn: RelativeAttention | ChunkedAttention | BlockAttention | GroupedAttention
     ffn: PlainMLP | GatedMLP
     conv: TimeConv
     feedback: int = 0
@@ -364,6 +365,29 @@ class CTCSpec:
 
     encoder: AudioEncoderSpec
     vocab: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransducerSpec:
+    """An encoder of audio in pieces, and networks that give the next token at a position (RNN-T, Graves 2012).
+
+    The prediction network is an LSTM over the tokens so far. The joint network adds its output to the encoder's, with
+    an activation and a projection to logits.
+
+    Attributes:
+        hidden: elements of both outputs.
+        vocab: tokens, with the blank.
+        lstm_layers: number of layers of the LSTM.
+        act: activation of the joint network.
+        chunk: number of positions that are encoded together.
+    """
+
+    encoder: AudioEncoderSpec
+    hidden: int
+    vocab: int
+    lstm_layers: int
+    act: str
+    chunk: int
 
 
 @dataclass(frozen=True, kw_only=True)
