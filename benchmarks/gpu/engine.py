@@ -103,9 +103,7 @@ class SteppedCore:
             taken = (time.perf_counter() - started) / _STEPS
         self.finish(names)
         busy = [begin.elapsed_time(end) / 1e3 for begin, end in events]
-        gaps = [
-            end.elapsed_time(begin) / 1e3 for (_, end), (begin, _) in zip(events, events[1:], strict=False)
-        ]
+        gaps = [end.elapsed_time(begin) / 1e3 for (_, end), (begin, _) in zip(events, events[1:], strict=False)]
         return {"step": taken, "device": median(busy), "gap": median(gaps)}
 
     def finish(self, names: list[str]) -> None:

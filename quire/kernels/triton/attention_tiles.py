@@ -58,6 +58,8 @@ def page_elements(tile, PAGE_TYPE: tl.constexpr, DTYPE: tl.constexpr):
     """Elements of pages in DTYPE, without their scale."""
     if PAGE_TYPE == FP8:
         tile = tile.to(tl.float8e4nv, bitcast=True)
+    if PAGE_TYPE == INT8:
+        tile = tile.to(tl.float32)  # the interpreter does not convert integers to bfloat16
     return tile.to(DTYPE)
 
 
