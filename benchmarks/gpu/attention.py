@@ -101,7 +101,7 @@ def _pages(kv_heads: int, blocks: int, dim: int, dtype: torch.dtype) -> Tensor:
 
 def decode_calls(shape: Shape, cache: Cache) -> Iterator[Callable[[], object]]:
     """Calls of `decode`, of one layer after the other, for ever."""
-    from quire.kernels.triton.paged_decode import decode
+    from quire.kernels.triton.paged_decode import decode  # noqa: PLC0415 not installed for CPUs
 
     most = cache.tables.shape[1] * BLOCK_SIZE
     q = torch.randn(len(cache.lengths), shape.heads, shape.dim, device="cuda", dtype=torch.bfloat16)
@@ -111,7 +111,7 @@ def decode_calls(shape: Shape, cache: Cache) -> Iterator[Callable[[], object]]:
 
 def prefill_calls(shape: Shape, cache: Cache) -> Iterator[Callable[[], object]]:
     """Calls of `prefill` with all positions as queries."""
-    from quire.kernels.triton.paged_prefill import prefill
+    from quire.kernels.triton.paged_prefill import prefill  # noqa: PLC0415 not installed for CPUs
 
     spans, tokens = len(cache.lengths), int(cache.lengths[0])
     q = torch.randn(spans * tokens, shape.heads, shape.dim, device="cuda", dtype=torch.bfloat16)
@@ -122,7 +122,7 @@ def prefill_calls(shape: Shape, cache: Cache) -> Iterator[Callable[[], object]]:
 
 def varlen_calls(shape: Shape, sequences: int, tokens: int) -> Iterator[Callable[[], object]]:
     """Calls of encoders' attention."""
-    from quire.kernels.triton.varlen_attention import varlen_attention
+    from quire.kernels.triton.varlen_attention import varlen_attention  # noqa: PLC0415 not installed for CPUs
 
     q, k, v = (
         torch.randn(sequences * tokens, heads, shape.dim, device="cuda", dtype=torch.bfloat16)
@@ -197,9 +197,9 @@ def candidates(kernel: str) -> Iterator[dict[str, int]]:
 
 def best(kernel: str, cases: Sequence[Callable[[], Iterator[Callable[[], object]]]]) -> dict[str, int] | None:
     """The configuration with the least geometric mean over the cases; those that do not fit into an SM are left out."""
-    from triton.runtime.errors import OutOfResources
+    from triton.runtime.errors import OutOfResources  # noqa: PLC0415 not installed for CPUs
 
-    from quire.kernels.triton import tuning
+    from quire.kernels.triton import tuning  # noqa: PLC0415 not installed for CPUs
 
     times: dict[tuple[tuple[str, int], ...], float] = {}
     for config in candidates(kernel):
@@ -214,9 +214,9 @@ def best(kernel: str, cases: Sequence[Callable[[], Iterator[Callable[[], object]
 
 def tune(device: torch.device) -> None:
     """Measure all configurations and store the best of each shape."""
-    import triton
+    import triton  # noqa: PLC0415 not installed for CPUs
 
-    from quire.kernels.triton import tuning
+    from quire.kernels.triton import tuning  # noqa: PLC0415 not installed for CPUs
 
     measured = {"date": date.today().isoformat(), "torch": torch.__version__, "triton": triton.__version__}
     rules: dict[str, list[Mapping[str, Any]]] = {"decode": [], "prefill": [], "varlen": []}

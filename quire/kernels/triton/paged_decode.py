@@ -201,7 +201,7 @@ def decode(
         q: (sequences, heads, dim) float32, float16 or bfloat16, last stride 1.
         keys: pages (kv_heads, blocks, block_size, dim) of q's dtype, int8 or float8_e4m3fn, last stride 1, like
             values, which may be a view of the keys. Rows of int8 begin with their scale.
-        block_tables: (sequences, blocks) int32; entries past the end of a sequence, and before its window, are not read.
+        block_tables: (sequences, blocks) int32; entries past a sequence's end and before its window are not read.
         seq_lens: (sequences,) int32 or int64. The result of a sequence of 0 positions is 0.
         max_seq_len: no sequence is longer. It decides how many programs there are, and no bit of the result.
         scale: of products; with float8 keys times their scale.
@@ -275,8 +275,8 @@ def _decode_variant(dtype: str, pages: str, group: int, dim: int, value_dim: int
     block_m = min(_MAX_HEADS, max(16, triton.next_power_of_2(group)))
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}
     constants = {
-        "GROUP": group, "TILES": triton.cdiv(group, block_m), "SINGLE": False, **head_sizes(dim, value_dim), "PAGE_SIZE": 16,
-        "PAGE_TYPE": page_type, "SHARED": dim > 256, "SINKS": False, "SOFTCAP": False, "ALIBI": False,
+        "GROUP": group, "TILES": triton.cdiv(group, block_m), "SINGLE": False, **head_sizes(dim, value_dim),
+        "PAGE_SIZE": 16, "PAGE_TYPE": page_type, "SHARED": dim > 256, "SINKS": False, "SOFTCAP": False, "ALIBI": False,
         "INTERPRETED": False, "BLOCK_M": block_m, **config, **features,
     }  # fmt: skip
     signature = {name: kind for name, kind in _signature(dtype, pages).items() if name in decode_kernel.arg_names}

@@ -156,7 +156,7 @@ def prefill(
         q: (tokens, heads, dim) float32, float16 or bfloat16, last stride 1.
         keys: pages (kv_heads, blocks, block_size, dim) of q's dtype, int8 or float8_e4m3fn, last stride 1, like
             values, which may be a view of the keys. Rows of int8 begin with their scale.
-        block_tables: (spans, blocks) int32; entries past the end of a sequence, and before its window, are not read.
+        block_tables: (spans, blocks) int32; entries past a sequence's end and before its window are not read.
         seq_lens: (spans,) int32 or int64, positions of each sequence including those of the span.
         query_starts: (spans + 1,) int32 or int64, where each span's queries begin among the tokens, and where the last
             one's end. Spans may be empty. Tokens before and after the spans are not written.
