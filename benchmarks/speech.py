@@ -31,7 +31,8 @@ from benchmarks.whisper_cpp import whisper_cpp_run, write_model
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, build_core
 from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import AddRequest, MediaItem, SamplingParams
+from quire.engine.wire.protocol import AddRequest, MediaItem
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import native
 
 SECONDS = 30  # of audio in a file

@@ -9,6 +9,7 @@ its continuous batching, with the same shape.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -28,7 +29,9 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, build_core
 from quire.engine.core import EngineCore
 from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import Abort, AddRequest, ModelInfo, SamplingParams, StepOutput
+from quire.engine.wire.model_info import ModelInfo
+from quire.engine.wire.protocol import Abort, AddRequest, StepOutput
+from quire.engine.wire.sampling_params import SamplingParams
 
 _STEPS = 128
 _WARMUP_STEPS = 16
@@ -103,7 +106,7 @@ class SteppedCore:
             taken = (time.perf_counter() - started) / _STEPS
         self.finish(names)
         busy = [begin.elapsed_time(end) / 1e3 for begin, end in events]
-        gaps = [end.elapsed_time(begin) / 1e3 for (_, end), (begin, _) in zip(events, events[1:], strict=False)]
+        gaps = [end.elapsed_time(begin) / 1e3 for (_, end), (begin, _) in itertools.pairwise(events)]
         return {"step": taken, "device": median(busy), "gap": median(gaps)}
 
     def finish(self, names: list[str]) -> None:

@@ -35,7 +35,6 @@ class GpuLimits:
         source = torch.empty(_BYTES, dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
         copy = 2 * _BYTES / seconds(lambda: target.copy_(source))
-        del source, target
         return cls(torch.cuda.get_device_name(), round(copy / 1e9, 1), _tflops(torch.bfloat16), _tflops(torch.float32))
 
     def as_dict(self) -> dict[str, Any]:

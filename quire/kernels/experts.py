@@ -60,6 +60,7 @@ def run_experts(
         kind=kind,
         x_scales=rows.scales,
         scales=scales,
+        scale_rows=gate_up.data.scale_rows,
         bias=gate_up_bias,
         gather=chosen.shape[1],
     )
@@ -75,6 +76,7 @@ def run_experts(
         kind=kind,
         x_scales=rows.scales,
         scales=scales,
+        scale_rows=down.data.scale_rows,
         bias=down_bias,
         row_weights=weights,
         scatter=True,

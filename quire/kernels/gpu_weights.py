@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from quire.kernels.native import LANES
 from quire.kernels.quantize import LIMITS, quantize_rows
 from quire.kernels.quantized import bits_for, to_4_bits, to_8_bits
+from quire.kernels.take_rows import take_rows
 
+BLOCK = 128  # outputs, and inputs, of float8 weights that share a scale in the format "blocks"
 _PART = 1 << 24  # elements quantized at a time, which takes several times their memory
 
 
@@ -21,12 +24,18 @@ class WeightData(NamedTuple):
     Attributes:
         kind: a format of `quire.kernels.triton.products`.
         values: (..., size_out, size_in), or (..., size_out, bytes).
-        scales: float32 (..., size_out), or (..., size_out, groups); None for the format "plain".
+        scales: float32 (..., size_out), or (..., size_out, groups), or (..., blocks of outputs, blocks of inputs); None
+            for the format "plain".
     """
 
     kind: str
     values: Tensor
     scales: Tensor | None
+
+    @property
+    def scale_rows(self) -> int:
+        """Outputs that share a scale."""
+        return BLOCK if self.kind == "blocks" else 1
 
     @property
     def nbytes(self) -> int:
@@ -43,19 +52,18 @@ class Rows(NamedTuple):
 
 def format_weight(weight: Tensor, quantization: str) -> WeightData:
     """Quantize a weight (size_out, size_in) as asked for, if its size allows it."""
-    kind = _kind(weight.shape[1], quantization)
-    if kind is None:
+    size_in = weight.shape[1]
+    if quantization in ("fp8", "fp8_blocks"):
+        name = quantization if size_in % LANES == 0 else None
+    else:
+        name = {None: None, 4: "int4", 8: "int8"}[bits_for(size_in, quantization)]
+    if name is None:
         return WeightData("plain", weight, None)
-    quantize = {"int8": _int8, "int4": _int4, "fp8": _fp8}[kind]
-    parts = [quantize(part.float()) for part in weight.split(max(1, _PART // weight.shape[1]))]
+    kind, quantize = _QUANTIZE[name]
+    rows = max(1, _PART // (size_in * BLOCK)) * BLOCK
+    parts = [quantize(part.float()) for part in weight.split(rows)]
     values, scales = (torch.cat(part) for part in zip(*parts, strict=True))
-    return WeightData("int4" if kind == "int4" else "scaled", values, scales)
-
-
-def _kind(size_in: int, quantization: str) -> str | None:
-    if quantization == "fp8":
-        return "fp8" if size_in % LANES == 0 else None
-    return {None: None, 4: "int4", 8: "int8"}[bits_for(size_in, quantization)]
+    return WeightData(kind, values, scales)
 
 
 def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,12 +84,44 @@ def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1), F.pad(scale, (0, padding)).contiguous()
 
 
+def _fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Float8 with a scale for each block.
+
+    Scales make the largest element of a block 448, or are the next power of two, whichever is closer to the weight: of
+    a weight that was float8 with blocks of either kind before, the values are found again.
+    """
+    (size_out, size_in), limit = weight.shape, LIMITS[torch.float8_e4m3fn]
+    padded = F.pad(weight, (0, -size_in % BLOCK, 0, -size_out % BLOCK))
+    blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).transpose(1, 2)  # (rows, columns, 128, 128)
+    scale = blocks.abs().amax((2, 3)) / limit
+    scale = torch.where(scale == 0, 1.0, scale)
+    candidates = []
+    for one in (scale, torch.exp2(scale.log2().ceil())):
+        values = (blocks / one[..., None, None]).to(torch.float8_e4m3fn)
+        error = (values.float() * one[..., None, None] - blocks).abs().amax((2, 3))
+        candidates.append((values, one, error))
+    (values, scale, error), (other, power, other_error) = candidates
+    better = other_error < error
+    values = torch.where(better[..., None, None], other.view(torch.uint8), values.view(torch.uint8))
+    rows = values.transpose(1, 2).flatten(0, 1).flatten(1)[:size_out, :size_in].contiguous()
+    return rows.view(torch.float8_e4m3fn), torch.where(better, power, scale)
+
+
+# By quantization: the format, and the function that quantizes some rows.
+_QUANTIZE: dict[str, tuple[str, Callable[[Tensor], tuple[Tensor, Tensor]]]] = {
+    "int8": ("scaled", _int8),
+    "int4": ("int4", _int4),
+    "fp8": ("scaled", _fp8),
+    "fp8_blocks": ("blocks", _fp8_blocks),
+}
+
+
 def prepare_rows(x: Tensor, weight: WeightData) -> Rows:
     """The rows (rows, size_in) as products with the weight read them."""
     x = x if x.stride(1) == 1 else x.contiguous()
-    if weight.kind != "scaled":
+    if weight.kind not in ("scaled", "blocks"):
         return Rows(x, None)
-    values, scales = quantize_rows(x, weight.values.dtype)
+    values, scales = quantize_rows(x, weight.values.dtype, BLOCK if weight.kind == "blocks" else None)
     return Rows(values, scales)
 
 
@@ -110,7 +150,29 @@ class GpuWeight:
         if out is None:
             out = torch.empty((len(x), self.size_out), dtype=out_dtype or x.dtype, device=x.device)
         kind, values, scales = self.data
-        return matmul(rows.values, values, out, kind=kind, x_scales=rows.scales, scales=scales, bias=bias, act=act)
+        return matmul(
+            rows.values,
+            values,
+            out,
+            kind=kind,
+            x_scales=rows.scales,
+            scales=scales,
+            scale_rows=self.data.scale_rows,
+            bias=bias,
+            act=act,
+        )
+
+
+class PlainGpuWeight(GpuWeight):
+    """A weight that is multiplied in its own dtype, by kernels that sum in the same order for any number of rows."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """weight: (size_out, size_in); it is not copied."""
+        super().__init__(weight, "none")
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight by their indices: (n, size_in)."""
+        return take_rows(self.data.values, indices)
 
 
 class StackedWeights:

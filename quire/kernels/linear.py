@@ -9,11 +9,12 @@ from torch import Tensor
 
 from quire.kernels import gpu, native
 from quire.kernels.capture import empty
-from quire.kernels.gpu_weights import GpuWeight
+from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight
 from quire.kernels.panels import pack_panels, take_panel_rows
 from quire.kernels.quantized import PackedInteger, bits_for
 
-Quantization = Literal["none", "int8", "int4", "fp8"]
+# "fp8_blocks": float8 in blocks, for checkpoints that have such weights
+Quantization = Literal["none", "int8", "int4", "fp8", "fp8_blocks"]
 
 
 class PackedWeight(Protocol):
@@ -73,6 +74,9 @@ class PackedBFloat16:
         return take_panel_rows(self._data, indices, torch.bfloat16)
 
 
+ExactWeight = PackedBFloat16 | PlainGpuWeight  # formats that lose nothing, whose rows can be read
+
+
 def pack_weight(weight: Tensor, quantization: Quantization) -> PackedWeight | None:
     """The weight in the fastest format for its device; None if that is the plain tensor.
 
@@ -82,7 +86,9 @@ def pack_weight(weight: Tensor, quantization: Quantization) -> PackedWeight | No
     """
     if native.supports(weight):
         return _packed_for_cpu(weight, quantization)
-    return GpuWeight(weight, quantization) if quantization != "none" and gpu.supports(weight) else None
+    if not gpu.supports(weight) or (quantization == "none" and weight.dtype == torch.float32):
+        return None  # torch multiplies float32, whose exact products have no tensor cores; its last bits may differ
+    return PlainGpuWeight(weight) if quantization == "none" else GpuWeight(weight, quantization)
 
 
 def pack_exact_weight(weight: Tensor) -> PackedWeight | None:
@@ -92,7 +98,7 @@ def pack_exact_weight(weight: Tensor) -> PackedWeight | None:
     """
     if native.supports(weight):
         return _packed_for_cpu(weight, "none")
-    return GpuWeight(weight, "none") if gpu.supports(weight) else None
+    return PlainGpuWeight(weight) if gpu.supports(weight) else None
 
 
 def _packed_for_cpu(weight: Tensor, quantization: Quantization) -> PackedWeight | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.inputs import (
-    CrossInputs,
+    CrossAttentionInputs,
     DeviceMetadata,
     InputBuilder,
     Queries,
@@ -22,7 +22,7 @@ from quire.engine.execution.inputs import (
     queries_of,
 )
 from quire.engine.execution.pinned import PinnedBuffers
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.inputs import ModelInputs
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels.last_tokens import fill_last_tokens
@@ -224,7 +224,7 @@ class DeviceInputBuilder(InputBuilder):
             logits_lens=views.seq_lens[given:],
         )
 
-    def _cross(self, spans: Sequence[Span]) -> CrossInputs | None:
+    def _cross(self, spans: Sequence[Span]) -> CrossAttentionInputs | None:
         """What the tokens of a step attend to across; None in models without it."""
         table = self._table
         if not table.cross_blocks.size:
@@ -233,7 +233,7 @@ class DeviceInputBuilder(InputBuilder):
         sampling = [span.row for span in spans if span.samples and not span.draft]
         parts = (table.cross_blocks[rows], table.cross_lengths[rows])
         logits = (table.cross_blocks[sampling], table.cross_lengths[sampling])
-        return CrossInputs(*(torch.from_numpy(part).to(self._device) for part in (*parts, *logits)))
+        return CrossAttentionInputs(*(torch.from_numpy(part).to(self._device) for part in (*parts, *logits)))
 
 
 class _Arrays:

@@ -24,7 +24,7 @@ class UnavailableDevice(ModelError):
 
 
 class UnknownArchitecture(ModelError):
-    """Neither Quire's decoder nor the transformers fallback supports this kind of model."""
+    """Neither Quire's decoder nor transformers supports this kind of model."""
 
 
 class UnsupportedModel(ModelError):

@@ -34,10 +34,6 @@ from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMis
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
-from quire.engine.models.names import names_of
-from quire.engine.models.names.audio import audio_tensors
-from quire.engine.models.names.ctc import ctc_names, split_positions
-from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
@@ -55,11 +51,17 @@ from quire.engine.models.spec import (
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.streaming import fold_delay
+from quire.engine.models.weight_names import weight_names_of
+from quire.engine.models.weight_names.audio import audio_tensors
+from quire.engine.models.weight_names.ctc import ctc_names, split_positions
+from quire.engine.models.weight_names.rules import WeightNames
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.streaming import StreamingInfo
 from quire.kernels import gpu
 from quire.kernels.activation import ACTIVATIONS
+from quire.kernels.gpu_weights import BLOCK
+from quire.kernels.linear import Quantization
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
@@ -127,7 +129,8 @@ def load_model(
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
-            raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
+            names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
+            raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
         total = checkpoint.total_bytes
         if isinstance(config.spec, CTCSpec):
             return _load_ctc(config, config.spec, options, checkpoint, dtype, target, bar)
@@ -140,14 +143,14 @@ def load_model(
         raise UnsupportedModel(
             f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
         )
-    from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
-    from quire.engine.models.fallback_checks import check_class  # noqa: PLC0415 like it
+    from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 a second of imports, for few models
+    from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 like it
 
     hf_config = read_config(folder, options.hf_overrides)
     check_class(hf_config)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
-        model = load_fallback(folder, hf_config, dtype, target.torch_device)
+        model = load_transformers_model(folder, hf_config, dtype, target.torch_device)
         progress(total)
     vocab = hf_config.get_text_config().vocab_size
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
@@ -182,11 +185,11 @@ def _load_transformer(
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
-    names = names_of(config.model_type, spec, config.pooler)
+    names = weight_names_of(config.model_type, spec, config.pooler)
     filler = WeightFiller(
         model,
         names,
-        options.quantization,
+        _quantization(options, config),
         tied=isinstance(spec, DecoderSpec) and spec.tied,
         extra_layers=config.extra_layers,
         embeds_with_head=all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
@@ -372,6 +375,12 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *,
     if widened:
         logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
     return fast
+
+
+def _quantization(options: ModelOptions, config: ModelConfig) -> Quantization:
+    """Float8 weights of a checkpoint keep their blocks if they are quantized again."""
+    blocks = config.fp8 is not None and config.fp8.block == (BLOCK, BLOCK)
+    return "fp8_blocks" if blocks and options.quantization == "fp8" else options.quantization
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
-from quire.engine.models.names.llama import unstack_experts
-from quire.engine.models.names.rules import WeightNames, WeightTarget
 from quire.engine.models.transformer import Transformer
+from quire.engine.models.weight_names.llama import unstack_experts
+from quire.engine.models.weight_names.rules import WeightNames, WeightTarget
 from quire.kernels.linear import Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
@@ -23,19 +23,24 @@ _MAX_NAMES = 5  # in an error message
 def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Make every parameter of a model that was built on the meta device, shared ones once.
 
-    Matrices have no memory until they are filled: otherwise, a model that is quantized while it is loaded would need
-    memory for all of its plain weights on devices that do not map memory at the first write.
+    On devices that do not map memory at the first write, matrices have none until they are filled, and must not be
+    touched: otherwise, a model that is quantized while it is loaded would need memory for all of its plain weights.
     """
+    lazy = _maps_at_first_write(device)
     made: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             keep = _KEEP_FLOAT32.fullmatch(f"{module_name}.{name}") is not None
             if id(parameter) not in made:
                 data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype, device=device)
-                if data.dim() > 1:
+                if data.dim() > 1 and not lazy:
                     data.untyped_storage().resize_(0)
                 made[id(parameter)] = nn.Parameter(data, requires_grad=False)
             setattr(module, name, made[id(parameter)])
+
+
+def _maps_at_first_write(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 def check_unpacked(name: str, dtype: torch.dtype) -> None:
@@ -68,7 +73,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 class WeightFiller:
-    """Copies a checkpoint's tensors into a model's parameters and keeps track of what is missing."""
+    """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones."""
 
     def __init__(
         self,

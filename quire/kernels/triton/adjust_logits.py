@@ -126,6 +126,7 @@ def penalize(
             logits.stride(0),
             vocab,
             CHUNK=CHUNK,
+            num_warps=8,
         )
 
 
@@ -159,5 +160,6 @@ VARIANTS = [
             "vocab": "i32",
         },
         {"CHUNK": CHUNK},
+        num_warps=8,
     ),
 ]

@@ -165,7 +165,7 @@ def _choose(
     of_row = temperatures, log_min_p, top_k, top_p
     if random:
         chunk_mass_kernel[(rows, chunks)](
-            logits, largest, masses, *of_row, stride, vocab, chunks, CHUNK=CHUNK, CHUNKS=width
+            logits, largest, masses, *of_row, stride, vocab, chunks, CHUNK=CHUNK, CHUNKS=width, num_warps=8
         )
     choose_kernel[(rows,)](
         logits,
@@ -199,6 +199,7 @@ VARIANTS = [
         chunk_mass_kernel,
         {"logits": "*fp32", "largest": "*fp32", "masses": "*i64", **_SETTINGS, **_SIZES},
         {"CHUNK": CHUNK, "CHUNKS": 64},
+        num_warps=8,
     ),
     KernelVariant(
         choose_kernel,
@@ -213,6 +214,22 @@ VARIANTS = [
             **_SIZES,
         },
         {"RANDOM": True, "CHUNK": CHUNK, "CHUNKS": 64},
+        num_warps=8,
+    ),
+    KernelVariant(  # Triton makes integers that are 1 constants
+        choose_kernel,
+        {
+            "logits": "*fp32",
+            "largest": "*fp32",
+            "first": "*i32",
+            "masses": "*i64",
+            "randoms": "*fp64",
+            "out": "*i64",
+            **_SETTINGS,
+            "stride": "i32",
+            "vocab": "i32",
+        },
+        {"chunks": 1, "RANDOM": True, "CHUNK": CHUNK, "CHUNKS": 1},
         num_warps=8,
     ),
 ]

@@ -202,9 +202,9 @@ def grouped_matmul(
     grouped_matmul_kernel[(most_tiles * -(-size_out // tiles["BLOCK_O"]), segments if partial else 1)](
         x, none if x_scales is None else x_scales, weight, none if scales is None else scales,
         none if bias is None else bias, none if row_weights is None else row_weights, order, totals, target,
-        pairs, experts, size_out, size_in, segments, segment, x.stride(0), 0 if x_scales is None else x_scales.stride(0),
-        weight.stride(0), weight.stride(1), 0 if scales is None else scales.stride(0),
-        0 if scales is None else scales.stride(1), out.stride(0),
+        pairs, experts, size_out, size_in, segments, segment,
+        x.stride(0), 0 if x_scales is None else x_scales.stride(0), weight.stride(0), weight.stride(1),
+        0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1), out.stride(0),
         FORMAT=kind, SCALE_ROWS=scale_rows, PARTIAL=partial, GATHER=gather, SCATTER=scatter, ADD=add,
         HAS_BIAS=bias is not None, WEIGHTED=row_weights is not None, EXPERTS=triton.next_power_of_2(experts),
         BLOCK_K=block, EVEN=size_in % block == 0, INTERPRETED=gpu.is_interpreted(), **tiles,

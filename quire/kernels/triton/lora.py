@@ -1,4 +1,4 @@
-"""Low-rank products of several adapters at once (LoRA, Hu et al. 2021; one launch for all adapters: Chen et al. 2023)."""
+"""Low-rank products (LoRA, Hu et al. 2021) of several adapters in the same launches (Chen et al. 2023)."""
 
 from __future__ import annotations
 

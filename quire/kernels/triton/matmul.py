@@ -143,8 +143,8 @@ def matmul(
 
 _DIVISIBLE = ("size_out", "size_in", "segment", "x_stride", "weight_stride", "out_stride")
 _ARGUMENTS = dict.fromkeys(
-    ("rows", "size_out", "size_in", "segments", "segment", "x_stride", "x_scale_stride", "weight_stride", "scale_stride",
-     "out_stride"), "i32"
+    ("rows", "size_out", "size_in", "segments", "segment", "x_stride", "x_scale_stride", "weight_stride",
+     "scale_stride", "out_stride"), "i32"
 )  # fmt: skip
 
 

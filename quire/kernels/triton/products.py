@@ -9,8 +9,8 @@ Formats of weights (size_out, size_in), and of the rows that they are multiplied
 - "blocks": both float8_e4m3fn; 128 inputs of a row share a scale, and 128 inputs of `SCALE_ROWS` outputs do.
 
 A tile is (outputs, rows): outputs take the side of the tensor cores' instructions that is at least 64 wide, so that the
-same instructions compute a row in a tile of 16 rows as in one of 128. A sum over inputs is cut into segments, whose sums
-are added in their order. The cuts depend on the weight only; a launch for few rows computes segments at once.
+same instructions compute a row in a tile of 16 rows as in one of 128. A sum over inputs is cut into segments, whose
+sums are added in their order. The cuts depend on the weight only; a launch for few rows computes segments at once.
 """
 
 from __future__ import annotations

@@ -291,4 +291,17 @@ VARIANTS = [
         {"CAPACITY": _CAPACITY, "CHUNKS": 64, "BLOCK": _BLOCK},
         num_warps=8,
     ),
+    *(  # Triton makes integers that are 1 constants
+        KernelVariant(
+            kernel, {name: kind for name, kind in signature.items() if name != "chunks"}, constants, num_warps=8
+        )
+        for kernel, signature, constants in (
+            (candidates_kernel, _SIGNATURE, {"chunks": 1, "CAPACITY": _CAPACITY, "CHUNK": CHUNK, "CHUNKS": 1}),
+            (
+                choose_ranked_kernel,
+                {**_SIGNATURE, "randoms": "*fp64", "out": "*i64"},
+                {"chunks": 1, "CAPACITY": _CAPACITY, "CHUNKS": 1, "BLOCK": _BLOCK},
+            ),
+        )
+    ),
 ]

@@ -171,3 +171,11 @@ VARIANTS = [
         (True, False, False),
     )
 ]
+VARIANTS.append(  # the single key head of latent attention; Triton makes integers that are 1 constants
+    KernelVariant(
+        norm_rope_kernel,
+        {name: kind for name, kind in VARIANTS[1].signature.items() if name not in ("heads", "q_heads")},
+        {**VARIANTS[1].constants, "heads": 1, "q_heads": 1, "HEADS": 1, "DIM": 64},
+        num_warps=1,
+    )
+)

@@ -129,4 +129,19 @@ VARIANTS = [
         {"COUNTS": True},
         num_warps=1,
     ),
+    KernelVariant(  # Triton makes integers that are 1 constants
+        randoms_kernel,
+        {"states": "*i64", "rows": "*i64", "positions": "*i64", "out": "*fp64"},
+        {"count": 1, "BLOCK": _BLOCK},
+    ),
+    KernelVariant(
+        record_kernel,
+        {
+            **dict.fromkeys(("tokens", "inputs", "rows", "positions", "last_tokens"), "*i64"),
+            **dict.fromkeys(("starts", "drafted", "slots", "counts", "taken"), "*i32"),
+            "vocab": "i32",
+        },
+        {"COUNTS": False},
+        num_warps=1,
+    ),
 ]

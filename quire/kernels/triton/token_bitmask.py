@@ -67,7 +67,7 @@ def mask_logits(logits: Tensor, masks: Tensor, mask_of_row: Tensor) -> None:
     chunks = triton.cdiv(vocab, CHUNK)
     states = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     given = (logits, masks, mask_of_row, states, logits.stride(0), vocab, masks.shape[1], chunks)
-    mask_kernel[(rows, chunks)](*given, CHUNK=CHUNK)
+    mask_kernel[(rows, chunks)](*given, CHUNK=CHUNK, num_warps=8)
     reset_kernel[(rows, chunks)](*given, CHUNK=CHUNK, CHUNKS=triton.next_power_of_2(chunks))
 
 
@@ -77,6 +77,11 @@ _SIGNATURE = {
     **dict.fromkeys(("stride", "vocab", "words", "chunks"), "i32"),
 }
 VARIANTS = [
-    KernelVariant(mask_kernel, _SIGNATURE, {"CHUNK": CHUNK}),
+    KernelVariant(mask_kernel, _SIGNATURE, {"CHUNK": CHUNK}, num_warps=8),
     KernelVariant(reset_kernel, _SIGNATURE, {"CHUNK": CHUNK, "CHUNKS": 64}),
+    KernelVariant(  # Triton makes integers that are 1 constants
+        reset_kernel,
+        {name: kind for name, kind in _SIGNATURE.items() if name not in ("words", "chunks")},
+        {"words": 1, "chunks": 1, "CHUNK": CHUNK, "CHUNKS": 1},
+    ),
 ]

@@ -109,6 +109,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Te
         KEYS=top > 0,
         CHUNK=CHUNK,
         CHUNKS=width,
+        num_warps=8,
     )
     if top:
         highest = keys.topk(top, -1).values
@@ -136,11 +137,18 @@ VARIANTS = [
             **_SIZES,
         },
         {"KEYS": True, "CHUNK": CHUNK, "CHUNKS": 64},
+        num_warps=8,
     ),
     KernelVariant(
         top_kernel,
         {"keys": "*i64", **_ROWS, "ids": "*i64", "logprobs": "*fp32", **_SIZES, "count": "i32"},
         {"CHUNKS": 64, "BLOCK": 32},
+        num_warps=1,
+    ),
+    KernelVariant(  # Triton makes integers that are 1 constants
+        top_kernel,
+        {"keys": "*i64", **_ROWS, "ids": "*i64", "logprobs": "*fp32", "vocab": "i32"},
+        {"chunks": 1, "count": 1, "CHUNKS": 1, "BLOCK": 1},
         num_warps=1,
     ),
 ]

@@ -1,4 +1,4 @@
-"""Inputs of steps on a device: what the reference builder makes, with padding, and block tables that follow the plans."""
+"""Inputs of steps on a device: as the reference builder makes them, with padding; block tables follow the plans."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK = 4

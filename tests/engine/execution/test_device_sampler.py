@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 pytest.importorskip("triton")
 
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.device_settings import MAX_BIASES, has_settings
+from quire.engine.execution.sampling.grammar import GrammarState
 from quire.engine.execution.sampling.pending import SampledToken
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.table import RequestTable
-from quire.engine.scheduling.plan import NewSequence, StepPlan
-from quire.engine.wire.protocol import SamplingParams, TimestampRule
+from quire.engine.scheduling.plan import NewSequence, SequenceError, StepPlan
+from quire.engine.wire.sampling_params import SamplingParams, TimestampRule
 from quire.engine.wire.token_mask import token_mask
 from quire.kernels import gpu
 from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
@@ -51,13 +53,36 @@ def params(**fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 100, "temperature": 0.0, **fields})
 
 
+class NextTokens:
+    """Stands for the state of a grammar: one of the next five tokens may follow a token, and nothing may follow 13."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.error: SequenceError | None = None
+
+    def advance(self, tokens: Sequence[int], mask: NDArray[np.uint32], allowed: float) -> None:
+        self.last = tokens[-1] if tokens else self.last
+        if self.last == 13:
+            self.error = SequenceError("after 13 nothing may follow")
+        else:
+            mask[:] = token_mask(np.arange(self.last + 1, self.last + 6, dtype=np.int32) % VOCAB, VOCAB)
+
+
+def grammar_state(one: SamplingParams) -> GrammarState | None:
+    if one.grammar == "fails":
+        raise ValueError("no such grammar")
+    return cast("GrammarState", NextTokens()) if one.grammar else None
+
+
 class Harness:
     """A sampler with a request table of its own, and some requests in it."""
 
     def __init__(self, *requests: SamplingParams, on_device: bool, vocab: int = VOCAB, rows: int = 8) -> None:
         self.table = RequestTable(rows, 64, 4)
         self.sampler: Sampler | DeviceSampler = (
-            DeviceSampler(self.table, vocab, DEVICE) if on_device else Sampler(self.table, vocab)
+            DeviceSampler(self.table, vocab, DEVICE, None, grammar_state)
+            if on_device
+            else Sampler(self.table, vocab, grammar_state)
         )
         self.on_device = on_device
         self.apply(StepPlan(new=[new(f"r{i}", one) for i, one in enumerate(requests)]))
@@ -87,6 +112,7 @@ def logits_of(rows: int, seed: int, vocab: int = VOCAB) -> torch.Tensor:
 
 
 def assert_same(found: list[SampledToken], expected: list[SampledToken]) -> None:
+    assert [one.error for one in found] == [one.error for one in expected]
     assert [one.token for one in found] == [one.token for one in expected]
     for one, other in zip(found, expected, strict=True):
         assert (one.logprobs is None) == (other.logprobs is None)
@@ -117,6 +143,7 @@ requests = st.builds(
     allowed_tokens=st.sampled_from([None, None, None, *MASKS]),
     logprobs=st.sampled_from([None, None, 0, 3]),
     bad_words=st.sampled_from([(), (), (), ((5,), (7, 9))]),
+    grammar=st.sampled_from(["", "", "next tokens"]),
 )
 
 
@@ -223,6 +250,41 @@ def test_tokens_are_read_after_the_next_step_began(triton: bool) -> None:
     assert device.tokens() == host.tokens()
 
 
+def test_grammars_follow_tokens_that_are_read_later(triton: bool) -> None:
+    """With steps in flight. A sequence that left meanwhile does not advance the grammar of the next one in its row."""
+    batch = [params(grammar="g"), params(), params(grammar="g", temperature=1.0, seed=3, logprobs=2)]
+    host, device = Harness(*batch, on_device=False), Harness(*batch, on_device=True)
+    steps = [logits_of(3, seed) for seed in range(4)]
+    expected = [host.sample(logits) for logits in steps]
+    pending = [device.sampler.start(logits.clone().to(DEVICE), device.rows) for logits in steps]
+    for one, other in zip(pending, expected, strict=True):
+        assert_same(one.result(), other)
+    leaving = device.sampler.start(logits_of(3, 9).to(DEVICE), device.rows)
+    device.apply(StepPlan(removed=["r0", "r1", "r2"], new=[new("r3", params(grammar="g"))]))
+    device.rows = [device.table.row_of("r3")]
+    leaving.result()
+    first = device.sample(logits_of(1, 10))[0].token
+    assert first in range(1, 6)
+    assert device.sample(logits_of(1, 11))[0].token in range(first + 1, first + 6)
+
+
+def test_a_grammar_that_fails_ends_its_sequence_only(triton: bool) -> None:
+    harness = Harness(
+        params(grammar="fails"), params(grammar="g", logit_bias={3: 90.0, 8: 80.0, 13: 70.0}), on_device=True
+    )
+    plain = Harness(params(), on_device=True)
+    for step in range(3):
+        logits = logits_of(2, step)
+        failed, found = harness.sample(logits)
+        assert failed.error is not None
+        assert "no such grammar" in failed.error.message
+        assert (found.token, found.error) == (3 + 5 * step, None)
+        assert plain.sample(logits[:1])[0].error is None
+    error = harness.sample(logits_of(2, 4))[1].error
+    assert error is not None
+    assert "after 13" in error.message
+
+
 def test_a_token_of_a_sequence_that_left_is_not_written(triton: bool) -> None:
     harness = Harness(params(), params(), on_device=True)
     pending = harness.sampler.start(logits_of(2, 0).to(DEVICE), harness.rows)
@@ -246,7 +308,8 @@ def test_last_tokens_stay_on_the_device(triton: bool) -> None:
     ("fields", "expected"),
     [
         ({}, True),
-        ({"grammar": "x"}, False),
+        ({"grammar": "x"}, True),
+        ({"grammar": "x", "bad_words": ((1,),)}, False),
         ({"bad_words": ((1, 2),)}, False),
         ({"timestamp_rule": TimestampRule(begin=40, no_timestamps=39, end=38)}, False),
         ({"logit_bias": dict.fromkeys(range(MAX_BIASES), 1.0)}, True),

@@ -14,7 +14,9 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, serve_core
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.protocol import PoolingParams, TokenArray, TokenProbs
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import TokenArray
+from quire.engine.wire.sampling_params import TokenProbs
 from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.fake_core import running_client

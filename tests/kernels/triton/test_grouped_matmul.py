@@ -14,7 +14,7 @@ from quire.kernels import gpu
 from quire.kernels.activation import reference as act_and_mul
 from quire.kernels.experts import run_experts
 from quire.kernels.gpu_weights import StackedWeights, WeightData, prepare_rows
-from tests.support.weights import plain_weight
+from tests.support.weights import plain_rows, plain_weight
 
 
 def check_sorted(choices: Tensor, experts: int) -> None:
@@ -55,8 +55,7 @@ def plain_product(x: Tensor, stack: StackedWeights, expert: int) -> Tensor:
     data = stack.data
     one = WeightData(data.kind, data.values[expert], None if data.scales is None else data.scales[expert])
     rows = prepare_rows(x, one)
-    values = rows.values.double() if rows.scales is None else rows.values.double() * rows.scales
-    return values @ plain_weight(one, x.shape[1]).T
+    return plain_rows(rows) @ plain_weight(one, x.shape[1]).T
 
 
 def expected_sum(
@@ -81,7 +80,7 @@ def expected_sum(
     return out
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8", "fp8_blocks"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 3, 40])
 def test_experts(device: torch.device, quantization: str, dtype: torch.dtype, tokens: int) -> None:
@@ -97,10 +96,11 @@ def test_experts(device: torch.device, quantization: str, dtype: torch.dtype, to
     out = run_experts(x, gate_up, down, act, chosen, weights)
     assert out.dtype == dtype
     expected = expected_sum(x, gate_up, down, chosen, weights, None)
-    # a difference in the last bit before an activation is quantized may change an integer
-    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5 if quantization in ("none", "int4") else 5e-3
-    scale = float(expected.abs().max())
-    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * scale)
+    # the interpreter truncates to bfloat16; a last bit before an activation is quantized may change its row a little
+    tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5 if quantization in ("none", "int4") else 3e-3
+    assert (out - expected).norm() < tolerance * expected.norm()
+    if quantization == "none":
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
 def test_experts_with_biases(device: torch.device) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from quire.kernels import gpu
 from quire.kernels.activation import ACTIVATIONS, kernel_activation
-from quire.kernels.gpu_weights import GpuWeight, format_weight, prepare_rows
+from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight, format_weight, prepare_rows
 from quire.kernels.linear import pack_exact_weight, pack_weight
 from quire.kernels.quantized import GROUP, to_4_bits, to_8_bits
-from tests.support.weights import plain_weight
+from tests.support.weights import plain_rows, plain_weight
 
-FORMATS = ["none", "int8", "int4", "fp8"]
+FORMATS = ["none", "int8", "int4", "fp8", "fp8_blocks"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 POISON = -777.0
@@ -24,7 +24,7 @@ POISON = -777.0
 def expected_product(x: Tensor, packed: GpuWeight) -> Tensor:
     """What the kernels are to compute: the product of the quantized rows with the quantized weight, in float64."""
     rows = prepare_rows(x, packed.data)
-    values = rows.values.double() if rows.scales is None else rows.values.double() * rows.scales
+    values = plain_rows(rows)
     return values @ plain_weight(packed.data, x.shape[1]).T
 
 
@@ -154,7 +154,9 @@ def test_quantized_values_are_those_of_cpus(device: torch.device) -> None:
     assert format_weight(weight, "int4").nbytes < 0.4 * format_weight(weight, "none").nbytes
 
 
-@pytest.mark.parametrize(("quantization", "error"), [("int8", 0.015), ("fp8", 0.05), ("int4", 0.12)])
+@pytest.mark.parametrize(
+    ("quantization", "error"), [("int8", 0.015), ("fp8", 0.05), ("fp8_blocks", 0.05), ("int4", 0.12)]
+)
 def test_quantized_products_are_close(device: torch.device, quantization: str, error: float) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(20, 512, device=device), torch.randn(96, 512, device=device)
@@ -181,12 +183,31 @@ def test_blocks_of_float8(device: torch.device, scale_rows: int, rows: int, size
     assert_product(out, plain_rows @ (weight.double() * expanded).T, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("powers", [False, True])
+def test_blocks_of_a_checkpoint_are_found_again(device: torch.device, dtype: torch.dtype, powers: bool) -> None:
+    """Weights that were float8 in blocks get the same values, although they were unpacked in between."""
+    torch.manual_seed(0)
+    weight = torch.randn(300, 208, device=device)
+    first = format_weight(weight, "fp8_blocks")
+    assert first.scales is not None
+    scales = torch.exp2(first.scales.log2().ceil()) if powers else first.scales
+    expanded = scales.repeat_interleave(128, 0)[:300].repeat_interleave(128, 1)[:, :208]
+    values = (weight / expanded).to(torch.float8_e4m3fn)
+    unpacked = (values.float() * expanded).to(dtype)
+    again = format_weight(unpacked, "fp8_blocks")
+    assert again.scales is not None
+    assert torch.equal(again.values.float(), values.float())
+    torch.testing.assert_close(again.scales, scales, rtol=0.0 if powers else 4e-3, atol=0.0)
+
+
 def test_which_weights_are_packed(device: torch.device) -> None:
     from quire.kernels import native
 
     with native.disabled():
         weight = torch.randn(8, 64, device=device)
         assert pack_weight(weight, "none") is None
+        assert isinstance(pack_weight(weight.bfloat16(), "none"), PlainGpuWeight)
         assert isinstance(pack_weight(weight, "fp8"), GpuWeight)
         assert isinstance(pack_exact_weight(weight), GpuWeight)
         odd = pack_weight(torch.randn(8, 10, device=device), "int8")

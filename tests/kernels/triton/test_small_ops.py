@@ -27,9 +27,10 @@ def _without_compiled_kernels(device: torch.device) -> Iterator[None]:
         yield
 
 
-def tolerance(dtype: torch.dtype) -> dict[str, float]:
+def assert_near(out: torch.Tensor, expected: torch.Tensor, *, equal_nan: bool = False) -> None:
     """The references of half precision round several times."""
-    return {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.06, "rtol": 0.02}
+    atol, rtol = (2e-6, 1e-5) if out.dtype == torch.float32 else (0.06, 0.02)
+    torch.testing.assert_close(out, expected, atol=atol, rtol=rtol, equal_nan=equal_nan)
 
 
 def poisoned(rows: int, size: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> torch.Tensor:
@@ -46,7 +47,7 @@ def test_gated_activations(device: torch.device, act: str, dtype: torch.dtype) -
     both[0, :4] = torch.tensor([math.nan, 90.0, -90.0, 0.0])
     out = act_and_mul(both, act)
     assert out.dtype == dtype
-    torch.testing.assert_close(out, activation.reference(both, act), **tolerance(dtype), equal_nan=True)
+    assert_near(out, activation.reference(both, act), equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, 2), (2, 3, 2500)])
@@ -59,7 +60,7 @@ def test_gated_activations_of_any_shape(device: torch.device, shape: tuple[int, 
 def test_clamped_swiglu(device: torch.device, dtype: torch.dtype) -> None:
     both = poisoned(3, 2 * 70, dtype, device, 8.0)
     expected = activation.clamped_swiglu_reference(both, 1.702, 7.0)
-    torch.testing.assert_close(clamped_swiglu(both, 1.702, 7.0), expected, **tolerance(dtype))
+    assert_near(clamped_swiglu(both, 1.702, 7.0), expected)
 
 
 @dtypes
@@ -68,7 +69,7 @@ def test_clamped_swiglu(device: torch.device, dtype: torch.dtype) -> None:
 def test_plain_activations(device: torch.device, act: str, in_place: bool, dtype: torch.dtype) -> None:
     x = torch.randn(3, 700, device=device).to(dtype)
     expected, before = ACTIVATIONS[act](x), x.clone()
-    torch.testing.assert_close(activation.activation(x, act, in_place=in_place), expected, **tolerance(dtype))
+    assert_near(activation.activation(x, act, in_place=in_place), expected)
     assert in_place or torch.equal(x, before)
 
 
@@ -76,7 +77,7 @@ def test_plain_activations(device: torch.device, act: str, in_place: bool, dtype
 @pytest.mark.parametrize("cap", [0.5, 30.0])
 def test_softcap(device: torch.device, cap: float, dtype: torch.dtype) -> None:
     x = (torch.randn(5, 333, device=device) * torch.logspace(-4, 2, 333, device=device)).to(dtype)
-    torch.testing.assert_close(softcap.softcap(x, cap), softcap.reference(x, cap), **tolerance(dtype))
+    assert_near(softcap.softcap(x, cap), softcap.reference(x, cap))
     small = torch.linspace(-1e-3, 1e-3, 50, device=device)
     torch.testing.assert_close(softcap.softcap(small, 1.0), small.double().tanh().float(), atol=0.0, rtol=1e-6)
 
@@ -91,7 +92,7 @@ def test_layer_norm(
     weight, bias = (torch.randn(shape[1], device=device).to(dtype) for _ in range(2))
     residual = poisoned(*shape, dtype, device) if with_residual else None
     given = (x, weight, bias if with_bias else None, 1e-5, residual)
-    torch.testing.assert_close(layer_norm.layer_norm(*given), layer_norm.reference(*given), **tolerance(dtype))
+    assert_near(layer_norm.layer_norm(*given), layer_norm.reference(*given))
 
 
 @dtypes
@@ -106,14 +107,14 @@ def test_add_rms_norm(
     assert torch.equal(x, before)
     if scale == 1.0 and (dtype != torch.bfloat16 or device.type == "cuda"):  # the interpreter truncates to bfloat16
         assert torch.equal(total, x + y)
-    torch.testing.assert_close(total, x + y * scale, **tolerance(dtype))
-    torch.testing.assert_close(normed, rms_norm_reference(total, weight, 1e-6, offset), **tolerance(dtype))
+    assert_near(total, x + y * scale)
+    assert_near(normed, rms_norm_reference(total, weight, 1e-6, offset))
 
 
 @dtypes
 def test_sums_with_scales(device: torch.device, dtype: torch.dtype) -> None:
     x, y = (torch.randn(4, 30, device=device).to(dtype) for _ in range(2))
-    torch.testing.assert_close(add_scaled(x, y, 0.3), (x.double() + y.double() * 0.3).to(dtype), **tolerance(dtype))
+    assert_near(add_scaled(x, y, 0.3), (x.double() + y.double() * 0.3).to(dtype))
     assert torch.equal(add_scaled(x, y), x + y)
     assert torch.equal(scaled(x, 0.3), x * torch.tensor(0.3, dtype=dtype, device=device))
 
@@ -133,7 +134,7 @@ def test_rope(tokens: int, heads: int, pairs: int, rest: int, interleaved: bool,
     angle = torch.randn(tokens, pairs, device=device) * 3
     given_ = (x, angle.cos(), angle.sin())
     out = rope.apply_rope(*given_, interleaved=interleaved)
-    torch.testing.assert_close(out, rope.reference(*given_, interleaved=interleaved), **tolerance(dtype))
+    assert_near(out, rope.reference(*given_, interleaved=interleaved))
 
 
 @dtypes
@@ -146,7 +147,7 @@ def test_qk_norm_rope(
     heads, kv_heads, dim, tokens = 5, 2, 80, 3
     qkv = poisoned(tokens, (heads + 2 * kv_heads) * dim, dtype, device)
     weights = [torch.randn(dim, device=device).to(dtype) for _ in range(2)]
-    norms = None if offset is None else QKNormWeights(*weights, 1e-6, offset)
+    norms = None if offset is None else QKNormWeights(weights[0], weights[1], 1e-6, offset)
     angle = torch.randn(tokens, pairs or 1, device=device) * 3
     angles = None if pairs is None else CosSin(angle.cos(), angle.sin(), interleaved)
     out = qk_norm_rope(qkv.clone(), heads, kv_heads, norms, angles)
@@ -156,7 +157,7 @@ def test_qk_norm_rope(
     if angles is not None:
         q, k = (rope.reference(x, angles.cos, angles.sin, interleaved=interleaved) for x in (q, k))
     for one, other in zip(out, (q, k, v), strict=True):
-        torch.testing.assert_close(one, other, **tolerance(dtype))
+        assert_near(one, other)
 
 
 def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
-from quire.engine.execution.attention.cross import PagedCross
-from quire.engine.execution.attention.paged import PagedAttend, QueryAttention
+from quire.engine.execution.attention.cross_attention import PagedCrossAttention
+from quire.engine.execution.attention.paged import PagedAttention, QueryAttention
 from quire.engine.execution.cache import KVCache, LayerCache
-from quire.engine.execution.inputs import CrossInputs, DeviceMetadata, StepInputs
+from quire.engine.execution.inputs import CrossAttentionInputs, DeviceMetadata, StepInputs
 from quire.kernels.paged_attention import AttentionParams, attend_singles, attend_spans
 
 
@@ -71,17 +71,17 @@ class TritonAttention(AttentionBackend):
         metadata = inputs.attention
         assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
         logits_rows = SingleQueries(metadata.logits_tables, metadata.logits_lens, metadata.max_seq_len)
-        attend = PagedAttend(
+        attend = PagedAttention(
             self._layers, inputs.slots, StepQueries(metadata), inputs.model.logits_indices, logits_rows
         )
         cross = None if inputs.cross is None else _cross(self._layers, inputs.cross)
         return PreparedAttention(attend, inputs.static, cross)
 
 
-def _cross(layers: Sequence[LayerCache], inputs: CrossInputs) -> PagedCross:
+def _cross(layers: Sequence[LayerCache], inputs: CrossAttentionInputs) -> PagedCrossAttention:
     """Cross-attention, in which all tokens attend as single ones: the positions of an item have no order."""
     most = inputs.tables.shape[1] * layers[0].keys.shape[2]
-    return PagedCross(
+    return PagedCrossAttention(
         layers,
         SingleQueries(inputs.tables, inputs.lengths, most),
         SingleQueries(inputs.logits_tables, inputs.logits_lengths, most),

@@ -13,10 +13,10 @@ from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.cache import CacheMemory, KVCache
 from quire.engine.execution.executor import BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import StepRunner
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.engine.models.loader import LoadTarget
 
@@ -62,6 +62,9 @@ class Device(LoadTarget, Protocol):
 
     def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
         """The runner of steps that only need logits of last tokens; it uses step graphs where the device has them."""
+
+    def sampler_bytes(self, rows: int, vocab_size: int) -> int:
+        """Bytes of the device's memory that a sampler takes; `rows` of the request table."""
 
     def sampler(
         self, table: RequestTable, vocab_size: int, grammar_states: GrammarStates, inputs: InputBuilder

@@ -12,9 +12,9 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import BackgroundRunner, Executor, LocalExecutor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.memory import free_memory
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
-from quire.engine.execution.table import RequestTable
 
 
 class HostDevice(Device):
@@ -28,6 +28,10 @@ class HostDevice(Device):
         if options.gpu_memory_utilization is not None:  # vLLM's flag, in command lines that were written for it
             return CacheMemory(int(available * options.gpu_memory_utilization), "--gpu-memory-utilization")
         return CacheMemory(int(available * options.kv_cache_free_memory_fraction), "--kv-cache-free-memory-fraction")
+
+    @override
+    def sampler_bytes(self, rows: int, vocab_size: int) -> int:
+        return 0  # the logits processors allocate what the requests need
 
     @override
     def sampler(

@@ -18,11 +18,12 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import BackgroundExecutor, BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.memory import gpu_cache_memory
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.device_sampler import DeviceSampler
+from quire.engine.execution.sampling.device_settings import settings_bytes
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape, LanguageModel
 
 _UTILIZATION = 0.9  # vLLM's default
@@ -83,6 +84,10 @@ class TritonDevice(Device):
         steps = GraphSteps(model, inputs, attention, self._graph_factory())
         steps.capture()
         return steps
+
+    @override
+    def sampler_bytes(self, rows: int, vocab_size: int) -> int:
+        return settings_bytes(rows, vocab_size)
 
     @override
     def sampler(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.engine.execution.pinned import pinned_empty
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.adjust_logits import IN_PROMPT, Biases, Penalties, TokenCounts
 from quire.kernels.choose_tokens import ChoiceSettings
 from quire.kernels.sampling import mask_words
@@ -35,29 +35,27 @@ class RowUse:
     biased: bool
     penalized: bool
     masked: bool
+    grammar: bool
     logprobs: int | None
 
     @property
     def adjusts(self) -> bool:
         """Whether logits change before a token is chosen."""
-        return self.biased or self.penalized or self.masked
+        return self.biased or self.penalized or self.masked or self.grammar
 
 
 def has_settings(params: SamplingParams) -> bool:
     """Whether these tensors can hold all that the sampling of a request depends on.
 
-    Grammars, bad words and rules of timestamps depend on the tokens before in ways that only the host follows.
+    Bad words and rules of timestamps depend on earlier tokens in ways that only the host follows. So do grammars, but
+    what they allow is a mask, which the host sends.
     """
-    follows = bool(params.grammar or params.bad_words) or params.timestamp_rule is not None
-    return not follows and len(_biases(params)) <= MAX_BIASES
+    return not params.bad_words and params.timestamp_rule is None and len(_biases(params)) <= MAX_BIASES
 
 
 def settings_bytes(rows: int, vocab_size: int) -> int:
-    """Bytes of device memory that `DeviceSettings` takes at most: if every row has penalties, a mask and biases.
-
-    While the counts of tokens grow, what they had before takes half as much once more.
-    """
-    return 4 * rows * (vocab_size * 3 // 2 + mask_words(vocab_size) * 3 // 2 + 3 * MAX_BIASES)
+    """Bytes of device memory that `DeviceSettings` takes: almost all of them for counts of tokens."""
+    return 4 * rows * (vocab_size + mask_words(vocab_size) + 3 * MAX_BIASES)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -77,71 +75,41 @@ class NewRow:
     output: NDArray[np.int32]
 
 
-class _Slots:
-    """Rows of a tensor for those rows of the table that need one; there become more when they are needed."""
-
-    def __init__(self, width: int, device: torch.device) -> None:
-        self.values = torch.zeros((0, width), dtype=torch.int32, device=device)
-        self._free: list[int] = []
-        self._held: dict[int, int] = {}
-
-    def take(self, row: int) -> int:
-        """The slot of a row, with any content."""
-        if not self._free:
-            count = len(self.values)
-            added = torch.zeros((max(4, count), self.values.shape[1]), dtype=torch.int32, device=self.values.device)
-            self.values = torch.cat((self.values, added))
-            self._free = list(range(len(self.values) - 1, count - 1, -1))
-        self._held[row] = self._free.pop()
-        return self._held[row]
-
-    def release(self, row: int) -> None:
-        """A row was freed, which may have a slot."""
-        slot = self._held.pop(row, None)
-        if slot is not None:
-            self._free.append(slot)
-
-
 class DeviceSettings:
     """Written when rows of the table change; what a token changes is written by `record_tokens` on the device.
+
+    All memory is allocated at the start, so that a request cannot fail for want of it.
 
     Attributes:
         uses: what the sampling of each row needs, by row.
         positions: (rows,) int64 tokens that were generated.
+        masks: (rows, words) int32 bitmasks of allowed tokens, for `mask_of_row`.
+        seen: the tokens of rows that have penalties.
+        penalties: of all rows.
+        biases: of all rows.
     """
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         """`rows`: of the request table."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
         self.uses: dict[int, RowUse] = {}
         self._device = device
-        self._floats = torch.zeros((6, rows), dtype=torch.float32, device=device)
-        self._integers = torch.zeros((4, rows), dtype=torch.int32, device=device)
-        self._states = torch.zeros((2, rows), dtype=torch.int64, device=device)
+        floats = self._floats = zeros(6, rows, dtype=torch.float32)
+        integers = self._integers = zeros(4, rows)
+        self._states = zeros(2, rows, dtype=torch.int64)
         self.positions = self._states[_POSITION]
-        self._counts = _Slots(vocab_size, device)
-        self._masks = _Slots(mask_words(vocab_size), device)
-        self._tables: tuple[Tensor, Tensor, Tensor] | None = None  # of biases
-
-    @property
-    def masks(self) -> Tensor:
-        """Bitmasks of allowed tokens: (slots, words) int32."""
-        return self._masks.values
-
-    @property
-    def seen(self) -> TokenCounts:
-        """Tokens of the rows that have penalties."""
-        return TokenCounts(self._integers[_COUNTS], self._counts.values)
-
-    @property
-    def penalties(self) -> Penalties:
-        """Penalties of all rows."""
-        return Penalties(self._floats[_REPETITION], self._floats[_FREQUENCY], self._floats[_PRESENCE])
-
-    @property
-    def biases(self) -> Biases:
-        """Biases of all rows; a row must have some."""
-        assert self._tables is not None
-        return Biases(*self._tables, self._integers[_BIASES])
+        self.masks = zeros(rows, mask_words(vocab_size))
+        self.seen = TokenCounts(integers[_COUNTS], zeros(rows, vocab_size))
+        self.penalties = Penalties(floats[_REPETITION], floats[_FREQUENCY], floats[_PRESENCE])
+        self.biases = Biases(
+            tokens=zeros(rows, MAX_BIASES),
+            values=zeros(rows, MAX_BIASES, dtype=torch.float32),
+            limits=zeros(rows, MAX_BIASES),
+            counts=integers[_BIASES],
+        )
 
     def choice(self, rows: Tensor, positions: Tensor, uses: Sequence[RowUse]) -> ChoiceSettings:
         """How a token is chosen at positions (n,) int64 of rows (n,) int64 of the table."""
@@ -163,8 +131,6 @@ class DeviceSettings:
     def remove(self, row: int) -> None:
         """A row was freed."""
         self.uses.pop(row, None)
-        self._counts.release(row)
-        self._masks.release(row)
 
     def add(self, filled: Sequence[NewRow]) -> None:
         """Rows were filled with sequences that `has_settings` accepts."""
@@ -192,37 +158,30 @@ class DeviceSettings:
             biased=bool(biases),
             penalized=penalized,
             masked=masked,
+            grammar=bool(params.grammar),
             logprobs=params.logprobs,
         )
         if biases:
             self._write_biases(new.row, biases)
-        counts = self._write_counts(new) if penalized else -1
-        mask = -1
+        if penalized:
+            self._write_counts(new)
         if params.allowed_tokens is not None:
-            mask = self._masks.take(new.row)
-            self._masks.values[mask].copy_(to_device(params.allowed_tokens.view(np.int32), self._device))
-        return min(params.top_k, _ALWAYS), len(biases), counts, mask
+            self.masks[new.row].copy_(to_device(params.allowed_tokens.view(np.int32), self._device))
+        top_k = min(params.top_k, _ALWAYS)
+        return top_k, len(biases), new.row if penalized else -1, new.row if masked else -1
 
     def _write_biases(self, row: int, biases: Sequence[tuple[int, float, int]]) -> None:
-        if self._tables is None:
-            shape = (self._floats.shape[1], MAX_BIASES)
-            dtypes = (torch.int32, torch.float32, torch.int32)
-            tokens, values, limits = (torch.zeros(shape, dtype=dtype, device=self._device) for dtype in dtypes)
-            self._tables = tokens, values, limits
-        for table, column, dtype in zip(
-            self._tables, zip(*biases, strict=True), (np.int32, np.float32, np.int32), strict=True
-        ):
+        tables = (self.biases.tokens, np.int32), (self.biases.values, np.float32), (self.biases.limits, np.int32)
+        for (table, dtype), column in zip(tables, zip(*biases, strict=True), strict=True):
             table[row, : len(column)].copy_(to_device(np.array(column, dtype), self._device))
 
-    def _write_counts(self, new: NewRow) -> int:
-        """The slot with the tokens of a row."""
-        slot = self._counts.take(new.row)
-        counts = self._counts.values[slot]
+    def _write_counts(self, new: NewRow) -> None:
+        """Count the known tokens of a row."""
+        counts = self.seen.counts[new.row]
         counts.zero_()
         counts.index_fill_(0, to_device(new.prompt.astype(np.int64), self._device), IN_PROMPT)
         output = to_device(new.output.astype(np.int64), self._device)
         counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-        return slot
 
 
 def _floats(params: SamplingParams) -> tuple[float, ...]:
@@ -236,6 +195,6 @@ def _biases(params: SamplingParams) -> list[tuple[int, float, int]]:
     ends = {*params.eos_token_ids, *params.stop_token_ids} if params.min_tokens else set[int]()
     return [
         *((token, bias, _ALWAYS) for token, bias in params.logit_bias.items()),
-        *((token, -math.inf, params.min_tokens) for token in ends),
+        *((token, -math.inf, min(params.min_tokens, _ALWAYS)) for token in ends),
         *((token, -math.inf, 1) for token in {*params.begin_suppress_tokens}),
     ]

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.sampling.choice import sample_tokens
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
 from quire.engine.execution.sampling.logprobs import top_logprobs
@@ -24,9 +24,10 @@ from quire.engine.execution.sampling.masks import (
 )
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.scheduling.plan import SequenceError
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Sampler(TokenSampler):
         self._grammars = GrammarProcessor(grammar_states, vocab_size)
         self._processors: list[LogitsProcessor] = [
             AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), BeginSuppress(),
-            Timestamps(),  # last: it weighs what the others have left
+            Timestamps(),  # last: it compares the tokens that the others allow
         ]  # fmt: skip
         self._stateful: list[RowState] = [*self._processors, self._grammars]
         self._processors_in_use: list[LogitsProcessor] = []  # by the rows of the table
@@ -106,21 +107,7 @@ class Sampler(TokenSampler):
 
     @override
     def verify(self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
-        # In rounds: a sequence whose draft is confirmed so far samples again from the draft's next token, so each token
-        # is sampled from the state after all tokens before it, as without a draft.
-        logits = logits.cpu()
-        ends = itertools.accumulate(1 + len(draft) for draft in drafts)
-        firsts = [end - 1 - len(draft) for draft, end in zip(drafts, ends, strict=True)]
-        choices: list[list[SampledToken]] = [[] for _ in rows]
-        active = list(range(len(rows)))
-        for depth in itertools.count():
-            if not active:
-                break
-            selected = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
-            for i, choice in zip(active, self.sample(selected, [rows[i] for i in active]), strict=True):
-                choices[i].append(choice)
-            active = [i for i in active if _confirmed(drafts[i], depth, choices[i][-1])]
-        return choices
+        return verify_in_rounds(self.start, logits.cpu(), rows, drafts)
 
     @override
     def close(self) -> None:
@@ -174,6 +161,31 @@ class Sampler(TokenSampler):
             logger.exception("sampling for request %s failed", self._table[row].request_id)
             self._errors[row] = SequenceError(f"sampling failed: {type(error).__name__}: {error}")
             return None
+
+
+def verify_in_rounds(
+    start: Callable[[Tensor, Sequence[int]], PendingTokens],
+    logits: Tensor,
+    rows: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+) -> list[list[SampledToken]]:
+    """`TokenSampler.verify` by calls of `TokenSampler.start`.
+
+    A sequence whose draft is confirmed so far samples again from the draft's next token, so each token is sampled from
+    the state after all tokens before it, as without a draft.
+    """
+    ends = itertools.accumulate(1 + len(draft) for draft in drafts)
+    firsts = [end - 1 - len(draft) for draft, end in zip(drafts, ends, strict=True)]
+    choices: list[list[SampledToken]] = [[] for _ in rows]
+    active = list(range(len(rows)))
+    for depth in itertools.count():
+        if not active:
+            break
+        selected = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
+        for i, choice in zip(active, start(selected, [rows[i] for i in active]).result(), strict=True):
+            choices[i].append(choice)
+        active = [i for i in active if _confirmed(drafts[i], depth, choices[i][-1])]
+    return choices
 
 
 def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:

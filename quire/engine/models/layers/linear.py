@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.inputs import RowSet
-from quire.kernels import gpu
+from quire.kernels import gpu, native
 from quire.kernels.activation import activation, kernel_activation
 from quire.kernels.add_scaled import add_scaled
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
@@ -121,11 +121,12 @@ class LowRank(nn.Module):
         self.down, self.up = (Linear(weight.shape[1], weight.shape[0]) for weight in (down, up))
         for linear, weight in ((self.down, down), (self.up, up)):
             linear.weight = nn.Parameter(weight, requires_grad=False)
+            linear.plain = not native.supports(weight) and gpu.supports(weight)  # `add_low_rank` reads it
             linear.pack_weights("none")
 
     def add(self, y: Tensor, x: Tensor, rows: RowSet) -> Tensor:
         """y (tokens, size_out), of which some rows get x's product; it may be changed. x: (tokens, size_in)."""
-        if self.down.weight is not None and self.up.weight is not None and gpu.supports(y, x):
+        if self.down.plain and self.down.weight is not None and self.up.weight is not None:
             return add_low_rank(y, x, self.down.weight, self.up.weight, rows.indices)
         if rows.indices is None:
             return add_scaled(y, self.up(self.down(x)))

@@ -1,4 +1,4 @@
-"""All tensors of a step are on the device, and no step waits for it: checked with fake CUDA tensors, without a GPU."""
+"""All tensors of a step are on the device, and no step waits for it: checked on the meta device, without a GPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quire.engine.execution.profile import run_largest_step
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.spec import DecoderSpec, MoE
 from quire.engine.models.weights import allocate
-from quire.kernels import gpu, native
+from quire.kernels import native
 from tests.support.models import BASE, DECODERS
 
 
@@ -22,7 +21,7 @@ def spec_of(case: str, folder: Path) -> DecoderSpec:
     from transformers import AutoConfig
 
     model_type, overrides = DECODERS[case]
-    config: Any = AutoConfig.for_model(model_type, **{**BASE, "num_hidden_layers": 2, **overrides})
+    config: Any = AutoConfig.for_model(model_type, **{**BASE, **overrides})
     config.save_pretrained(folder)
     spec = read_model_config(folder).spec
     assert isinstance(spec, DecoderSpec)
@@ -30,16 +29,27 @@ def spec_of(case: str, folder: Path) -> DecoderSpec:
 
 
 @pytest.mark.parametrize("case", DECODERS)
-def test_a_step_stays_on_the_device(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake tensors refuse operations on tensors of two devices, and those that read a value."""
+def test_a_step_stays_on_the_device(case: str, tmp_path: Path) -> None:
+    """Most operations on tensors of two devices are refused, and on the meta device those that read a value."""
     spec = spec_of(case, tmp_path)
     if any(isinstance(layer.ffn, MoE) for layer in spec.layers):
-        pytest.skip("experts are chosen on the device by Triton kernels, which fake tensors cannot run")
-    monkeypatch.setattr(gpu, "supports", lambda *_: False)  # the references run
-    with torch.device("meta"):
+        pytest.skip("only the Triton kernels choose experts without reading a value")
+    device = torch.device("meta")
+    with device:
         model = Decoder(spec)
-    device = torch.device("cuda", 0)
-    with FakeTensorMode(allow_non_fake_inputs=True), native.disabled():
+    with native.disabled():
         allocate(model, torch.bfloat16, device)
         model.set_context(64)
         run_largest_step(model, 12, 4, 64, device)
+
+
+def test_tensors_of_two_devices_are_refused() -> None:
+    """What the test above depends on."""
+    for refused in (
+        lambda: torch.ones(3) + torch.ones(3, device="meta"),
+        lambda: torch.cat((torch.ones(3), torch.ones(3, device="meta"))),
+        lambda: torch.ones(3, device="meta").sum().item(),
+        lambda: torch.ones(3, device="meta").nonzero(),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            refused()
