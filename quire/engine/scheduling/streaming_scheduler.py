@@ -76,7 +76,7 @@ class StreamingScheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request, which the core has validated."""
-        order, start = self._waiting.place(message)
+        order, start = self._waiting.assign_order(message)
         request = StreamingRequest(
             id=message.request_id,
             tokens=message.prompt.tolist(),
@@ -119,7 +119,7 @@ class StreamingScheduler:
     def _refusal(self, request: StreamingRequest, tokens: list[int], frames: int, *, last: bool) -> str | None:
         """Why audio cannot be appended to a request, which would have `frames` frames then; None if it can."""
         if tokens:
-            return "only audio can be appended to the request: its tokens are those of the prompt and those generated"
+            return "only audio can be appended to the request, not tokens"
         if request.complete:
             return "the audio is already complete"
         if frames > self.limits.max_model_len:
@@ -145,7 +145,7 @@ class StreamingScheduler:
             self._waiting.pop()
             insort(self._running, entering, key=_ORDER)
             entering.mark_scheduled()
-            plan.new.append(entering.enter(None))
+            plan.new.append(entering.to_new_sequence(None))
             self._schedule_sequence(plan, scheduled, entering, budget)
         plan.removed, self._removed = self._removed, []
         if scheduled:

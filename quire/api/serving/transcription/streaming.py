@@ -18,7 +18,12 @@ from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, Wi
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.text_stream import TextStream
-from quire.api.serving.transcription.types import TranscriptionDone, TranscriptionOptions, TranscriptionUsage
+from quire.api.serving.transcription.types import (
+    TextDelta,
+    TranscriptionDone,
+    TranscriptionOptions,
+    TranscriptionUsage,
+)
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import FeatureArray, MediaItem
 from quire.engine.wire.stream import Delta, GenerateRequest
@@ -29,7 +34,7 @@ from quire.multimodal.audio.frames import FrameMaker, frame_samples, frames_of
 from quire.multimodal.audio.reader import AudioReader
 
 Samples = NDArray[np.float32]
-SendText = Callable[[str], Awaitable[None]]
+SendText = Callable[[TextDelta], Awaitable[None]]
 _NO_TOKENS = np.empty(0, np.int32)
 
 
@@ -41,7 +46,7 @@ class StreamedText:
         self._tokenizer = served.renderer.tokenizer
         self._special = frozenset(self._tokenizer.special_tokens.values()) | set(served.eos_token_ids)
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
-        self._logprobs = options.logprobs
+        self._options = options
         self.attempt = DecodingAttempt(options.temperature)
         self.tokens: list[AlignedToken] = []  # tokens of the text; a position is that of a generated token
 
@@ -51,13 +56,14 @@ class StreamedText:
         logprobs = [entry.logprobs[0] for entry in delta.logprobs]
         attempt.output += delta.token_ids
         attempt.logprobs += logprobs
+        attempt.end(delta.finish_reason, self._options)
         shown = [index for index, token in enumerate(delta.token_ids) if token not in self._special]
         tokens = [delta.token_ids[index] for index in shown]
         self.tokens += [
             AlignedToken(delta.token_ids[index], logprobs[index], before + index, before + index + 1) for index in shown
         ]
         text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
-        wanted = [logprobs[index] for index in shown] if self._logprobs else None
+        wanted = [logprobs[index] for index in shown] if self._options.logprobs else None
         if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
             attempt.pieces.append(piece)
 
@@ -154,8 +160,8 @@ class LiveTranscription:
                 given = len(text.attempt.pieces)
                 text.push(delta)
                 for piece in text.attempt.pieces[given:]:
-                    if (joined := joiner.add(piece)) is not None and joined.text:
-                        await send_text(joined.text)
+                    if (joined := joiner.add(piece)) is not None:
+                        await send_text(joined)
             feeding.cancel()
         seconds = self._samples / SAMPLE_RATE
         self._served.client.observer.on_audio(seconds)
