@@ -201,15 +201,15 @@ def best(kernel: str, cases: Sequence[Callable[[], Iterator[Callable[[], object]
 
     from quire.kernels.triton import tuning  # noqa: PLC0415 not installed for CPUs
 
-    times: dict[tuple[tuple[str, int], ...], float] = {}
+    times: list[tuple[float, dict[str, int]]] = []
     for config in candidates(kernel):
         with mock.patch.object(tuning, "config", lambda *_, config=config, **__: config):
             try:
                 took = [timed(case()) for case in cases]
             except OutOfResources:
                 continue
-        times[tuple(config.items())] = math.fsum(map(math.log, took))
-    return dict(min(times, key=lambda config: times[config])) if times else None
+        times.append((math.fsum(map(math.log, took)), config))
+    return min(times, key=lambda timed_config: timed_config[0])[1] if times else None
 
 
 def tune(device: torch.device) -> None:
