@@ -72,7 +72,7 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     if item.features.dtype != np.float32 or len(found) != 2 or found[0] != rows:
         return f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of {rows} rows"
     if item.before not in (0, audio.before):
-        return f"{item.before} columns of features precede those that are encoded, not 0 or {audio.before}"
+        return f"{item.before} columns of features precede the encoded columns; accepted are 0 and {audio.before}"
     columns, most = item.columns, min(found[1] - item.before, audio.item_columns)
     if not 1 <= columns <= most or found[1] > item.before + audio.item_columns + audio.context:
         return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"

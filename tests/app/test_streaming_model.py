@@ -150,10 +150,16 @@ async def test_committed_audio_gives_the_text_of_a_file(model: Any, folder: Path
     text, tokens, _ = expected(model, folder, samples)
     async with streaming_server(folder) as server:
         async with session_of(server, turn_detection=None) as client:
+            await client.send("session.update", session={"include": ["item.input_audio_transcription.logprobs"]})
+            await client.expect("session.updated")
             await client.append(np.round(read(samples) * 32768).astype(np.int16))
             await client.send("input_audio_buffer.commit")
             events = await client.until(COMPLETED)
         assert events[-1]["transcript"] == text == "".join(e["delta"] for e in events if e["type"] == DELTA)
+        entries = events[-1]["logprobs"]
+        assert bytes(byte for one in entries for byte in one["bytes"]).decode(errors="replace").strip() == text
+        assert all(one["logprob"] < 0 for one in entries)
+        assert [one for e in events if e["type"] == DELTA for one in e["logprobs"]] == entries
         usage = events[-1]["usage"]
         assert usage["input_token_details"] == {"audio_tokens": -(-len(samples) // FRAME), "text_tokens": 36}
         assert usage["output_tokens"] == tokens
@@ -256,6 +262,7 @@ async def test_an_engine_that_dies_fails_the_utterance(folder: Path) -> None:
         await client.append(silence(1.0))
         failed = await client.until("conversation.item.input_audio_transcription.failed")
         assert failed[-1]["error"]["type"] == "server_error"
+        await client.expect("conversation.item.done")
         await client.send("input_audio_buffer.clear")
         await client.expect("input_audio_buffer.cleared")
 

@@ -78,7 +78,7 @@ class AudioScheduler(ABC, Generic[R]):
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request, which the core has validated."""
-        request = self._make(message, *self._waiting.place(message))
+        request = self._make(message, *self._waiting.assign_order(message))
         request.receive(message.items, last=not message.open)
         self._requests[request.id] = request
         if request.frames:
@@ -177,7 +177,7 @@ class AudioScheduler(ABC, Generic[R]):
         self._waiting.pop()
         insort(self._running, request, key=_ORDER)
         request.mark_scheduled()
-        plan.new.append(request.enter(None))
+        plan.new.append(request.to_new_sequence(None))
 
     def _next(self) -> R | None:
         """The waiting request that can enter the batch now; None if there is none."""

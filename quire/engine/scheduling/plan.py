@@ -52,7 +52,7 @@ class EncodedAudio:
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderTokens:
-    """Consecutive tokens of a step that stand for a part of an item.
+    """Consecutive placeholder tokens of an item in a step.
 
     Attributes:
         key: key of the item's embeddings.
@@ -90,7 +90,7 @@ class NewSequence:
 
 @dataclass(frozen=True, slots=True)
 class PromptExtension:
-    """Tokens that follow those of the prompt of a sequence in the batch."""
+    """Tokens that are appended to the prompt of a sequence in the batch."""
 
     request_id: str
     tokens: tuple[int, ...]
@@ -102,8 +102,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
     Attributes:
         new_blocks: appended to the sequence's block table before the step.
         samples: the step computes the sequence's last token, so the next one is sampled.
-        draft: the last tokens, where they are speculated; each one that the model confirms yields one token more.
-        items: the tokens whose embeddings are those of items.
+        draft: draft tokens, at the end of the range; each accepted draft token yields a further token.
+        items: placeholder tokens.
     """
 
     request_id: str
@@ -142,6 +142,12 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens to compute."""
         return sum(item.count for item in self.scheduled)
+
+    @property
+    def encoded_blocks(self) -> dict[str, tuple[int, ...]]:
+        """By request id, the blocks that this step fills with keys and values for cross-attention."""
+        entered = [(new.request_id, new.cross_attention) for new in self.new]
+        return {name: entry.blocks for name, entry in entered if entry is not None and entry.item is not None}
 
     @property
     def is_empty(self) -> bool:

@@ -28,7 +28,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hash: hash of everything that its encoding depends on; equal hashes mean equal items. Empty if the model reads
             audio while it generates (see `LiveModelInfo`): such audio is never shared.
-        start, length: the tokens of the prompt that stand for it, whose embeddings are those of the item. Both are 0
+        start, length: its placeholder tokens in the prompt, whose embeddings the item's encoding replaces. Both are 0
             where the model only transcribes (see `SpeechToTextInfo`, `LiveModelInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
         encoded: number of columns (frames before the encoder) to encode; only convolutions read later ones. None: all.
@@ -180,7 +180,7 @@ class StepStats(msgspec.Struct, array_like=True):
     accepted_tokens: int = 0
     step_seconds: float = 0.0
     item_queries: int = 0  # items looked up in the encoder cache
-    item_hits: int = 0  # those of them that were encoded before
+    item_hits: int = 0  # items found in the encoder cache
 
 
 class StepOutput(msgspec.Struct, tag="step"):

@@ -74,12 +74,14 @@ class CTCWindowDecoder:
         info = self._info
         assert info.blank_token is not None
         placed = collapse(positions, info.blank_token)
-        tokens = [one for one in placed if one.token not in self._special][: self._options.max_tokens]
+        found = [one for one in placed if one.token not in self._special]
+        tokens = found[: self._options.max_tokens]
         contents = [self._tokenizer.token_bytes(one.token) for one in tokens]
         spaced = self._tokenizer.separates_words
         words = align_words(tokens, contents, info.time_precision, window.seconds, spaced=spaced)
         ids = [one.token for one in tokens]
         attempt = DecodingAttempt(0.0, output=ids, logprobs=[one.logprob for one in tokens])
+        attempt.truncated = len(tokens) < len(found)
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         if text:
             details = tuple(self._logprob(one) for one in tokens) if self._options.logprobs else ()

@@ -23,7 +23,12 @@ from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.text_stream import TextStream
-from quire.api.serving.transcription.types import TranscriptionDone, TranscriptionOptions, TranscriptionUsage
+from quire.api.serving.transcription.types import (
+    TextDelta,
+    TranscriptionDone,
+    TranscriptionOptions,
+    TranscriptionUsage,
+)
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import FeatureArray, MediaItem
 from quire.engine.wire.stream import Delta, GenerateRequest
@@ -34,7 +39,7 @@ from quire.multimodal.audio.frames import feature_maker, frame_samples, frames_o
 from quire.multimodal.audio.reader import AudioReader
 
 Samples = NDArray[np.float32]
-SendText = Callable[[str], Awaitable[None]]
+SendText = Callable[[TextDelta], Awaitable[None]]
 _NO_TOKENS = np.empty(0, np.int32)
 
 
@@ -67,7 +72,7 @@ class StreamedText:
         self._blank = info.blank_token if isinstance(info, TransducerInfo) else None
         self._clock = _FrameClock(info)
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
-        self._logprobs = options.logprobs
+        self._options = options
         self.attempt = DecodingAttempt(options.temperature)
         self.tokens: list[AlignedToken] = []  # tokens of the text, with their frames
 
@@ -82,10 +87,11 @@ class StreamedText:
             attempt.logprobs.append(entry.logprobs[0])
             if token not in self._special:
                 shown.append(AlignedToken(token, entry.logprobs[0], frame, frame + 1))
+        attempt.end(delta.finish_reason, self._options)
         self.tokens += shown
         tokens = [one.token for one in shown]
         text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
-        wanted = [one.logprob for one in shown] if self._logprobs else None
+        wanted = [one.logprob for one in shown] if self._options.logprobs else None
         if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
             attempt.pieces.append(piece)
 
@@ -182,8 +188,8 @@ class LiveTranscription:
                 given = len(text.attempt.pieces)
                 text.push(delta)
                 for piece in text.attempt.pieces[given:]:
-                    if (joined := joiner.add(piece)) is not None and joined.text:
-                        await send_text(joined.text)
+                    if (joined := joiner.add(piece)) is not None:
+                        await send_text(joined)
             feeding.cancel()
         seconds = self._samples / SAMPLE_RATE
         self._served.client.observer.on_audio(seconds)
