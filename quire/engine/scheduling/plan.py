@@ -36,16 +36,18 @@ class EncodedItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodedAudio:
-    """Audio that a step encodes, of a sequence that reads a frame with each token.
+    """Audio that a step encodes, of a sequence whose audio arrives while it is computed.
 
     Attributes:
-        first: index of the first frame, which follows those encoded before.
+        first: index of the first frame (of transducers: column), which follows those encoded before.
         features: (rows, columns).
+        last: no audio follows; only transducers need to know.
     """
 
     request_id: str
     first: int
     features: FeatureArray
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class StepPlan:
         prompt_extensions: sequences in the batch whose prompts have become longer.
         encoder_requests: the requests of an encoder's step, each computed in full.
         encoded: items that are encoded before the tokens are computed.
-        audio: audio that is encoded before the tokens are computed, of sequences that read a frame with each token.
+        audio: audio that is encoded before tokens are computed, of sequences whose audio arrives while they run.
         evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """
@@ -150,7 +152,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do, not even a row to free."""
-        return not (self.removed or self.prompt_extensions or self.scheduled or self.encoder_requests)
+        return not (self.removed or self.prompt_extensions or self.scheduled or self.audio or self.encoder_requests)
 
 
 class SampledTokens(msgspec.Struct, frozen=True):
