@@ -218,7 +218,6 @@ class DeviceInputBuilder(InputBuilder):
             block_tables=tables[:given],
             seq_lens=views.seq_lens[:given],
             query_starts=views.query_starts,
-            max_query_len=max(queries.counts[queries.singles :], default=0),
             max_seq_len=self._max_len if static else max(span.length for span in spans),
             logits_tables=tables[given:],
             logits_lens=views.seq_lens[given:],

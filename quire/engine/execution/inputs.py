@@ -119,7 +119,6 @@ class DeviceMetadata:
         block_tables: (singles + spans, blocks) int32.
         seq_lens: (singles + spans,) int32, positions including those of the query.
         query_starts: (spans + 1,) int32 first token of each span, counted from that of the first span, and their end.
-        max_query_len: tokens of the longest span.
         max_seq_len: an upper bound of all lengths.
         logits_tables: block tables of the rows `logits_indices`, which attend as single tokens.
         logits_lens: their lengths.
@@ -129,7 +128,6 @@ class DeviceMetadata:
     block_tables: Tensor
     seq_lens: Tensor
     query_starts: Tensor
-    max_query_len: int
     max_seq_len: int
     logits_tables: Tensor
     logits_lens: Tensor

@@ -92,7 +92,6 @@ def test_prompts_and_generated_tokens() -> None:
     assert not found.static
     assert metadata.singles == 3
     assert metadata.query_starts.tolist() == [0, 7, 8, 13]
-    assert metadata.max_query_len == 7
 
 
 def test_decode_steps_are_padded_and_stay_where_they_are() -> None:
