@@ -27,7 +27,8 @@ from quire.engine.models.layers.relative_bias import RelativeBiasTable
 from quire.engine.models.layers.rope import RopeTables, cos_sin
 from quire.engine.models.layers.stem import make_stem
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedAttention, Rope
+from quire.engine.models.rope_spec import Rope
+from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedAttention
 from quire.engine.models.stack import LayerStack
 from quire.engine.wire.convolutions import count_positions
 from quire.kernels.activation import activation

@@ -24,6 +24,7 @@ from quire.engine.models.audio_spec import (
     WaveConv,
 )
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.rope_spec import DynamicNtk, LongRope, Rope
 from quire.engine.models.spec import (
     AudioEncoderSpec,
     ClippedBias,
@@ -31,17 +32,14 @@ from quire.engine.models.spec import (
     CTCSpec,
     DecoderSpec,
     DisentangledAttention,
-    DynamicNtk,
     EncoderSpec,
     GatedMLP,
     GroupedAttention,
     GroupedSigmoidRouter,
     LatentAttention,
     Layer,
-    LongRope,
     MoE,
     PlainMLP,
-    Rope,
     TransducerSpec,
     TransformerSpec,
 )

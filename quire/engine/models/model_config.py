@@ -98,15 +98,8 @@ def read_model_config(
     if modules is not None and modules.static is not None:
         return _static_config(folder, modules.static, overrides, pooling)
     config = read_config(folder, overrides)
-    if config.model_type in CTC_MODELS:
-        _check_transcribes(config, "CTC", implementation, pooling)
-        ctc = _built(lambda: CTC_MODELS[config.model_type](config))
-        return ModelConfig(config.model_type, ctc, 0, _fp8_scales(config), speech=read_ctc(folder, config, ctc))
-    if config.model_type in TRANSDUCERS:
-        _check_transcribes(config, "RNNT", implementation, pooling)
-        rnnt = _built(lambda: TRANSDUCERS[config.model_type](config))
-        info = read_transducer(folder, config, rnnt)
-        return ModelConfig(config.model_type, rnnt, 0, _fp8_scales(config), streaming=info)
+    if config.model_type in CTC_MODELS or config.model_type in TRANSDUCERS:
+        return _ctc_or_transducer_config(folder, config, implementation, pooling)
     names = getattr(config, "architectures", None) or []
     is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
     known = config.model_type in ARCHITECTURES or config.model_type in AUDIO_MODELS or is_encoder
@@ -140,6 +133,20 @@ def read_model_config(
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
     return ModelConfig(config.model_type, None, extra, scales)
+
+
+def _ctc_or_transducer_config(
+    folder: Path, config: Any, implementation: ModelImplementation, pooling: PoolingOptions
+) -> ModelConfig:
+    kind = config.model_type
+    if kind in CTC_MODELS:
+        _check_transcribes(config, "CTC", implementation, pooling)
+        ctc = _built(lambda: CTC_MODELS[kind](config))
+        return ModelConfig(kind, ctc, 0, _fp8_scales(config), speech=read_ctc(folder, config, ctc))
+    _check_transcribes(config, "RNNT", implementation, pooling)
+    transducer = _built(lambda: TRANSDUCERS[kind](config))
+    info = read_transducer(folder, config, transducer)
+    return ModelConfig(kind, transducer, 0, _fp8_scales(config), streaming=info)
 
 
 def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:

@@ -18,41 +18,7 @@ from quire.engine.models.audio_spec import (
     Stem,
     TimeConv,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DynamicNtk:
-    """RoPE whose base grows with the position beyond the trained length ("dynamic NTK")."""
-
-    theta: float
-    factor: float
-    trained_len: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongRope:
-    """RoPE with other frequencies for sequences that are longer than those of the training."""
-
-    inv_freq: tuple[float, ...]
-    trained_len: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rope:
-    """Rotary position embedding of the first `dim` elements of a head.
-
-    Attributes:
-        inv_freq: dim / 2 inverse frequencies, with the config's scaling applied.
-        factor: multiplies cosine and sine (YaRN, LongRoPE).
-        interleaved: rotates pairs of adjacent elements instead of pairs across the two halves.
-        extension: replaces `inv_freq` beyond the trained length.
-    """
-
-    dim: int
-    inv_freq: tuple[float, ...]
-    factor: float = 1.0
-    interleaved: bool = False
-    extension: DynamicNtk | LongRope | None = None
+from quire.engine.models.rope_spec import Rope
 
 
 class QKNorm(Enum):
@@ -74,9 +40,7 @@ class GroupedAttention:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNorm | None = None
-    window: int | None = (
-        None  # number of positions that a query attends to, including its own; in encoders on each side
-    )
+    window: int | None = None  # positions that a query attends to, including its own; in encoders on each side
     softcap: float | None = None
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)

@@ -75,3 +75,6 @@ class Dialect(Protocol):
 
     def generated(self) -> list[Body]:
         """The events at the end of a generation (vLLM)."""
+
+    def drained(self) -> list[Body]:
+        """The events before the server shuts down, after those of all utterances."""

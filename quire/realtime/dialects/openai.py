@@ -122,6 +122,10 @@ class OpenAI:
         """No events: only vLLM's dialect has generations."""
         return []
 
+    def drained(self) -> list[Body]:
+        """No events: each utterance has its own."""
+        return []
+
     def _done(self, item: str, status: str, text: str | None) -> list[Body]:
         body = _item(item, status, text)
         return [self._event("conversation.item.done", item=body, previous_item_id=self._previous.pop(item, None))]

@@ -103,6 +103,10 @@ class Vllm:
         }
         return [{"type": "transcription.done", "text": text, "usage": counts}]
 
+    def drained(self) -> list[Body]:
+        """transcription.done of the generation that runs, if any of its audio was transcribed."""
+        return self.generated() if self._usage.seconds else []
+
 
 def _error(code: str, message: str) -> Body:
     return {"type": "error", "error": message, "code": code}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,41 @@ def test_other_shapes(tmp_path: Path, name: str) -> None:
     audio = features(5, 500, model.config.encoder_config.num_mel_bins)
     result = Engine(folder).generate([], ALL, items=(audio_of(audio),))
     assert result.tokens == expected_tokens(model, audio), result.error
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_configs(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    encoder = {
+        "hidden_size": rng.choice([16, 24, 32]),
+        "num_attention_heads": rng.choice([1, 2, 4]),
+        "num_hidden_layers": rng.randint(1, 3),
+        "intermediate_size": rng.choice([16, 40]),
+        "subsampling_conv_channels": rng.choice([2, 5, 8]),
+        "conv_kernel_size": rng.randint(1, 9),
+        "num_mel_bins": rng.choice([8, 13, 16, 20]),
+        "sliding_window": rng.randint(1, 20),
+        "default_num_lookahead_tokens": rng.randint(0, 7),
+        "subsampling_factor": rng.choice([2, 4, 8, 16]),
+        "subsampling_conv_kernel_size": rng.randint(2, 5),
+        "scale_input": rng.random() < 0.5,
+        "attention_bias": rng.random() < 0.5,
+        "convolution_bias": rng.random() < 0.5,
+        "hidden_act": rng.choice(["silu", "gelu", "relu"]),
+    }
+    changes = {
+        "num_decoder_layers": rng.randint(1, 3),
+        "max_symbols_per_step": rng.randint(1, 5),
+        "hidden_act": rng.choice(["relu", "tanh", "silu"]),
+        "decoder_hidden_size": rng.choice([8, 24]),
+    }
+    model = make_transducer(seed=seed, encoder=encoder, **changes)
+    folder = save_transducer(model, tmp_path)
+    (folder / "processor_config.json").unlink()  # it lists the lookaheads of the training
+    engine = Engine(folder)
+    for columns in (1, 5, rng.randint(10, 600)):
+        audio = features(seed, columns, model.config.encoder_config.num_mel_bins)
+        assert engine.generate([], ALL, items=(audio_of(audio),)).tokens == expected_tokens(model, audio), encoder
 
 
 def pieces_of(audio: Features, chunks: int) -> list[tuple[torch.Tensor, bool]]:

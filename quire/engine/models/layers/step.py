@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.engine.models.inputs import AdaptedRows, RowSet, StepAttention, StepCrossAttention
 from quire.engine.models.layers.pieces import Pieces
-from quire.engine.models.spec import Rope
+from quire.engine.models.rope_spec import Rope
 from quire.kernels.qk_norm_rope import CosSin
 
 
