@@ -29,7 +29,8 @@ from benchmarks.cpu.limits import Limits
 from benchmarks.cpu.steps import RecordingChannel
 from benchmarks.whisper_cpp import whisper_cpp_run, write_model
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import CoreConfig, build_core
+from quire.engine.build import build_core
+from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import AddRequest, MediaItem, SamplingParams
 from quire.kernels import native

@@ -277,6 +277,24 @@ class ModelOptions(Options):
     )
 
 
+class ParallelOptions(Options):
+    """How a model is divided among processes, which are called ranks."""
+
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
+        1,
+        description="number of ranks that share each layer; each has a GPU of its own, or a part of the CPU's cores; "
+        "models that generate text from text only",
+    )
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="number of groups of ranks that have different layers, one after the other"
+    )
+    enable_expert_parallel: Flag = Field(
+        False,
+        description="divide the experts of a mixture of experts among the ranks of --tensor-parallel-size, instead of "
+        "cutting each expert",
+    )
+
+
 class ChatOptions(Options):
     """Chat templates, parsers and defaults of requests."""
 

@@ -7,19 +7,18 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import psutil
-import torch
 from msgspec import structs
 from tqdm import tqdm
 
 from quire.allocator import keep_freed_memory
-from quire.config.options import EngineOptions, ModelOptions
+from quire.config.options import EngineOptions
 from quire.engine.core import EngineCore
+from quire.engine.core_config import CoreConfig
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
@@ -28,6 +27,9 @@ from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, Pack
 from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
 from quire.engine.execution.item_encoder import CrossWriter, ItemEncoder, NoItems, TokenEmbedder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
+from quire.engine.execution.ranks.errors import RankDied
+from quire.engine.execution.ranks.runner import LeadingRunner
+from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.execution.sampling.sampler import Sampler
@@ -38,8 +40,16 @@ from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.spec import DecoderSpec
+from quire.engine.rank_build import (
+    Ranks,
+    allocate_cache,
+    cache_dtype,
+    cache_memory,
+    cache_shapes,
+    request_table,
+    set_threads,
+)
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
@@ -48,21 +58,9 @@ from quire.engine.streaming_build import streaming_of
 from quire.engine.wire.errors import FrontEndGone
 from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
 from quire.engine.wire.transport import CoreChannel
-from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreConfig:
-    """Configuration of a core. `memory_share`: bytes for its KV cache, if several engines share the memory."""
-
-    folder: Path
-    model_config: ModelConfig
-    model: ModelOptions
-    engine: EngineOptions
-    memory_share: int | None = None
 
 
 class LoadingStopped(Exception):
@@ -78,7 +76,7 @@ def serve_core(config: CoreConfig, address: str) -> None:
             logger.info("loading was cancelled")
         except FrontEndGone:
             logger.debug("the engine ended with its server")
-        except (ModelError, OutOfCacheMemory) as error:
+        except (ModelError, OutOfCacheMemory, RankDied) as error:
             _report(channel, str(error))
         except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
             logger.exception("the engine ended with an error")
@@ -100,25 +98,39 @@ def _report(channel: CoreChannel, error: str) -> None:
         channel.send(CoreDied(error))
 
 
-def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, ModelInfo]:
-    """Load a model and build an engine around it.
+def build_core(
+    config: CoreConfig, channel: CoreChannel, launch: Launcher = rank_process
+) -> tuple[EngineCore, ModelInfo]:
+    """Load a model and build an engine around it. `launch`: starts the other ranks.
 
     Raises:
         ModelError: the model cannot be loaded.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
+        RankDied: another rank could not load its part of the model.
         LoadingStopped: the front end asked to stop.
     """
+    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
+        return _build_core(config, channel, None)
+    ranks = Ranks(config, launch)
+    try:
+        return _build_core(config, channel, ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _build_core(config: CoreConfig, channel: CoreChannel, ranks: Ranks | None) -> tuple[EngineCore, ModelInfo]:
     options = config.engine
-    if options.num_threads is not None:
-        native.set_threads(options.num_threads)
+    set_threads(config)
     device = find_device(config.model.device)
     logger.info("%s", device.description)
     with device.activate():
-        loaded = load_model(config.folder, config.model_config, config.model, device, partial(_progress_bar, channel))
+        groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
+        loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
         if isinstance(loaded.model, Encoder | CTCModel):
             core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
         else:
-            core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel)
+            core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
     keep_freed_memory()  # not before: what loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -129,7 +141,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         max_model_len=core.scheduler.limits.max_model_len,
         num_blocks=num_blocks,
         block_size=options.block_size,
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=loaded.weight_bytes + (0 if ranks is None else ranks.weight_bytes),
         cache_bytes=cache_bytes,
         tasks=_tasks(loaded),
         pooling=None if loaded.pooler is None else pooling_info(loaded.pooler, loaded.model),
@@ -183,37 +195,43 @@ def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> PackedRunner
 
 
 def _build_decoder(
-    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, channel: CoreChannel
+    loaded: LoadedModel,
+    model: LanguageModel,
+    config: CoreConfig,
+    device: Device,
+    channel: CoreChannel,
+    ranks: Ranks | None,
 ) -> tuple[EngineCore, int, int]:
-    """The core around a decoder, the number of blocks of its KV cache, and their bytes."""
+    """The core around a decoder, the number of blocks of its KV cache, and their bytes on all ranks."""
     options = config.engine
-    cache_dtype = torch.int8 if options.kv_cache_dtype == "int8" else loaded.dtype
-    shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
-    per_block = block_bytes(shapes, options.block_size, cache_dtype)
-    available = device.free_memory() if config.memory_share is None else config.memory_share
+    poll = partial(_stop_if_asked, channel)
+    if ranks is not None:
+        ranks.connect(device, poll)
+    per_block = block_bytes(cache_shapes(model, device), options.block_size, cache_dtype(loaded, config))
+    available = cache_memory(config, device)
     if max_cached := _cached_embeddings(loaded, options):
         available -= max_cached * _embedding_bytes(loaded)
     streaming = streaming_of(loaded, options, device)
     if streaming is not None:
         available -= streaming.nbytes
         options = options.model_copy(update={"max_num_seqs": streaming.streams})
+        config = replace(config, engine=options)
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
     needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
     num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
+    if ranks is not None:
+        num_blocks = ranks.least_blocks(num_blocks, poll)
     context_len = _fitting_context(loaded, config, num_blocks - cross_blocks, needed)
     if streaming is not None:
         streaming.check_context(context_len)
+    if ranks is not None:
+        ranks.allocate(num_blocks, context_len, poll)
     model.set_context(context_len)
-    prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
-    cache = device.allocate_cache(shapes, num_blocks, options.block_size, cache_dtype, prefault)
-    try:
-        table = RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch, cross_len)
-    except MemoryError as error:
-        rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
-        raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
+    cache = allocate_cache(loaded, model, config, device, num_blocks)
+    table = request_table(config, model, context_len, cross_len)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
-    runner = ModelRunner(
+    runner = (ModelRunner if ranks is None else LeadingRunner)(
         model,
         device.input_builder(table),
         device.attention(cache, table, loaded.dtype),
@@ -224,11 +242,12 @@ def _build_decoder(
         _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
         _aligner(loaded, table, cache),
     )
+    executor = LocalExecutor(device, runner, cache)
     core = EngineCore(
         _scheduler(options, context_len, num_blocks, model.rope_switch, loaded)
         if streaming is None
         else streaming.scheduler(options, context_len, num_blocks),
-        LocalExecutor(device, runner, cache),
+        executor if ranks is None else ranks.executor(executor),
         channel,
         vocab_size=loaded.vocab_size,
         seed=options.seed,
@@ -238,7 +257,7 @@ def _build_decoder(
         audio=loaded.audio,
         streaming=loaded.streaming,
     )
-    return core, num_blocks, num_blocks * per_block
+    return core, num_blocks, num_blocks * per_block + (0 if ranks is None else ranks.cache_bytes)
 
 
 def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligner | None:
@@ -310,6 +329,11 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int, n
     return held
 
 
+def _stop_if_asked(channel: CoreChannel) -> None:
+    if isinstance(channel.receive(0.0), Shutdown):  # nothing else is sent before `Ready`
+        raise LoadingStopped
+
+
 @contextmanager
 def _progress_bar(channel: CoreChannel, total: int) -> Iterator[Progress]:
     """Shows the bytes loaded, and stops between two tensors if the front end asks for it."""
@@ -318,8 +342,7 @@ def _progress_bar(channel: CoreChannel, total: int) -> Iterator[Progress]:
 
         def advance(count: int) -> None:
             bar.update(count)
-            if isinstance(channel.receive(0.0), Shutdown):  # nothing else is sent before `Ready`
-                raise LoadingStopped
+            _stop_if_asked(channel)
 
         yield advance
     logger.debug("resident after loading: %.2f GiB", psutil.Process().memory_info().rss / 2**30)

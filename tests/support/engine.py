@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import CoreConfig, build_core
+from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.build import build_core
 from quire.engine.core import EngineCore
+from quire.engine.core_config import CoreConfig
 from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.pooling_config import PoolingOptions
@@ -35,6 +37,7 @@ from quire.engine.wire.protocol import (
     TokensOutput,
 )
 from tests.support.deferred import DeferredExecutor
+from tests.support.ranks import ThreadRank
 
 
 @contextmanager
@@ -87,9 +90,18 @@ class Engine:
     Args:
         model: computes in float32 unless it sets another dtype, so that tokens can be compared.
         in_flight: maximum number of steps whose results are pending.
+        parallel: ranks that run the model, in threads of this process.
     """
 
-    def __init__(self, folder: Path, *, model: ModelOptions | None = None, in_flight: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: ModelOptions | None = None,
+        in_flight: int = 1,
+        parallel: ParallelOptions | None = None,
+        **options: Any,
+    ) -> None:
         self.channel = Channel()
         defaults: dict[str, Any] = {
             "kv_cache_memory_bytes": 64 << 20,
@@ -109,11 +121,13 @@ class Engine:
             ),
             model=model,
             engine=EngineOptions(**{**defaults, **options}),
+            parallel=parallel or ParallelOptions(),
         )
         self.core: EngineCore
         self.info: ModelInfo
-        self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
-        self.runner: Any = self.core.executor._runner  # type: ignore[attr-defined]
+        self.core, self.info = build_core(config, self.channel, ThreadRank)  # type: ignore[arg-type]
+        executor: Any = self.core.executor
+        self.runner: Any = executor._inner._runner if isinstance(executor, ShardedExecutor) else executor._runner
         if in_flight > 1:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}

@@ -57,6 +57,13 @@ class Executor(Protocol):
     def prefault(self) -> bool:
         """Do a little background work for later steps; returns whether there is more of it."""
 
+    def ensure_alive(self) -> None:
+        """Check that all processes that run steps are alive.
+
+        Raises:
+            RankDied: one has ended.
+        """
+
     def check(self) -> None:
         """Assert that the internal state is consistent."""
 
@@ -98,6 +105,10 @@ class LocalExecutor(Executor):
     @override
     def prefault(self) -> bool:
         return self._cache is not None and self._cache.prefault()
+
+    @override
+    def ensure_alive(self) -> None:
+        pass  # there is no other process
 
     @override
     def check(self) -> None:
@@ -164,6 +175,10 @@ class ParallelExecutor(Executor):
     @override
     def prefault(self) -> bool:
         return False
+
+    @override
+    def ensure_alive(self) -> None:
+        pass  # there is no other process
 
     @override
     def check(self) -> None:

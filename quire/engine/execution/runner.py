@@ -22,7 +22,7 @@ from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.execution.table import Changes, RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
-from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.protocol import TokenLogprobs, TokenProbs
 
 logger = logging.getLogger(__name__)
 _LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts
@@ -38,7 +38,13 @@ class _Computed:
 
 
 class ModelRunner:
-    """Keeps the request table up to date, and runs model, sampler and pooler over it."""
+    """Keeps the request table up to date, and runs model, sampler and pooler over it.
+
+    Attributes:
+        contains_failures: an exception ends the sequences for which it occurs; False: it ends the engine.
+    """
+
+    contains_failures = True
 
     def __init__(
         self,
@@ -76,6 +82,8 @@ class ModelRunner:
             self.items.prepare(plan, plan.scheduled)
             computed = self._compute(plan.scheduled)
         except Exception:  # error boundary: only the sequences for which it fails alone end
+            if not self.contains_failures:
+                raise
             logger.exception("a step failed; its sequences are computed one by one")
             self._execute_alone(plan, result)
         else:
@@ -204,6 +212,8 @@ class ModelRunner:
         try:
             yield request_id
         except Exception as error:  # error boundary: only this sequence fails
+            if not self.contains_failures:
+                raise
             logger.exception("%s of request %s failed", what, request_id)
             result.errors[request_id] = SequenceError(f"{what} failed: {type(error).__name__}: {error}")
 
@@ -232,11 +242,19 @@ class ModelRunner:
                 result.token_probs[request_id] = self._token_probs(hidden, span)
 
     def _token_probs(self, hidden: Tensor, span: Span) -> list[float]:
+        wanted = self._wanted_probs(span)
+        probs: Tensor = self._wanted_logits(hidden, span)[0].softmax(-1)
+        return [float(prob) for prob in probs[list(wanted.token_ids)]]
+
+    def _wanted_logits(self, hidden: Tensor, span: Span) -> Tensor:
+        """Logits (1, vocab) of the position after which probabilities are wanted."""
+        at = span.offset + self._wanted_probs(span).position - span.start
+        return compute_logits(self.model.lm_head, hidden, slice(at, at + 1))
+
+    def _wanted_probs(self, span: Span) -> TokenProbs:
         wanted = self._table.params_of([span.row])[0].token_probs
         assert wanted is not None
-        at = span.offset + wanted.position - span.start
-        probs: Tensor = compute_logits(self.model.lm_head, hidden, slice(at, at + 1))[0].softmax(-1)
-        return [float(prob) for prob in probs[list(wanted.token_ids)]]
+        return wanted
 
     def _aligns(self, span: Span) -> bool:
         return self._aligner is not None and span.row in self._aligner.rows
@@ -258,15 +276,20 @@ class ModelRunner:
                     result.pooled[request_id] = pooled
 
     def _prompt_logprobs(self, hidden: Tensor, span: Span) -> list[TokenLogprobs]:
+        count = self._table[span.row].prompt_logprobs or 0
+        entries: list[TokenLogprobs] = []
+        for tokens, logits in self._prompt_logits(hidden, span):
+            entries += top_logprobs(logits, tokens, count)
+        return entries
+
+    def _prompt_logits(self, hidden: Tensor, span: Span) -> Iterator[tuple[list[int], Tensor]]:
+        """Prompt tokens after those of a span, and the logits (tokens, vocab) before each, in pieces."""
         row = self._table[span.row]
         # The token after each position; the token after the prompt's last one is not a prompt token.
         tokens = self._table.tokens[span.row, span.start + 1 : min(span.length, row.prompt_len - 1) + 1].tolist()
-        entries: list[TokenLogprobs] = []
         for begin in range(0, len(tokens), _LOGITS_CHUNK):
             chunk, first = tokens[begin : begin + _LOGITS_CHUNK], span.offset + begin
-            logits = compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
-            entries += top_logprobs(logits, chunk, row.prompt_logprobs or 0)
-        return entries
+            yield chunk, compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
 
 
 def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
+from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import ClampedSwigluExperts, GatedExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.linear import Quantization
@@ -57,23 +58,29 @@ class Router(Linear):
 class MoELayer(nn.Module):
     """Router, experts, and the shared expert if there is one."""
 
-    def __init__(self, hidden: int, spec: MoE) -> None:
+    def __init__(self, hidden: int, spec: MoE, group: RankGroup | None = None) -> None:
+        """`group`: ranks that have other experts, or other parts of each; the results are summed."""
         super().__init__()
+        self._group = group
         self.spec = spec
         router = spec.router
         self.router = Router(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias)
         self.score_bias = _score_bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
-        self.experts = nn.ModuleList(Expert(hidden, spec) for _ in range(spec.experts))
+        self.experts = nn.ModuleList(Expert(hidden, spec) for _ in spec.local_experts)
         self.shared = _shared_expert(hidden, spec)
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         chosen, weights = self.route(x)
         out = torch.zeros_like(x)
+        local = self.spec.local_experts
         for index in chosen.unique().tolist():
-            tokens, rank = (chosen == index).nonzero(as_tuple=True)
-            out.index_add_(0, tokens, self.experts[index](x[tokens]) * weights[tokens, rank, None].to(x.dtype))
-        return out if self.shared is None else out + self.shared(x)
+            if index in local:
+                tokens, rank = (chosen == index).nonzero(as_tuple=True)
+                expert = self.experts[index - local.start]
+                out.index_add_(0, tokens, expert(x[tokens]) * weights[tokens, rank, None].to(x.dtype))
+        out = out if self.shared is None else out + self.shared(x)
+        return out if self._group is None else self._group.all_reduce(out)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Indices and weights of each token's experts, both (tokens, top_k)."""

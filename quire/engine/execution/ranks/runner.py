@@ -1,0 +1,51 @@
+"""The runners of models that several ranks run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+from typing_extensions import override
+
+from quire.engine.execution.inputs import Span
+from quire.engine.execution.runner import ModelRunner
+from quire.engine.execution.table import Changes
+from quire.engine.scheduling.plan import SampledTokens, StepResult
+
+
+class LeadingRunner(ModelRunner):
+    """The core's, which samples. The other ranks wait in a step that fails here, so it ends the engine."""
+
+    contains_failures = False
+
+
+class FollowingRunner(ModelRunner):
+    """A worker's: it computes what the core does in the same order, but only the core has the logits."""
+
+    contains_failures = False
+
+    def append(self, sampled: Iterable[SampledTokens]) -> None:
+        """Append the tokens that the core has sampled from the step before."""
+        for one in sampled:
+            row = self._table.row_of(one.request_id)
+            for token in one.tokens:
+                self._table.append(row, token)
+
+    @override
+    def _follow(self, changes: Changes) -> None:
+        pass  # sampler and pooler are not used
+
+    @override
+    def _sample(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:
+        pass
+
+    @override
+    def _report_prompts(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
+        for span in spans:
+            deque(self._prompt_logits(hidden, span), maxlen=0)
+
+    @override
+    def _report_probs(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
+        for span in spans:
+            self._wanted_logits(hidden, span)

@@ -1,0 +1,149 @@
+"""RankGroup: ranks that exchange tensors, over torch.distributed (NCCL on GPUs, Gloo on CPUs)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.parallel.placement import Placement
+from quire.kernels.capture import break_capture
+
+_TIMEOUT = timedelta(minutes=10)  # of a collective; a rank that has ended is noticed at once
+_ONE_SHOT = 256 << 10  # bytes of a rank, up to which an all-reduce of more than two ranks takes one message
+
+
+class RankGroup:
+    """Some ranks that call the same collectives in the same order.
+
+    The results do not depend on the place of a row in a tensor, so that they are the same in any batch.
+
+    Attributes:
+        rank: index of this rank in the group.
+        size: number of ranks.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        """A group that is not connected yet."""
+        self.rank = rank
+        self.size = size
+        self._backend: Any = None
+
+    def connect(self, store: Path, device: torch.device) -> None:
+        """Connect to the other ranks, which do the same.
+
+        Args:
+            store: file in which the ranks find each other; not there at first.
+            device: device of all tensors.
+        """
+        import torch.distributed as dist  # noqa: PLC0415 a tenth of a second, which one rank does not need
+
+        files = dist.FileStore(str(store), self.size)
+        if device.type == "cuda":
+            self._backend = dist.ProcessGroupNCCL(files, self.rank, self.size, _TIMEOUT)
+            self.all_reduce(torch.zeros(1, device=device))  # NCCL connects at the first call
+            return
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = _TIMEOUT
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        self._backend = dist.ProcessGroupGloo(files, self.rank, self.size, options)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of the ranks' tensors, on all ranks; x may be overwritten.
+
+        With more than two ranks, libraries add in an order that depends on an element's place in the tensor. Here
+        each element is summed in the order of the ranks, in float32.
+        """
+        break_capture()
+        x = x.contiguous()
+        if self.size == 2:
+            self._backend.allreduce([x]).wait()
+            return x
+        if x.nbytes <= _ONE_SHOT:
+            return _sum(self._all_gather(x))
+        flat = torch.nn.functional.pad(x.flatten(), (0, -x.numel() % self.size))
+        received = torch.empty_like(flat)
+        self._backend.alltoall_base(received, flat, [], []).wait()
+        return self._all_gather(_sum(received.view(self.size, -1))).flatten()[: x.numel()].view_as(x)
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """The ranks' tensors, all of one shape, on the first rank; an empty list on the others."""
+        import torch.distributed as dist  # noqa: PLC0415 see `connect`
+
+        break_capture()
+        x = x.contiguous()
+        gathered = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._backend.gather([gathered] if gathered else [], [x], options).wait()
+        return gathered
+
+    def send(self, x: Tensor, rank: int) -> None:
+        """Send a tensor to a rank of the group."""
+        break_capture()
+        self._backend.send([x.contiguous()], rank, 0).wait()
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, rank: int) -> Tensor:
+        """Receive a tensor from a rank of the group, which sends it in this shape and dtype."""
+        break_capture()
+        x = torch.empty(tuple(shape), dtype=dtype, device=device)
+        self._backend.recv([x], rank, 0).wait()
+        return x
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._backend = None
+
+    def _all_gather(self, x: Tensor) -> Tensor:
+        """(size, *shape): the ranks' tensors."""
+        gathered = x.new_empty(self.size, *x.shape)
+        self._backend._allgather_base(gathered, x).wait()
+        return gathered
+
+
+def _sum(gathered: Tensor) -> Tensor:
+    """The sum over the first dimension, in order."""
+    total = gathered[0].float()
+    for part in gathered[1:]:
+        total = total + part
+    return total.to(gathered.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroups:
+    """The groups of a rank.
+
+    Attributes:
+        placement: position of the rank.
+        tensor: the ranks that share its layers; None: it has whole layers.
+        world: all ranks; None if there is one pipeline stage.
+    """
+
+    placement: Placement
+    tensor: RankGroup | None
+    world: RankGroup | None
+
+    @classmethod
+    def of(cls, placement: Placement) -> RankGroups:
+        """Groups that are not connected yet."""
+        tensor = RankGroup(placement.tensor_rank, placement.tensor_size) if placement.tensor_size > 1 else None
+        world = RankGroup(placement.rank, placement.ranks) if placement.stages > 1 else None
+        return cls(placement, tensor, world)
+
+    def connect(self, folder: Path, device: torch.device) -> None:
+        """Connect all groups. `folder`: the same for all ranks; files are made in it."""
+        if self.world is not None:
+            self.world.connect(folder / "world", device)
+        if self.tensor is not None:
+            self.tensor.connect(folder / f"stage-{self.placement.stage}", device)
+
+    def close(self) -> None:
+        """Disconnect all groups."""
+        for group in (self.tensor, self.world):
+            if group is not None:
+                group.close()

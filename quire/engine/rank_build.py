@@ -1,0 +1,222 @@
+"""Builds the ranks that run a model together: the core's part, and the workers that follow it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from quire.allocator import keep_freed_memory
+from quire.engine.core_config import CoreConfig
+from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.item_encoder import NoItems
+from quire.engine.execution.pooling import hidden_states
+from quire.engine.execution.ranks.executor import ShardedExecutor
+from quire.engine.execution.ranks.messages import (
+    Allocate,
+    Allocated,
+    Counted,
+    Failed,
+    Loaded,
+    RankChannel,
+    RunStep,
+    ToWorker,
+)
+from quire.engine.execution.ranks.runner import FollowingRunner
+from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
+from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.execution.table import RequestTable
+from quire.engine.models.checkpoint import Progress
+from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.engine.models.errors import ModelError
+from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.models.parallel.group import RankGroups
+from quire.engine.models.parallel.placement import Placement
+from quire.engine.models.parallel.shard import check_divisible
+from quire.engine.models.sharded_decoder import check_parallel
+from quire.engine.models.spec import DecoderSpec
+from quire.kernels import native
+
+logger = logging.getLogger(__name__)
+Poll = Callable[[], None]
+
+
+class Ranks:
+    """The core's view of the ranks of its model.
+
+    Attributes:
+        groups: the groups of rank 0.
+        weight_bytes: bytes of the workers' weights.
+        cache_bytes: bytes of the workers' KV caches.
+    """
+
+    def __init__(self, config: CoreConfig, launch: Launcher = rank_process) -> None:
+        """Start the workers, which load their parts of the model.
+
+        Raises:
+            UnsupportedModel: the model cannot be divided like this.
+        """
+        placement = Placement.of(config.parallel)
+        check_parallel(config.model_config)
+        check_divisible(cast("DecoderSpec", config.model_config.spec), placement)
+        self.groups = RankGroups.of(placement)
+        self.weight_bytes = self.cache_bytes = 0
+        self._workers = Workers(partial(run_rank, config), placement.ranks, launch)
+
+    def connect(self, device: Device, poll: Poll) -> None:
+        """Wait until all ranks have loaded their parts, and connect them; `poll` is called meanwhile.
+
+        Raises:
+            RankDied: a worker has failed.
+        """
+        self.weight_bytes = sum(reply.weight_bytes for reply in self._workers.collect(Loaded, poll))
+        self.groups.connect(self._workers.folder, device.torch_device)
+
+    def least_blocks(self, num_blocks: int, poll: Poll) -> int:
+        """The number of KV blocks that every rank has memory for. `num_blocks`: those of this one."""
+        counts = self._workers.collect(Counted, poll)
+        least = min(num_blocks, *(reply.num_blocks for reply in counts))
+        self.cache_bytes = sum(least * reply.block_bytes for reply in counts)
+        return least
+
+    def allocate(self, num_blocks: int, context_len: int, poll: Poll) -> None:
+        """Let all workers allocate their KV caches."""
+        self._workers.send(Allocate(num_blocks, context_len))
+        self._workers.collect(Allocated, poll)
+
+    def executor(self, inner: LocalExecutor) -> ShardedExecutor:
+        """The executor of all ranks, which then owns the workers. `inner`: that of rank 0."""
+        return ShardedExecutor(inner, self._workers, self.groups)
+
+    def close(self) -> None:
+        """End the workers, if there is no executor."""
+        self._workers.close()
+        self.groups.close()
+
+
+def set_threads(config: CoreConfig) -> None:
+    """Set the threads of the calling thread's kernels: as configured, or this rank's share of the cores."""
+    ranks = Placement.of(config.parallel).ranks
+    if config.engine.num_threads is not None:
+        native.set_threads(config.engine.num_threads)
+    elif ranks > 1:
+        native.set_threads(max(1, torch.get_num_threads() // ranks))
+
+
+def cache_shapes(model: LanguageModel, device: Device) -> list[CacheShape]:
+    """What each layer of this rank caches."""
+    return [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
+
+
+def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
+    """Data type of the KV cache."""
+    return torch.int8 if config.engine.kv_cache_dtype == "int8" else loaded.dtype
+
+
+def cache_memory(config: CoreConfig, device: Device) -> int:
+    """Bytes that this rank's KV cache may be allocated from."""
+    available = device.free_memory() if config.memory_share is None else config.memory_share
+    return available // Placement.of(config.parallel).ranks if device.torch_device.type == "cpu" else available
+
+
+def request_table(config: CoreConfig, model: LanguageModel, context_len: int, cross_len: int = 0) -> RequestTable:
+    """The request table. `cross_len`: see there.
+
+    Raises:
+        OutOfCacheMemory: there is no memory for it.
+    """
+    options = config.engine
+    try:
+        return RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch, cross_len)
+    except MemoryError as error:
+        rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
+        raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
+
+
+def allocate_cache(
+    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, blocks: int
+) -> KVCache:
+    """The KV cache of this rank."""
+    shapes, dtype, size = cache_shapes(model, device), cache_dtype(loaded, config), config.engine.block_size
+    prefault = min(4 * loaded.weight_bytes, blocks * block_bytes(shapes, size, dtype) // 4)
+    return device.allocate_cache(shapes, blocks, size, dtype, prefault)
+
+
+def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection) -> None:
+    """Body of a worker's process or thread: load a part of the model, then run the core's plans until it says stop."""
+    config.start_process()
+    channel = RankChannel(connection, ToWorker)
+    groups = RankGroups.of(Placement.of(config.parallel, rank))
+    try:
+        device = find_device(config.model.device)
+        if device.torch_device.type == "cuda":
+            torch.cuda.set_device(rank)
+        with device.activate():
+            runner = _build_follower(config, groups, device, folder, channel)
+            gc.freeze()
+            while isinstance(message := channel.receive(), RunStep):
+                runner.append(message.sampled)
+                runner.execute(message.plan)
+    except (EOFError, BrokenPipeError):
+        logger.debug("a rank ended with its core")
+    except (ModelError, OutOfCacheMemory) as error:
+        _report(channel, str(error))
+    except Exception as error:  # the process's edge: whatever ends a rank must reach the core
+        logger.exception("rank %d ended with an error", rank)
+        _report(channel, f"{type(error).__name__}: {error}")
+    finally:
+        groups.close()
+        channel.close()
+
+
+def _report(channel: RankChannel, error: str) -> None:
+    with suppress(OSError):
+        channel.send(Failed(error))
+
+
+def _build_follower(
+    config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
+) -> FollowingRunner:
+    set_threads(config)
+    loaded = load_model(config.folder, config.model_config, config.model, device, _no_progress, groups)
+    keep_freed_memory()
+    model = cast("LanguageModel", loaded.model)
+    channel.send(Loaded(loaded.weight_bytes))
+    groups.connect(folder, device.torch_device)
+    per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
+    available = cache_memory(config, device)
+    channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
+    message = channel.receive()
+    if not isinstance(message, Allocate):
+        raise EOFError  # the core stops before it has started
+    model.set_context(message.context_len)
+    cache = allocate_cache(loaded, model, config, device, message.num_blocks)
+    table = request_table(config, model, message.context_len)
+    runner = FollowingRunner(
+        model,
+        device.input_builder(table),
+        device.attention(cache, table, loaded.dtype),
+        device.step_runner(model),
+        table,
+        Sampler(table, loaded.vocab_size),
+        hidden_states(),
+        NoItems(),
+    )
+    channel.send(Allocated())
+    return runner
+
+
+@contextmanager
+def _no_progress(_: int) -> Iterator[Progress]:
+    yield lambda _: None
