@@ -109,21 +109,23 @@ def build_core(
         RankDied: another rank could not load its part of the model.
         LoadingStopped: the front end asked to stop.
     """
+    set_threads(config)
+    device = find_device(config.model.device)
+    logger.info("%s", device.description)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
-        return _build_core(config, channel, None)
-    ranks = Ranks(config, launch)
+        return _build_core(config, channel, device, None)
+    ranks = Ranks(config, device, launch)
     try:
-        return _build_core(config, channel, ranks)
+        return _build_core(config, channel, device, ranks)
     except BaseException:
         ranks.close()
         raise
 
 
-def _build_core(config: CoreConfig, channel: CoreChannel, ranks: Ranks | None) -> tuple[EngineCore, ModelInfo]:
+def _build_core(
+    config: CoreConfig, channel: CoreChannel, device: Device, ranks: Ranks | None
+) -> tuple[EngineCore, ModelInfo]:
     options = config.engine
-    set_threads(config)
-    device = find_device(config.model.device)
-    logger.info("%s", device.description)
     with device.activate():
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
         loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)

@@ -26,11 +26,13 @@ from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.messages import (
     Allocate,
     Allocated,
+    Connect,
     Counted,
     Failed,
     Loaded,
     RankChannel,
     RunStep,
+    Stop,
     ToWorker,
 )
 from quire.engine.execution.ranks.runner import FollowingRunner
@@ -39,7 +41,7 @@ from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.table import RequestTable
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import CacheShape, LanguageModel
-from quire.engine.models.errors import ModelError
+from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.parallel.group import RankGroups
 from quire.engine.models.parallel.placement import Placement
@@ -61,13 +63,18 @@ class Ranks:
         cache_bytes: bytes of the workers' KV caches.
     """
 
-    def __init__(self, config: CoreConfig, launch: Launcher = rank_process) -> None:
+    def __init__(self, config: CoreConfig, device: Device, launch: Launcher = rank_process) -> None:
         """Start the workers, which load their parts of the model.
 
         Raises:
-            UnsupportedModel: the model cannot be divided like this.
+            UnsupportedModel: the model cannot be divided like this, or there are not enough GPUs.
         """
         placement = Placement.of(config.parallel)
+        if device.torch_device.type == "cuda" and torch.cuda.device_count() < placement.ranks:
+            raise UnsupportedModel(
+                f"--tensor-parallel-size times --pipeline-parallel-size is {placement.ranks}, but there are "
+                f"{torch.cuda.device_count()} GPUs: it must not be larger than that"
+            )
         check_parallel(config.model_config)
         check_divisible(cast("DecoderSpec", config.model_config.spec), placement)
         self.groups = RankGroups.of(placement)
@@ -81,7 +88,9 @@ class Ranks:
             RankDied: a worker has failed.
         """
         self.weight_bytes = sum(reply.weight_bytes for reply in self._workers.collect(Loaded, poll))
+        self._workers.send(Connect())
         self.groups.connect(self._workers.folder, device.torch_device)
+        self._workers.watch(self.groups.abort)
 
     def least_blocks(self, num_blocks: int, poll: Poll) -> int:
         """The number of KV blocks that every rank has memory for. `num_blocks`: those of this one."""
@@ -160,12 +169,12 @@ def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection
     groups = RankGroups.of(Placement.of(config.parallel, rank))
     try:
         device = find_device(config.model.device)
-        if device.torch_device.type == "cuda":
-            torch.cuda.set_device(rank)
         with device.activate():
             runner = _build_follower(config, groups, device, folder, channel)
             gc.freeze()
-            while isinstance(message := channel.receive(), RunStep):
+            while True:
+                message = _receive(channel)
+                assert isinstance(message, RunStep)
                 runner.append(message.sampled)
                 runner.execute(message.plan)
     except (EOFError, BrokenPipeError):
@@ -185,6 +194,19 @@ def _report(channel: RankChannel, error: str) -> None:
         channel.send(Failed(error))
 
 
+def _receive(channel: RankChannel) -> Connect | Allocate | RunStep:
+    """The core's next message.
+
+    Raises:
+        EOFError: it is the last one, or the core has ended.
+    """
+    message = channel.receive()
+    if isinstance(message, Stop):
+        raise EOFError
+    assert isinstance(message, Connect | Allocate | RunStep)
+    return message
+
+
 def _build_follower(
     config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
 ) -> FollowingRunner:
@@ -193,13 +215,13 @@ def _build_follower(
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)
     channel.send(Loaded(loaded.weight_bytes))
+    _receive(channel)
     groups.connect(folder, device.torch_device)
     per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
     available = cache_memory(config, device)
     channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
-    message = channel.receive()
-    if not isinstance(message, Allocate):
-        raise EOFError  # the core stops before it has started
+    message = _receive(channel)
+    assert isinstance(message, Allocate)
     model.set_context(message.context_len)
     cache = allocate_cache(loaded, model, config, device, message.num_blocks)
     table = request_table(config, model, message.context_len)

@@ -33,7 +33,6 @@ class ShardedExecutor(Executor):
             result = self._inner.submit(plan).result()
         except (RuntimeError, OSError) as error:  # torch.distributed raises them when another rank has ended
             self._workers.raise_death(error)
-            raise
         self._sampled = [SampledTokens(one.request_id, one.tokens) for one in result.sampled]
         return FinishedStep(result)
 

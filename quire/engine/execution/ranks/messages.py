@@ -11,6 +11,10 @@ from quire.engine.scheduling.plan import SampledTokens, StepPlan
 from quire.engine.wire.transport import Decoder, Encoder
 
 
+class Connect(msgspec.Struct, frozen=True, tag=True):
+    """All ranks have loaded their parts of the model: connect to each other."""
+
+
 class Allocate(msgspec.Struct, frozen=True, tag=True):
     """Allocate the KV cache."""
 
@@ -30,7 +34,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The worker has loaded its part of the model and connects to the other ranks next."""
+    """The worker has loaded its part of the model."""
 
     weight_bytes: int
 
@@ -52,7 +56,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-ToWorker = Allocate | RunStep | Stop
+ToWorker = Connect | Allocate | RunStep | Stop
 FromWorker = Loaded | Counted | Allocated | Failed
 
 

@@ -9,12 +9,14 @@ import os
 import pickle
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from quire.allocator import use_one_arena
 from quire.engine.execution.ranks.errors import RankDied
@@ -25,6 +27,7 @@ Reply = TypeVar("Reply", bound=FromWorker)
 RankEntry = Callable[[int, Path, Connection], None]  # runs a rank, given its index, the ranks' folder and the core
 _LOOK_EVERY = 0.1  # seconds between calls of `poll`
 _STOP_SECONDS = 1.0
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class RankHandle(Protocol):
@@ -62,6 +65,8 @@ def rank_process(entry: RankEntry, rank: int, folder: Path, connection: Connecti
 def _run_in_process(entry: bytes, rank: int, folder: Path, connection: Connection) -> None:
     end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
     use_one_arena()
+    gpus = os.environ.get(_VISIBLE_GPUS, "").split(",")
+    os.environ[_VISIBLE_GPUS] = gpus[rank] if rank < len(gpus) else str(rank)  # CUDA has not been initialized yet
     run: RankEntry = pickle.loads(entry)  # noqa: S301 from our own core
     run(rank, folder, connection)
     os._exit(0)  # Python's own exit takes seconds with torch
@@ -80,6 +85,7 @@ class Workers:
         kill_with_process(self)
         self._channels: list[RankChannel] = []
         self._handles: list[RankHandle] = []
+        self._closing = False
         for rank in range(1, ranks):
             ours, theirs = multiprocessing.Pipe()
             self._handles.append(launch(entry, rank, self.folder, theirs))
@@ -124,7 +130,7 @@ class Workers:
                     self._receive(rank, channel)
                 raise self._died(rank, "")
 
-    def raise_death(self, error: Exception) -> None:
+    def raise_death(self, error: Exception) -> NoReturn:
         """Raise RankDied in place of an error that the end of a worker has caused, or the error itself."""
         end = time.monotonic() + _STOP_SECONDS
         while time.monotonic() < end:
@@ -135,8 +141,24 @@ class Workers:
             time.sleep(0.01)
         raise error
 
+    def watch(self, on_death: Callable[[], None]) -> None:
+        """Call `on_death`, in a thread, when a worker's process has ended before `close`.
+
+        On GPUs a step that waits for the other rank would wait forever.
+        """
+        sentinels = [handle.sentinel for handle in self._handles if isinstance(handle, BaseProcess)]
+
+        def wait() -> None:
+            multiprocessing.connection.wait(sentinels)
+            if not self._closing:
+                on_death()
+
+        if sentinels:
+            threading.Thread(target=wait, name="quire-ranks", daemon=True).start()
+
     def close(self) -> None:
         """End all workers."""
+        self._closing = True
         for channel in self._channels:
             with contextlib.suppress(OSError):
                 channel.send(Stop())

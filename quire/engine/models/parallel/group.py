@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.engine.models.parallel.placement import Placement
 from quire.kernels.capture import break_capture
 
+_CONNECT_TIMEOUT = timedelta(minutes=1)
 _TIMEOUT = timedelta(minutes=10)  # of a collective; a rank that has ended is noticed at once
 _ONE_SHOT = 256 << 10  # bytes of a rank, up to which an all-reduce of more than two ranks takes one message
 
@@ -44,14 +45,16 @@ class RankGroup:
         import torch.distributed as dist  # noqa: PLC0415 a tenth of a second, which one rank does not need
 
         files = dist.FileStore(str(store), self.size)
+        files.set_timeout(_CONNECT_TIMEOUT)
         if device.type == "cuda":
             self._backend = dist.ProcessGroupNCCL(files, self.rank, self.size, _TIMEOUT)
             self.all_reduce(torch.zeros(1, device=device))  # NCCL connects at the first call
             return
         options = dist.ProcessGroupGloo._Options()
-        options._timeout = _TIMEOUT
+        options._timeout = _CONNECT_TIMEOUT
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         self._backend = dist.ProcessGroupGloo(files, self.rank, self.size, options)
+        self._backend._set_default_timeout(_TIMEOUT)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of the ranks' tensors, on all ranks; x may be overwritten.
@@ -94,6 +97,11 @@ class RankGroup:
         x = torch.empty(tuple(shape), dtype=dtype, device=device)
         self._backend.recv([x], rank, 0).wait()
         return x
+
+    def abort(self) -> None:
+        """End the collectives that other threads wait in, with an error."""
+        if self._backend is not None:
+            self._backend.abort()
 
     def close(self) -> None:
         """Disconnect."""
@@ -141,6 +149,12 @@ class RankGroups:
             self.world.connect(folder / "world", device)
         if self.tensor is not None:
             self.tensor.connect(folder / f"stage-{self.placement.stage}", device)
+
+    def abort(self) -> None:
+        """End the collectives that other threads wait in, with an error."""
+        for group in (self.tensor, self.world):
+            if group is not None:
+                group.abort()
 
     def close(self) -> None:
         """Disconnect all groups."""
