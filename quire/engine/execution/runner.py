@@ -29,7 +29,7 @@ _LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of pr
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
+class Computed:
     """The model's results of a step. `hidden`: hidden states of all tokens, where more than logits is wanted."""
 
     spans: Sequence[Span]
@@ -98,19 +98,19 @@ class ModelRunner:
         if self._aligner is not None:
             self._aligner.update(changes.freed, changes.filled)
 
-    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> _Computed:
+    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> Computed:
         """Run the model."""
         inputs = self._with_items(self._inputs.build(scheduled), scheduled)
         attention = self._attention.prepare(inputs)
         if not self._wants_hidden(inputs.spans):
-            return _Computed(inputs.spans, self.steps.logits(inputs, attention))
+            return Computed(inputs.spans, self.steps.logits(inputs, attention))
         cross = attention.cross
         if self._aligner is not None and cross is not None:
             cross = self._aligner.watch(cross, inputs.spans)
         hidden = self.model.run(inputs.model, attention.attend, cross=cross)
         sampling = [span for span in inputs.spans if span.samples]
         logits = compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling)) if sampling else None
-        return _Computed(inputs.spans, logits, hidden)
+        return Computed(inputs.spans, logits, hidden)
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """The inputs with the embeddings of items, and the rows that are computed with the model's adapter."""
@@ -123,7 +123,7 @@ class ModelRunner:
         items = self.items.embeddings([(span, of_row[span.row]) for span in inputs.spans])
         return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))
 
-    def _finish(self, computed: _Computed, result: StepResult) -> None:
+    def _finish(self, computed: Computed, result: StepResult) -> None:
         """Sample, and report what is wanted of hidden states."""
         spans = computed.spans
         if computed.logits is not None:

@@ -177,6 +177,7 @@ def _load_transformer(
         "extra_layers": config.extra_layers,
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     }
+    filler: WeightFiller
     window: WindowOf | None = None
     if isinstance(model, ShardedDecoder):
         sharded = ShardedWeightFiller(model, names, WeightShards(model), **filler_options)

@@ -44,7 +44,9 @@ class WeightShards:
         self._spec, self._part = whole, decoder.spec
         self._placement = placement
         self._layers = stage_layers(len(whole.layers), placement.stage, placement.stages)
-        self._local = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+        self._local: Mapping[str, Sequence[int]] = {
+            name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()
+        }
         self._linears = _linears(model)
         self._local_linears = _linears(decoder)
 
@@ -140,10 +142,10 @@ class WeightShards:
     def padding(self, name: str) -> int:
         """Rows of the rank's parameter behind those of the vocabulary."""
         local = self.local(name)
-        if local not in (_EMBEDDING, _HEAD, _HEAD_BIAS):
+        if local is None or local not in (_EMBEDDING, _HEAD, _HEAD_BIAS):
             return 0
         (rows,), _ = self.slices(name, None)
-        return int(self._local[local][0]) - (rows.stop - rows.start)
+        return self._local[local][0] - len(range(self._spec.vocab)[rows])
 
 
 def _linears(model: nn.Module) -> dict[str, Linear]:

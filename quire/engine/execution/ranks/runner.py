@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.inputs import Span
-from quire.engine.execution.runner import ModelRunner
+from quire.engine.execution.runner import Computed, ModelRunner
 from quire.engine.execution.table import Changes
 from quire.engine.scheduling.plan import SampledTokens, StepResult
 
@@ -34,18 +32,14 @@ class FollowingRunner(ModelRunner):
 
     @override
     def _follow(self, changes: Changes) -> None:
-        pass  # sampler and pooler are not used
+        pass  # nothing is sampled or pooled here
 
     @override
-    def _sample(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:
-        pass
-
-    @override
-    def _report_prompts(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
-        for span in spans:
-            deque(self._prompt_logits(hidden, span), maxlen=0)
-
-    @override
-    def _report_probs(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
-        for span in spans:
-            self._wanted_logits(hidden, span)
+    def _finish(self, computed: Computed, result: StepResult) -> None:
+        """Take part in the output projections of what the core reports."""
+        if computed.hidden is None:
+            return
+        for span in filter(self._reports_prompt, computed.spans):
+            deque(self._prompt_logits(computed.hidden, span), maxlen=0)
+        for span in filter(self._wants_probs, computed.spans):
+            self._wanted_logits(computed.hidden, span)

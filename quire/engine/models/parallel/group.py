@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -42,12 +43,13 @@ class RankGroup:
             store: file in which the ranks find each other; not there at first.
             device: device of all tensors.
         """
-        import torch.distributed as dist  # noqa: PLC0415 a tenth of a second, which one rank does not need
-
+        dist = _torch_distributed()
         files = dist.FileStore(str(store), self.size)
         files.set_timeout(_CONNECT_TIMEOUT)
         if device.type == "cuda":
-            self._backend = dist.ProcessGroupNCCL(files, self.rank, self.size, _TIMEOUT)
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = _TIMEOUT
+            self._backend = dist.ProcessGroupNCCL(files, self.rank, self.size, options)
             self.all_reduce(torch.zeros(1, device=device))  # NCCL connects at the first call
             return
         options = dist.ProcessGroupGloo._Options()
@@ -76,12 +78,10 @@ class RankGroup:
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """The ranks' tensors, all of one shape, on the first rank; an empty list on the others."""
-        import torch.distributed as dist  # noqa: PLC0415 see `connect`
-
         break_capture()
         x = x.contiguous()
         gathered = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
-        options = dist.GatherOptions()
+        options = _torch_distributed().GatherOptions()
         options.rootRank = 0
         self._backend.gather([gathered] if gathered else [], [x], options).wait()
         return gathered
@@ -110,8 +110,13 @@ class RankGroup:
     def _all_gather(self, x: Tensor) -> Tensor:
         """(size, *shape): the ranks' tensors."""
         gathered = x.new_empty(self.size, *x.shape)
-        self._backend._allgather_base(gathered, x).wait()
+        self._backend._allgather_base(gathered.view(-1), x.view(-1)).wait()
         return gathered
+
+
+def _torch_distributed() -> Any:
+    """The module, whose import takes a tenth of a second that one rank does not need; its stubs lack the backends."""
+    return importlib.import_module("torch.distributed")
 
 
 def _sum(gathered: Tensor) -> Tensor:
