@@ -50,7 +50,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @contextmanager
 def running(folder: Path, parallel: dict[str, Any], **options: Any) -> Iterator[Engine]:
-    engine = Engine(folder, parallel=ParallelOptions(**parallel), **options)
+    engine = Engine(folder, parallel=ParallelOptions(**parallel), **{"kv_cache_memory_bytes": 8 << 20, **options})
     try:
         yield engine
     finally:
