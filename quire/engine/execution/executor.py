@@ -58,7 +58,7 @@ class Executor(Protocol):
         """Do a little background work for later steps; returns whether there is more of it."""
 
     def ensure_alive(self) -> None:
-        """Check that all processes that run steps are alive.
+        """Check that all other processes that run steps are alive; by default there are none.
 
         Raises:
             RankDied: one has ended.
@@ -105,10 +105,6 @@ class LocalExecutor(Executor):
     @override
     def prefault(self) -> bool:
         return self._cache is not None and self._cache.prefault()
-
-    @override
-    def ensure_alive(self) -> None:
-        pass  # there is no other process
 
     @override
     def check(self) -> None:
@@ -175,10 +171,6 @@ class ParallelExecutor(Executor):
     @override
     def prefault(self) -> bool:
         return False
-
-    @override
-    def ensure_alive(self) -> None:
-        pass  # there is no other process
 
     @override
     def check(self) -> None:
