@@ -38,12 +38,12 @@ from quire.engine.wire.protocol import (
     Pong,
     Ready,
     RequestOutput,
-    SamplingParams,
     Shutdown,
     StepOutput,
     StepStats,
     TokensOutput,
 )
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.transport import CoreChannel
 from tests.support.fake_core import INFO
 from tests.support.server import running_server

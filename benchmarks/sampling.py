@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.execution.sampling.token_sampling import sample_tokens, uniform
+from quire.engine.wire.sampling_params import SamplingParams
 
 ROWS, VOCAB, REPEATS = 16, 151_936, 20
 

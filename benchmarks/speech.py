@@ -32,7 +32,8 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import build_core
 from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import AddRequest, MediaItem, SamplingParams
+from quire.engine.wire.protocol import AddRequest, MediaItem
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import native
 
 SECONDS = 30  # of audio in a file

@@ -15,7 +15,7 @@ _MAX_MMAP_THRESHOLD = 32 << 20  # of older versions
 def use_one_arena() -> None:
     """Let threads that start from now on share the heap of the main thread.
 
-    By default each thread has an arena. What large requests leave in them is hardly ever free to its last byte, and
+    By default each thread has an arena. Memory of large requests in them is rarely free to the last byte, and
     the end of an arena is not returned to the system, so the process grows with the number of threads.
     """
     if libc := _glibc():

@@ -24,18 +24,19 @@ from torch import Tensor
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.executor import LocalExecutor
-from quire.engine.execution.item_encoder import NoItems
+from quire.engine.execution.item_encoder import NoItemEncoder
 from quire.engine.execution.pooling import hidden_states
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.step_graphs import EagerSteps
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape
-from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
+from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.wire.protocol import AddRequest, SamplingParams
+from quire.engine.wire.protocol import AddRequest
+from quire.engine.wire.sampling_params import SamplingParams
 
 STEPS = 300
 PROMPT = 256
@@ -60,7 +61,12 @@ class ConstantModel:
         return self
 
     def run(
-        self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool = False, cross: CrossAttend | None = None
+        self,
+        inputs: ModelInputs,
+        attend: StepAttention,
+        *,
+        last_token_only: bool = False,
+        cross: StepCrossAttention | None = None,
     ) -> Tensor:
         """Return constant hidden states, which are the logits."""
         indices = inputs.logits_indices
@@ -102,7 +108,7 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     attention = device.attention(cache, table, torch.bfloat16)
     inputs, sampler = device.input_builder(table), Sampler(table, _VOCAB)
     steps = EagerSteps(model)
-    runner = ModelRunner(model, inputs, attention, steps, table, sampler, hidden_states(), NoItems())
+    runner = ModelRunner(model, inputs, attention, steps, table, sampler, hidden_states(), NoItemEncoder())
     limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
     core = EngineCore(scheduler, LocalExecutor(device, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]

@@ -17,15 +17,8 @@ from quire.api.pooling.embeddings import answer_classify, answer_embeddings, ans
 from quire.api.pooling.rerank import answer_rerank, answer_score
 from quire.api.pooling.tei import answer_tei_embed, answer_tei_predict, answer_tei_rerank
 from quire.api.protocol.chat import ChatCompletion, ChatRequest
-from quire.api.protocol.common import streamed
+from quire.api.protocol.common import openapi_stream
 from quire.api.protocol.completions import Completion, CompletionRequest
-from quire.api.protocol.pooling.answers import (
-    ClassificationResponse,
-    EmbeddingResponse,
-    PoolingResponse,
-    RerankResponse,
-    ScoreResponse,
-)
 from quire.api.protocol.pooling.requests import (
     SCORE_FIELDS,
     ClassifyChatRequest,
@@ -36,6 +29,13 @@ from quire.api.protocol.pooling.requests import (
     PoolingTextRequest,
     RerankRequest,
     ScoreRequest,
+)
+from quire.api.protocol.pooling.responses import (
+    ClassificationResponse,
+    EmbeddingResponse,
+    PoolingResponse,
+    RerankResponse,
+    ScoreResponse,
 )
 from quire.api.protocol.pooling.tei import (
     TeiEmbedRequest,
@@ -90,9 +90,9 @@ def router(state: ServerState) -> APIRouter:
         response: Response = await answer(body, request, state)
         return response
 
-    invoke.__annotations__["body"] = _invocation(state)  # what `messages` and `input` ask for depends on the model
+    invoke.__annotations__["body"] = _invocation(state)  # the task of `messages` and `input` depends on the model
     for path in ("/invocations", "/"):
-        routes.post(path, responses=streamed(_ANSWERS), response_model=None)(invoke)
+        routes.post(path, responses=openapi_stream(_ANSWERS), response_model=None)(invoke)
     return routes
 
 

@@ -45,7 +45,7 @@ class UnreadResponse:
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Close a connection at once, and make the system forget what it has not sent yet."""
+    """Close a connection at once, and drop the data that the system has not sent yet."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 
@@ -154,7 +154,7 @@ def _within_file_limit(wanted: int) -> int:
 
 
 def _raise_file_limit(wanted: int) -> int:
-    """Raise the soft limit of open files to what is wanted, at most to the hard limit. Returns the soft limit."""
+    """Raise the soft limit of open files to `wanted`, at most to the hard limit. Returns the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

@@ -23,7 +23,7 @@ from quire.engine.execution.memory import free_memory
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
-from quire.engine.wire.transport import FrontChannel
+from quire.engine.wire.transport import ClientChannel
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ class RunningEngine:
         )
         self._handle = self._new_handle()
         self.client = EngineClient(
-            FrontChannel(self._handle.address),
+            ClientChannel(self._handle.address),
             self._tokenizer.backend,
             capacity=settings.max_num_seqs + settings.max_num_queued_seqs,
         )
@@ -137,7 +137,7 @@ class RunningEngine:
         gc.unfreeze()
         gc.collect()  # of a core in a thread: its model and KV cache, before the next ones need their memory
         self._handle = self._new_handle()
-        await self.client.reconnect(FrontChannel(self._handle.address))
+        await self.client.reconnect(ClientChannel(self._handle.address))
         self._start()
         await self.client.ready()
 

@@ -1,6 +1,7 @@
 """Refuses requests to host names that are not the server's, which a browser sends after DNS rebinding.
 
-A web page whose own name is made to resolve to this machine may read the responses of a server without API key.
+A web page may make its own host name resolve to this machine. It could then read the responses of a server without API
+key.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from quire.api.http.errors import Misdirected
 from quire.app.middleware import PROBE_PATHS, Middleware
 from quire.config.options import ServerOptions
 
-_OWN_NAMES = ("localhost", "*.localhost", "*.internal")  # nobody can register these
+_OWN_NAMES = ("localhost", "*.localhost", "*.internal")  # reserved names that cannot be registered
 
 
 def host_check(server: ServerOptions) -> Middleware | None:

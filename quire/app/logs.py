@@ -71,7 +71,7 @@ class BackgroundHandler(QueueHandler):
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:  # another process has made the shared descriptor non-blocking
                 select.select([], [self._descriptor], [])
-            except OSError:  # a full disk, or nobody reads
+            except OSError:  # a full disk, or a closed pipe
                 return False
         return True
 
@@ -87,6 +87,6 @@ def start_logging(level: str) -> None:
 
 
 def flush_logs() -> None:
-    """Wait until what was logged has been written, but not for long."""
+    """Wait until all queued messages are written, at most half a second."""
     for handler in logging.getLogger().handlers:
         handler.flush()

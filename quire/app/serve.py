@@ -35,7 +35,7 @@ def run(settings: Serve) -> int:
             settings.hf_overrides,
             PoolingOptions(settings.task, settings.convert, settings.pooler_config),
         )
-        from quire.app.serving import serve  # noqa: PLC0415 imports torch while the configs are read
+        from quire.app.lifecycle import serve  # noqa: PLC0415 imports torch while the configs are read
 
         return serve(settings, sources, model_configs, sockets)
 

@@ -19,7 +19,7 @@ from quire.api.responses.service import ResponseService
 from quire.api.serving.models import ServedModel, ServerState
 from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
-from quire.app.protocol import BoundedProtocol
+from quire.app.http_protocol import BoundedProtocol
 from quire.app.sockets import listen_error
 from quire.app.websocket import BoundedWebSocket
 from quire.config.options import ConnectionOptions, ServerOptions
@@ -27,7 +27,7 @@ from quire.realtime.sessions import Sessions
 
 logger = logging.getLogger("quire")
 _ERROR_GRACE = 2.0  # seconds for clients to read the error that aborts their request
-_STOP_GRACE = 5.0  # seconds from the abort of running requests until the process is ended, whatever it is doing
+_STOP_GRACE = 5.0  # seconds from the abort of running requests until the process is ended by force
 
 
 class Server(uvicorn.Server):
@@ -81,13 +81,13 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and log what is served.
+        """Listen, and log the served models and addresses.
 
         Raises:
             ConfigError: another process listens on the port since it was bound.
         """
         try:
-            for one in sockets or ():  # the event loop's own error would not say what is wrong
+            for one in sockets or ():  # the event loop's own error would not name the address
                 one.listen(self.config.backlog)
             await super().startup(sockets)
         except OSError as error:
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
         self._state.draining = True
         self._loop.call_soon_threadsafe(self._sessions.drain)
         self.should_exit = True
-        # In a thread: the event loop may be what is stuck.
+        # In a thread: the event loop may be blocked.
         end_process_after(self._settings.shutdown_timeout + _STOP_GRACE)
         self._loop.call_soon_threadsafe(self._loop.call_later, self._settings.shutdown_timeout, self._abort_requests)
 

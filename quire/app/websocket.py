@@ -1,4 +1,4 @@
-"""Uvicorn's WebSocket protocol with bounds on what it parses at once, on fragments, and on the time to read events."""
+"""Uvicorn's WebSocket protocol with bounds on bytes parsed at once, on fragments, and on the time to read events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def check(self) -> None:
-        """Close the connection if its client does not read what it is sent."""
+        """Close the connection if its client does not read."""
         if self._unread.overdue():
             reset(self.transport)
 

@@ -10,7 +10,6 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from quire.config.command import Command
-from quire.config.foreign.translate import translated
 from quire.config.lists import Names
 from quire.config.options import (
     AudioOptions,
@@ -28,6 +27,7 @@ from quire.config.options import (
     Seconds,
     ServerOptions,
 )
+from quire.config.other_servers.translate import translate_flags
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -62,7 +62,7 @@ class Serve(
         """Understand vLLM's flags; see `Command.translate`."""
         own = {cls.flag(name) for name in cls.model_fields}
         switches = {f"--no-{flag[2:]}" for flag in own}
-        return translated(arguments, frozenset(own | switches))
+        return translate_flags(arguments, frozenset(own | switches))
 
 
 class Chat(Command):
@@ -84,7 +84,7 @@ class Listen(Command):
     """Settings of `quire listen`."""
 
     name = "listen"
-    summary = "print a live transcription of a file, standard input or a microphone, by a server's realtime API"
+    summary = "print a live transcription of a file, standard input or a microphone, using a server's realtime API"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path | None] = Field(
@@ -100,7 +100,7 @@ class Listen(Command):
     rate: Literal["16000", "24000"] = Field(
         "16000", description="samples per second of standard input, or of the microphone"
     )
-    paced: Flag = Field(False, description="send a file at real-time speed, instead of as fast as possible")
+    real_time: Flag = Field(False, description="send a file at real-time speed, instead of as fast as possible")
     input_device: str | None = Field(
         None, description="name or number of the microphone; default: the system's default input"
     )
@@ -110,7 +110,7 @@ class Embed(Command):
     """Settings of `quire embed`."""
 
     name = "embed"
-    summary = "embed the texts of a file, by a server or by a model in this process"
+    summary = "embed the texts of a file, with a server or with a model in this process"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path] = Field(
@@ -125,8 +125,8 @@ class Embed(Command):
     )
     model_name: str | None = Field(
         None,
-        description="name of a model at the server, or without --url the Hugging Face id or directory of the one "
-        "that this process runs; default: the server's first model that embeds, or the bundled quire-nano-embed",
+        description="with --url: name of a model of the server; without: Hugging Face id or directory of a model; "
+        "default: the server's first model that embeds, or the bundled quire-nano-embed",
     )
     api_key: str | None = Field(None, description="API key of the server")
     serve_args: str = Field("", description="without --url: flags of `quire serve` for the model, as one quoted string")

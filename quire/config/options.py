@@ -113,12 +113,12 @@ class ServerOptions(Options):
 
 
 class ConnectionOptions(Options):
-    """Bounds on connections, and on what arrives before a request has been read."""
+    """Bounds on connections, and on headers, URLs and bodies while they arrive."""
 
     limit_concurrency: PositiveInt = Field(
         8192,
         description="maximum number of concurrent HTTP requests; further requests, except health probes, get "
-        "status 503 with Retry-After; reduced to what the process's file limit allows",
+        "status 503 with Retry-After; reduced if the process's limit of open files is lower",
     )
     max_header_count: PositiveInt = Field(256, description="maximum number of headers of a request")
     max_header_size: Size = Field(
@@ -126,12 +126,12 @@ class ConnectionOptions(Options):
     )
     max_url_size: Size = Field(ByteSize(16 << 10), description="maximum size of the URL of a request, e.g. 16KiB")
     header_timeout: Seconds = Field(
-        20.0, description="seconds in which a client has to send the headers of a request; then status 408"
+        20.0, description="time for sending the headers of a request, in seconds; after it: status 408"
     )
     body_timeout: Seconds = Field(
         20.0,
-        description="seconds in which a client has to send the body of a request; each received KiB postpones the "
-        "deadline by a second, but never to more than this many seconds in the future; then status 408",
+        description="time for sending the body of a request, in seconds; each received KiB postpones the "
+        "deadline by a second, to at most this many seconds in the future; after it: status 408",
     )
     write_timeout: Seconds = Field(
         30.0, description="seconds after which a client that reads nothing of its response is disconnected"
@@ -150,7 +150,7 @@ class LimitOptions(Options):
     )
     max_num_queued_seqs: NonNegativeInt = Field(
         512,
-        description="maximum number of sequences that wait for a place in the batch (a request with n=4 has four); "
+        description="maximum number of waiting sequences (a request with n=4 has four sequences); "
         "further requests get status 503 with Retry-After",
     )
     request_timeout: SecondsOrNever = Field(
@@ -184,7 +184,7 @@ class AudioOptions(Options):
     max_audio_decoded_size: Annotated[Size, Field(ge=1 << 20)] = Field(
         ByteSize(4 << 30),
         description="largest audio file after decompression, counted with all channels at the sample rate of the file; "
-        "a larger one is refused (it is decoded in pieces, so this is not the memory that decoding takes)",
+        "a larger one is refused (files are decoded in pieces, so decoding takes less memory than this)",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",
@@ -251,7 +251,7 @@ class ModelOptions(Options):
         "several times slower, which cpu also uses if the compiled kernels are not installed",
     )
     max_model_len: PositiveInt | None = Field(
-        None, description="context length in tokens; default: that of the model, reduced to what fits into the KV cache"
+        None, description="context length in tokens; default: that of the model, reduced if the KV cache is smaller"
     )
     revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face repository")
     hf_overrides: JsonObject = Field(
@@ -330,8 +330,9 @@ class EngineOptions(Options):
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
     kv_cache_memory_bytes: Size | None = Field(
-        None, description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: from "
-        "--kv-cache-free-memory-fraction",
+        None,
+        description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: "
+        "from --kv-cache-free-memory-fraction",
     )
     kv_cache_dtype: Literal["auto", "int8"] = Field(
         "auto", description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head"
@@ -366,7 +367,7 @@ class EngineOptions(Options):
     engine_process: Flag = Field(False, description="run the engine in a separate process instead of a thread")
     on_engine_death: Literal["exit", "restart"] = Field(
         "exit",
-        description="what to do when an engine has died; exit: stop the server with status 1; restart: load the model "
+        description="action when an engine has died; exit: stop the server with status 1; restart: load the model "
         "again, up to five times in a row",
     )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(

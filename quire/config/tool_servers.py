@@ -17,7 +17,7 @@ _HOST = re.compile(r"[\w.:-]+")
 _LABELLED = re.compile(r"([\w.-]+)=(.+)")
 
 
-def labelled(servers: Sequence[str]) -> dict[str, str]:
+def urls_by_label(servers: Sequence[str]) -> dict[str, str]:
     """URLs by label. The default label is the host name.
 
     Raises:
@@ -40,7 +40,7 @@ def labelled(servers: Sequence[str]) -> dict[str, str]:
 
 
 def _checked(servers: tuple[str, ...]) -> tuple[str, ...]:
-    labelled(servers)
+    urls_by_label(servers)
     return servers
 
 

@@ -25,15 +25,15 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
-from quire.engine.execution.item_encoder import CrossWriter, ItemEncoder, NoItems, TokenEmbedder
+from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.runner import LeadingRunner
 from quire.engine.execution.ranks.workers import Launcher, rank_process
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
@@ -55,8 +55,9 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.streaming_build import streaming_of
-from quire.engine.wire.errors import FrontEndGone
-from quire.engine.wire.protocol import CoreDied, ModelInfo, Ready, Shutdown, SpeechToTextInfo
+from quire.engine.wire.errors import FrontEndClosed
+from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
+from quire.engine.wire.protocol import CoreDied, Ready, Shutdown
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -74,11 +75,11 @@ def serve_core(config: CoreConfig, address: str) -> None:
             _build_and_run(config, channel)
         except LoadingStopped:
             logger.info("loading was cancelled")
-        except FrontEndGone:
+        except FrontEndClosed:
             logger.debug("the engine ended with its server")
         except (ModelError, OutOfCacheMemory, RankDied) as error:
             _report(channel, str(error))
-        except Exception as error:  # the thread's edge: whatever ends the core must reach the front end
+        except Exception as error:  # the edge of the thread: every error must reach the front end
             logger.exception("the engine ended with an error")
             _report(channel, f"{type(error).__name__}: {error}")
 
@@ -94,7 +95,7 @@ def _build_and_run(config: CoreConfig, channel: CoreChannel) -> None:
 
 
 def _report(channel: CoreChannel, error: str) -> None:
-    with suppress(FrontEndGone):
+    with suppress(FrontEndClosed):
         channel.send(CoreDied(error))
 
 
@@ -133,7 +134,7 @@ def _build_core(
             core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
         else:
             core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
-    keep_freed_memory()  # not before: what loading frees is not needed again
+    keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
         implementation=loaded.implementation,
@@ -270,10 +271,12 @@ def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligne
 
 def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
     if not isinstance(model, Decoder) or model.encoder is None:
-        return NoItems()
+        return NoItemEncoder()
     assert isinstance(model.spec, DecoderSpec)
     crosses = model.spec.has_cross_attention
-    return CrossWriter(model, model.encoder, cache, block_size) if crosses else TokenEmbedder(model.encoder)
+    return (
+        CrossAttentionEncoder(model, model.encoder, cache, block_size) if crosses else PlaceholderEncoder(model.encoder)
+    )
 
 
 def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:

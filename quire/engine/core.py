@@ -25,25 +25,25 @@ from quire.engine.scheduling.streaming_scheduler import StreamingScheduler
 from quire.engine.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.errors import MalformedMessage
+from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
+    ClientMessage,
     ErrorOutput,
     ExtendRequest,
-    FrontMessage,
     Ping,
     Pong,
-    SamplingParams,
     Shutdown,
-    SpeechToTextInfo,
     StepOutput,
 )
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.streaming import StreamingInfo
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
 _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
-_LOOK_AFTER = 0.002  # seconds between looks at what arrives while the steps of an encoder run
+_LOOK_AFTER = 0.002  # seconds between two checks for new messages while the steps of an encoder run
 _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
 _CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
 
@@ -122,7 +122,7 @@ class EngineCore:
     def step(self) -> None:
         """Submit the next step; wait for the oldest one if no more may be in flight, or nothing could be submitted.
 
-        A wait for a step of an encoder ends after a while, so that what arrives is handled.
+        The wait for a step of an encoder has a timeout, so that new messages are handled.
         """
         limit = self.executor.max_steps_in_flight
         encoder = self.scheduler if isinstance(self.scheduler, EncoderScheduler) else None
@@ -147,7 +147,7 @@ class EngineCore:
 
     def _submit(self) -> bool:
         started = time.monotonic()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         if plan.is_empty and self._in_flight:
             return False  # every sequence waits for a step in flight
         self._in_flight.append(_SubmittedStep(plan, self.executor.submit(plan), started))
@@ -156,12 +156,12 @@ class EngineCore:
     def _run_urgent(self, scheduler: EncoderScheduler) -> None:
         """Run short requests in this thread: they need not wait for the steps in flight, which belong to others."""
         assert isinstance(self.executor, ParallelExecutor)
-        plan = scheduler.plan_urgent(step.plan for step in self._in_flight)
+        plan = scheduler.schedule_urgent(step.plan for step in self._in_flight)
         if plan.encoder_requests:
-            self._finish(_SubmittedStep(plan, self.executor.run_beside(plan), time.monotonic()))
+            self._finish(_SubmittedStep(plan, self.executor.run_in_this_thread(plan), time.monotonic()))
 
     def _finish(self, step: _SubmittedStep) -> None:
-        outputs = self.scheduler.finish(step.plan, step.pending.result())
+        outputs = self.scheduler.update(step.plan, step.pending.result())
         self._release(output.request_id for output in outputs)
         stats = self.scheduler.stats(step.plan)
         stats.step_seconds = time.monotonic() - step.started
@@ -190,7 +190,7 @@ class EngineCore:
             self._handle(message)
             wait = 0.0
 
-    def _handle(self, message: FrontMessage) -> None:
+    def _handle(self, message: ClientMessage) -> None:
         match message:
             case AddRequest():
                 self._add(message)
@@ -237,9 +237,10 @@ class EngineCore:
             if params.seed is None:
                 params = msgspec.structs.replace(params, seed=next(self._seeds))
             message = msgspec.structs.replace(message, params=params)
-        elif params.kind is None:
-            kind = "last" if self._pooler is None else self._pooler.kind
-            message = msgspec.structs.replace(message, params=msgspec.structs.replace(params, kind=kind))
+        elif params.pooling_type is None:
+            pooling_type = "last" if self._pooler is None else self._pooler.pooling_type
+            params = msgspec.structs.replace(params, pooling_type=pooling_type)
+            message = msgspec.structs.replace(message, params=params)
         error = self._invalid_reason(message)
         if error is not None:
             self._send_refusal(message.request_id, error)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem, SpeechToTextInfo
+from quire.engine.wire.model_info import SpeechToTextInfo
+from quire.engine.wire.protocol import MediaItem
 from quire.engine.wire.streaming import StreamingInfo
 
 

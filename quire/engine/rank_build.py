@@ -20,7 +20,7 @@ from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes,
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import LocalExecutor
-from quire.engine.execution.item_encoder import NoItems
+from quire.engine.execution.item_encoder import NoItemEncoder
 from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.messages import (
@@ -37,8 +37,8 @@ from quire.engine.execution.ranks.messages import (
 )
 from quire.engine.execution.ranks.runner import FollowingRunner
 from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.engine.models.errors import ModelError, UnsupportedModel
@@ -233,7 +233,7 @@ def _build_follower(
         table,
         Sampler(table, loaded.vocab_size),
         hidden_states(),
-        NoItems(),
+        NoItemEncoder(),
     )
     channel.send(Allocated())
     return runner

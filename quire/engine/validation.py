@@ -1,4 +1,4 @@
-"""Validation of requests in the core: an invalid request, whatever the front end let through, fails alone."""
+"""Validation of requests in the core, independent of the front end: an invalid request fails alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import msgspec
 from quire.engine.item_validation import invalid_items
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import AddRequest, PoolingParams, SamplingParams, SpeechToTextInfo, TokenArray
+from quire.engine.wire.model_info import SpeechToTextInfo
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest, TokenArray
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.streaming import StreamingInfo
 from quire.engine.wire.token_mask import is_token_mask
 

@@ -1,4 +1,4 @@
-"""Sums of rows in double precision: what the mean of hidden states begins with."""
+"""Sums of rows in double precision, for the mean of hidden states."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class EncoderAttentionParams:
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, params: EncoderAttentionParams) -> Tensor:
-    """Attention of each token to the tokens of its own sequence.
+    """Attention of each token to the tokens of the same sequence.
 
     A sequence's result does not depend on the others. Queries, keys and values may be parts of one projection.
 

@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from quire.config.options import EngineOptions
-from quire.engine.wire.protocol import ModelInfo, StepStats
+from quire.engine.wire.model_info import ModelInfo
+from quire.engine.wire.protocol import StepStats
 from quire.engine.wire.records import RequestRecord, RequestTimes
 from quire.metrics import buckets
 
@@ -73,7 +74,12 @@ class Metrics:
             aliases = CollectorRegistry()
             aliases.register(_Alias(self._engine))
             self._registries.append(aliases)
-        self._define_engine(buckets.token_counts(max_model_len))
+        self._define_engine()
+        self._define_tokens()
+        self._define_realtime()
+        self._define_steps()
+        self._define_sizes(buckets.token_counts(max_model_len))
+        self._define_latencies()
         self.http_requests = Counter(
             "http_requests",
             "HTTP requests by method, handler and status",
@@ -101,7 +107,7 @@ class Metrics:
     def _histogram(self, name: str, text: str, steps: tuple[float, ...]) -> Histogram:
         return Histogram(_PREFIX + name, text, _LABELS, buckets=steps, registry=self._engine)
 
-    def _define_engine(self, tokens: tuple[int, ...]) -> None:
+    def _define_engine(self) -> None:
         self.running = self._gauge("num_requests_running", "Sequences in the batch")
         self.waiting = self._gauge("num_requests_waiting", "Sequences waiting to be scheduled")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
@@ -117,6 +123,8 @@ class Metrics:
         self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding that were verified")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted")
+
+    def _define_tokens(self) -> None:
         self.prompt_tokens = self._counter(
             "prompt_tokens", "Prompt tokens of finished sequences, except those that ended without a token or result"
         )
@@ -128,6 +136,8 @@ class Metrics:
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after its death")
         self.audio_seconds = self._counter("audio_seconds", "Seconds of transcribed audio")
         self.success = self._counter("request_success", "Finished sequences by finish reason", "finished_reason")
+
+    def _define_realtime(self) -> None:
         self.realtime_sessions = Gauge(
             _PREFIX + "websocket_connections_active", "Open realtime sessions", registry=self._engine
         )
@@ -140,10 +150,14 @@ class Metrics:
             buckets=buckets.SESSION,
             registry=self._engine,
         )
+
+    def _define_steps(self) -> None:
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Prompt and generated tokens of an engine step", buckets.STEP_TOKENS
         )
         self.step_seconds = self._histogram("step_duration_seconds", "Duration of an engine step", buckets.ITL)
+
+    def _define_sizes(self, tokens: tuple[int, ...]) -> None:
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", tokens)
         self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a request", tokens)
         self.request_computed = self._histogram(
@@ -154,6 +168,8 @@ class Metrics:
         )
         self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a request", tokens)
         self.request_n = self._histogram("request_params_n", "n of a request", buckets.ANSWERS)
+
+    def _define_latencies(self) -> None:
         self.ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", buckets.TTFT)
         self.itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of a request", buckets.ITL)
         self.tpot = self._histogram(

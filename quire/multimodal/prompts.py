@@ -12,12 +12,19 @@ import tokenizers
 
 from quire.config.options import ChatOptions
 from quire.engine.wire.protocol import TokenArray
-from quire.multimodal.batches import PairsJob, PoolingPrompt, TextsJob, token_array, tokenize_pairs, tokenize_texts
 from quire.multimodal.chat_template import ChatTemplate, load_templates
 from quire.multimodal.errors import PromptError
 from quire.multimodal.messages import normalize
-from quire.multimodal.pairs import pair_template
-from quire.multimodal.sentence_files import read_sentence_files
+from quire.multimodal.pooling_prompts import (
+    PairsJob,
+    PoolingPrompt,
+    TextsJob,
+    token_array,
+    tokenize_pairs,
+    tokenize_texts,
+)
+from quire.multimodal.reranker_prompts import pair_template
+from quire.multimodal.sentence_transformers_files import read_sentence_transformers_files
 from quire.multimodal.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -69,19 +76,19 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class TextJob:
-    """A text to tokenize. `room`: number of tokens; texts that certainly have more are refused."""
+    """A text to tokenize. `max_tokens`: a text that certainly has more tokens is refused; None: no limit."""
 
     text: str
     add_special_tokens: bool
-    room: int | None
+    max_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatJob:
-    """A conversation to render and tokenize. `room`: as in `TextJob`."""
+    """A conversation to render and tokenize. `max_tokens`: as in `TextJob`."""
 
     conversation: Conversation
-    room: int | None
+    max_tokens: int | None
 
 
 Job = TextJob | ChatJob | TextsJob | PairsJob
@@ -110,7 +117,7 @@ class PromptBuilder:
         self._compile = lru_cache(maxsize=8)(ChatTemplate)
         if options.chat_template is not None:
             self._compile(self.sources["default"])
-        self.sentences = read_sentence_files(folder)
+        self.sentence_transformers = read_sentence_transformers_files(folder)
         self._pairs = pair_template(folder, tokenizer, self.sources.get("default"), self._defaults)
         self.prompt_length = lru_cache(maxsize=64)(self._prompt_length)
 
@@ -120,7 +127,7 @@ class PromptBuilder:
         Raises:
             PromptError: it is too long or contains lone surrogates.
         """
-        self.check_length(job.text, job.room)
+        self.check_length(job.text, job.max_tokens)
         return self._encode(job.text, job.add_special_tokens)
 
     def batch(self, job: TextsJob | PairsJob) -> list[PoolingPrompt]:
@@ -130,7 +137,7 @@ class PromptBuilder:
             PromptError: one of them is too long, has no tokens, or contains a lone surrogate.
         """
         if isinstance(job, TextsJob):
-            return tokenize_texts(job, self._tokenizer, lower_case=self.sentences.lower_case)
+            return tokenize_texts(job, self._tokenizer, lower_case=self.sentence_transformers.lower_case)
         return tokenize_pairs(job, self._tokenizer, self._pairs)
 
     def _prompt_length(self, prompt: str) -> int:
@@ -152,7 +159,7 @@ class PromptBuilder:
         messages = normalize(conversation.messages, as_parts=template.wants_parts, audio=conversation.audio)
         final_text = _text_of(messages[-1]) if messages else ""
         text = self._render(template, conversation, messages)
-        self.check_length(text, job.room)
+        self.check_length(text, job.max_tokens)
         prompt = self._encode(text, conversation.add_special_tokens)
         return RenderedChat(prompt, final_text, template.variables)
 
@@ -178,13 +185,13 @@ class PromptBuilder:
                     job.names.at(job.first + index),
                 )
 
-    def check_length(self, text: str, room: int | None) -> None:
-        """Check that a text may fit into `room` tokens, and that it is not too long to be tokenized.
+    def check_length(self, text: str, max_tokens: int | None) -> None:
+        """Check that a text may fit into `max_tokens` tokens, and that it is not too long to be tokenized.
 
         Raises:
             PromptError: it is too long.
         """
-        if room is not None and len(text) > room * self._tokenizer.longest_token:
+        if max_tokens is not None and len(text) > max_tokens * self._tokenizer.longest_token:
             raise PromptError(
                 f"The prompt has {len(text)} characters, too many for the context of {self._max_model_len} tokens.",
                 "input_text",

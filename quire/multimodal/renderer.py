@@ -9,10 +9,10 @@ from typing import Any
 
 from quire.config.options import ChatOptions
 from quire.engine.wire.protocol import TokenArray
-from quire.multimodal.batches import PairsJob, PoolingPrompt, TextsJob
 from quire.multimodal.errors import PromptError
+from quire.multimodal.pooling_prompts import PairsJob, PoolingPrompt, TextsJob
 from quire.multimodal.prompts import ChatJob, Conversation, Job, Prompt, PromptBuilder, RenderedChat, TextJob
-from quire.multimodal.sentence_files import SentenceFiles
+from quire.multimodal.sentence_transformers_files import SentenceTransformersFiles
 from quire.multimodal.tokenizer import Tokenizer
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
@@ -68,34 +68,38 @@ class Renderer:
             "render", "quire.multimodal.prompts:worker", arguments, limits, size=2, max_queued=max_queued
         )
 
-    async def text(self, text: str, *, add_special_tokens: bool, room: int | None = None, tenant: str = "") -> Prompt:
+    async def text(
+        self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None, tenant: str = ""
+    ) -> Prompt:
         """Tokenize a text.
 
         Args:
             text: the prompt.
             add_special_tokens: add the special tokens that the model expects at the start and end.
-            room: number of tokens; texts that certainly have more are refused without being tokenized.
+            max_tokens: a text that certainly has more tokens is refused without being tokenized; None: no limit.
             tenant: the tenant that sent the text; tenants take turns.
 
         Raises:
             PromptError: the text is too long, contains lone surrogates, or takes too long.
             QueueFull: too many jobs wait.
         """
-        self._builder.check_length(text, room)
-        job = TextJob(text, add_special_tokens, room)
+        self._builder.check_length(text, max_tokens)
+        job = TextJob(text, add_special_tokens, max_tokens)
         if len(text) <= _LARGE_CHARACTERS:
             return await self._threads.run(partial(self._builder.text, job), tenant=tenant)
         prompt: Prompt = await self._in_process(job, "Tokenizing the text", "input_text", tenant)
         return prompt
 
-    async def chat(self, conversation: Conversation, *, room: int | None = None, tenant: str = "") -> RenderedChat:
-        """Render and tokenize a conversation. `room`, `tenant`: as in `text`.
+    async def chat(
+        self, conversation: Conversation, *, max_tokens: int | None = None, tenant: str = ""
+    ) -> RenderedChat:
+        """Render and tokenize a conversation. `max_tokens`, `tenant`: as in `text`.
 
         Raises:
             PromptError: the template refuses it, the prompt is too long, or rendering takes too long.
             QueueFull: too many jobs wait.
         """
-        job = ChatJob(conversation, room)
+        job = ChatJob(conversation, max_tokens)
         parts = {
             "messages": _with_arguments(measured(conversation.messages), conversation.messages),
             "tools": measured(conversation.tools or ()),
@@ -136,9 +140,9 @@ class Renderer:
                 yield await self._in_process(part, "Tokenizing the text", part.names.at(part.first), tenant)
 
     @property
-    def sentences(self) -> SentenceFiles:
+    def sentence_transformers(self) -> SentenceTransformersFiles:
         """The settings in the model's files of sentence-transformers."""
-        return self._builder.sentences
+        return self._builder.sentence_transformers
 
     def prompt_length(self, prompt: str) -> int:
         """Tokens of a prompt at the start of a text, with the special tokens before it."""
@@ -161,7 +165,7 @@ class Renderer:
 
     @property
     def has_template(self) -> bool:
-        """Whether conversations without a template of their own can be rendered."""
+        """Whether the model has a chat template, so that requests need not bring one."""
         return "default" in self._builder.sources
 
     @property

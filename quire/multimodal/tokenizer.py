@@ -14,7 +14,7 @@ import tokenizers
 from quire.multimodal.byte_level import bytes_of_letters
 from quire.multimodal.ctc_vocabulary import character_tokenizer
 from quire.multimodal.errors import ModelFileError
-from quire.multimodal.sentence_files import colbert_markers, static_folder
+from quire.multimodal.sentence_transformers_files import colbert_markers, static_folder
 from quire.multimodal.tekken import SPECIAL, tekken_tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.api.http.errors import shortened
+from quire.api.http.errors import shorten
 from quire.realtime.errors import EventError
 
 _Id = Annotated[str, msgspec.Meta(max_length=512)]
@@ -124,13 +124,11 @@ def _refusal_of_kind(kind: str | None) -> EventError | None:
         return None
     if kind.startswith(_SPEECH_TO_SPEECH):
         return EventError(
-            f"The event {shortened(kind)!r} is not supported: sessions of this server transcribe only.",
+            f"The event {shorten(kind)!r} is not supported: sessions of this server transcribe only.",
             "unsupported_event",
             "type",
         )
-    return EventError(
-        f"Unknown event type {shortened(kind)!r}; known are: {', '.join(_KINDS)}.", "unknown_event", "type"
-    )
+    return EventError(f"Unknown event type {shorten(kind)!r}; known are: {', '.join(_KINDS)}.", "unknown_event", "type")
 
 
 def _as_invalid(error: msgspec.ValidationError) -> tuple[str, str, str | None]:

@@ -6,7 +6,7 @@ SessionEnded           the session ends; the client gets the reason
 
 from __future__ import annotations
 
-from quire.api.http.errors import shortened
+from quire.api.http.errors import shorten
 
 _MAX_MESSAGE = 1000  # characters of an error text
 
@@ -21,7 +21,7 @@ class EventError(Exception):
     """
 
     def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(shortened(message, _MAX_MESSAGE))
+        super().__init__(shorten(message, _MAX_MESSAGE))
         self.code = code
         self.param = param
         self.event_id: str | None = None

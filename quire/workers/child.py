@@ -1,4 +1,4 @@
-"""The worker process: does one job after another in a thread with a stack of its own.
+"""The worker process: runs one job after another in a thread with a large stack.
 
 Its end of a socket pair is file descriptor 0. Messages are pickled, with their length in front. Replies have more of
 these pieces: their number, the pickled reply, then large arrays as they are in memory, which are read into place.
@@ -117,7 +117,7 @@ def _do(work: Callable[[Any], Any], content: bytearray, connection: socket.socke
 
 
 def _return_memory() -> None:
-    """Return what was freed to the system; exceptions and templates leave cycles that refer to whole texts."""
+    """Return freed memory to the system; exceptions and templates leave cycles that refer to whole texts."""
     gc.collect()
     return_freed_memory()
 

@@ -16,7 +16,7 @@ class WorkerError(Exception):
 
 
 class QueueFull(WorkerError):
-    """Too many jobs wait. Later there may be room."""
+    """Too many jobs are waiting; a later attempt may succeed."""
 
 
 class JobTimedOut(WorkerError):
@@ -37,7 +37,7 @@ class Cause(Enum):
     MEMORY = "it needs too much memory"
     STACK = "it is nested too deeply"
     CRASH = "its process has crashed"
-    KILLED = "its process was killed twice"  # by the system or by somebody else
+    KILLED = "its process was killed twice"  # by the system or by a user
 
 
 class JobKilled(WorkerError):

@@ -23,7 +23,7 @@ from quire.engine.core_config import CoreConfig
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import CoreMessage, FrontMessage
+from quire.engine.wire.protocol import ClientMessage, CoreMessage
 from quire.multimodal.chat_template import ChatTemplate
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.prompts import PromptBuilder
@@ -41,7 +41,7 @@ class SilentChannel:
 
     def send(self, message: CoreMessage) -> None: ...
 
-    def receive(self, timeout: float | None) -> FrontMessage | None:
+    def receive(self, timeout: float | None) -> ClientMessage | None:
         return None
 
 

@@ -14,7 +14,7 @@ from quire.app.supervision import DeathPolicy, supervise
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreEntry, ThreadCore
 from quire.engine.wire.protocol import CoreDied
-from quire.engine.wire.transport import CoreChannel, FrontChannel
+from quire.engine.wire.transport import ClientChannel, CoreChannel
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server, until
 
@@ -42,7 +42,7 @@ class Engine:
         core = self._later.pop(0) if self._later else cannot_be_loaded
         handle = ThreadCore()
         self._handles.append(handle)
-        await self.client.reconnect(FrontChannel(handle.address))
+        await self.client.reconnect(ClientChannel(handle.address))
         handle.start(core, self.client.fail)
         await self.client.ready()
 

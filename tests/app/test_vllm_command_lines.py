@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.config.test_foreign_flags import DOCUMENTED
+from tests.config.test_other_servers import DOCUMENTED
 from tests.support.process import serving, tiny_model
 
 WITHOUT_EFFECT = {"--enable-auto-tool-choice", "--enforce-eager", "--swap-space", "--trust-remote-code"}

@@ -6,12 +6,12 @@ import pytest
 
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
-from quire.config.tool_servers import labelled
+from quire.config.tool_servers import urls_by_label
 
 
 def test_servers_have_labels() -> None:
     settings = Serve.parse(["--tool-server", "http://a.example/mcp?x=1,b.example:81", "--tool-server", "c=https://d/e"])
-    assert labelled(settings.tool_server) == {
+    assert urls_by_label(settings.tool_server) == {
         "a.example": "http://a.example/mcp?x=1",
         "b.example": "http://b.example:81/mcp",
         "c": "https://d/e",

@@ -14,7 +14,8 @@ from quire.engine import core as core_module
 from quire.engine.core import EngineCore
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.wire.errors import MalformedMessage
-from quire.engine.wire.protocol import AddRequest, Ping, Pong, SamplingParams, Shutdown, StepOutput, TokensOutput
+from quire.engine.wire.protocol import AddRequest, Ping, Pong, Shutdown, StepOutput, TokensOutput
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model

@@ -15,16 +15,16 @@ import pytest
 from quire.api.answers.answer import AnswerFormat
 from quire.api.answers.grammar_writer import as_lark
 from quire.api.answers.reasoning import ReasoningTags
-from quire.api.answers.structured.compilation import completed
+from quire.api.answers.structured.compilation import complete_grammar
 from quire.api.answers.structured.constraint import ReasoningPrefix, grammar_of
-from quire.api.answers.tools.calls import joined
+from quire.api.answers.tools.calls import join_calls
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.custom import schema_of
 from quire.api.answers.tools.registry import FORMATS
 from quire.api.protocol.custom import CustomDefinition, CustomTool, GrammarFormat
 from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
 from quire.engine.wire.grammar import GrammarTokens
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.engine import Engine, random_prompt
 from tests.support.formats import CONSTRAINED
 from tests.support.models import make_model, save_model
@@ -53,7 +53,7 @@ def constrained(grammar: str, seed: int = 0, **fields: Any) -> SamplingParams:
 
 
 def grammar_for(**kind: Any) -> str:
-    return completed(grammar_of(StructuredOutputs.model_validate(kind), SPECIAL_IDS))
+    return complete_grammar(grammar_of(StructuredOutputs.model_validate(kind), SPECIAL_IDS))
 
 
 def text_of(tokens: list[int]) -> str:
@@ -256,7 +256,7 @@ def test_a_tool_whose_names_and_values_spell_special_tokens(folder: Path, name: 
 
 def walk(tokens: GrammarTokens, grammar: str, rng: Random) -> list[int]:
     """Random tokens that a grammar allows, up to its end; ordinary ones where the end is not the only possibility."""
-    matcher, given = tokens.matcher(completed(grammar)), list[int]()
+    matcher, given = tokens.matcher(complete_grammar(grammar)), list[int]()
     while not matcher.is_stopped():
         mask = matcher.compute_bitmask()
         allowed = [token for token in range(len(mask) * 8) if mask[token // 8] >> token % 8 & 1]
@@ -317,7 +317,7 @@ def test_a_required_tool_call_is_valid_in_every_format(engine: Engine, name: str
     grammar = grammar_of(None, SPECIAL_IDS, plan=plan)
     for text in generate_texts(engine, grammar, 6):
         parsed = plan.format.parser(schemas).push(text, last=True)
-        (call,) = joined(parsed.calls)
+        (call,) = join_calls(parsed.calls)
         jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])
         assert parsed.content == ""
 
@@ -336,7 +336,7 @@ def test_the_input_of_a_custom_tool_matches_its_format(engine: Engine, name: str
     )
     read = AnswerFormat(tags=None, prompt=None, plan=plan)
     for text in generate_texts(engine, grammar_of(None, SPECIAL_IDS, plan=plan), 3):
-        (call,) = joined(read.parser().push(text, last=True).calls)
+        (call,) = join_calls(read.parser().push(text, last=True).calls)
         assert re.fullmatch(pattern, call.arguments), text
 
 

@@ -22,20 +22,20 @@ from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.pooling_config import PoolingOptions
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
+from quire.engine.wire.model_info import ModelInfo
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
     ErrorOutput,
     ExtendRequest,
     MediaItem,
-    ModelInfo,
     PooledOutput,
-    PoolingParams,
     RequestOutput,
-    SamplingParams,
     StepOutput,
     TokensOutput,
 )
+from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.deferred import DeferredExecutor
 from tests.support.ranks import ThreadRank
 

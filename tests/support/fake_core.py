@@ -11,29 +11,29 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.errors import FrontEndGone
+from quire.engine.wire.errors import FrontEndClosed
 from quire.engine.wire.launch import CoreEntry, CoreHandle, ThreadCore
+from quire.engine.wire.model_info import ModelInfo
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
+    ClientMessage,
     CoreDied,
     ErrorOutput,
-    FrontMessage,
-    ModelInfo,
     Ping,
     Pong,
     PooledOutput,
-    PoolingParams,
     Ready,
     RequestOutput,
-    SamplingParams,
     Shutdown,
     StepOutput,
     StepStats,
     TokenLogprobs,
     TokensOutput,
 )
-from quire.engine.wire.transport import CoreChannel, FrontChannel
+from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.transport import ClientChannel, CoreChannel
 from tests.support.pooling import pooled
 from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 
@@ -98,7 +98,7 @@ class FakeCore:
     hold: threading.Event = field(default_factory=threading.Event)
     deaf: threading.Event = field(default_factory=threading.Event)
     die_at_step: int | None = None
-    received: list[FrontMessage] = field(default_factory=list)
+    received: list[ClientMessage] = field(default_factory=list)
     active: dict[str, tuple[AddRequest, list[int], int]] = field(default_factory=dict)
     steps: int = 0
     _allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -109,7 +109,7 @@ class FakeCore:
 
     def __call__(self, address: str) -> None:
         """Body of the core's thread."""
-        with CoreChannel(address) as channel, suppress(FrontEndGone):
+        with CoreChannel(address) as channel, suppress(FrontEndClosed):
             channel.send(Ready(self.info))
             while self._listen(channel):
                 if self.active and (not self.hold.is_set() or self._allowed.acquire(blocking=False)):
@@ -196,7 +196,7 @@ async def running_client(
 ) -> AsyncIterator[EngineClient]:
     """A client connected to a core in a thread, or wherever `handle` runs it."""
     handle = handle or ThreadCore()
-    client = EngineClient(FrontChannel(handle.address), byte_tokenizer(), capacity=capacity)
+    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), capacity=capacity)
     handle.start(core, client.fail)
     await client.ready()
     try:

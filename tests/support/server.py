@@ -24,10 +24,10 @@ from quire.api.serving.defaults import read_defaults
 from quire.api.serving.models import ServedModel, ServerState
 from quire.app.connections import Connections
 from quire.app.factory import create_app
-from quire.app.protocol import BoundedProtocol
+from quire.app.http_protocol import BoundedProtocol
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
-from quire.config.tool_servers import labelled
+from quire.config.tool_servers import urls_by_label
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.reader import AudioReader
@@ -122,7 +122,7 @@ async def running_server(
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
         store = ResponseStore(database, options.response_ttl, options.response_store_size)
         await stack.enter_async_context(aclosing(store))
-        tool_servers = ToolServers(labelled(options.tool_server), options.tool_timeout)
+        tool_servers = ToolServers(urls_by_label(options.tool_server), options.tool_timeout)
         transcriber_of = transcriber_factory() if speech is None else lambda _: speech
         sessions = Sessions(state, options, options, metrics, transcriber_of)
         app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)

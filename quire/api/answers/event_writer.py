@@ -26,7 +26,7 @@ class EventWriter(ABC, Generic[Event]):
             if isinstance(piece, CallDelta):
                 yield from self._write_call(piece)
             elif not piece.reasoning:
-                follows = piece.apart and self._open == "text"  # what was between them is not shown
+                follows = piece.apart and self._open == "text"  # the whitespace between them was dropped
                 yield from self._write_text("text", f"\n{piece.text}" if follows else piece.text)
             elif self._reasoning:
                 yield from self._write_text("reasoning", piece.text)

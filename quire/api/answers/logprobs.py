@@ -15,7 +15,7 @@ from quire.engine.wire.protocol import TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 
 _MIN_LOGPROB = -9999.0  # JSON has no minus infinity
-_MAX_CANDIDATES = 512  # that are formatted before the event loop goes on; they take a millisecond
+_MAX_CANDIDATES = 512  # formatted without giving way to the event loop; they take a millisecond
 _MAX_IN_LOOP = 4096  # of one entry; more are formatted in a thread
 P = ParamSpec("P")
 Formatted = TypeVar("Formatted")
@@ -148,7 +148,9 @@ class CompletionLogprobColumns:
         return orjson.Fragment(orjson.dumps({name: _joined(pieces) for name, pieces in self._pieces.items()}))
 
 
-async def encoded(entries: Sequence[Entry], format_entries: Callable[[Sequence[Entry]], list[Any]]) -> orjson.Fragment:
+async def encode_entries(
+    entries: Sequence[Entry], format_entries: Callable[[Sequence[Entry]], list[Any]]
+) -> orjson.Fragment:
     """Formatted entries as a JSON array, made in slices between which the event loop runs."""
     return _joined([_items(await _unblocked(part, format_entries, part)) async for part in _slices(entries)])
 

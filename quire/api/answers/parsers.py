@@ -39,7 +39,7 @@ def tool_format(parser: str, template: str) -> ToolFormat | None:
 
 
 def check_parsers(reasoning_parser: str, tool_call_parser: str) -> tuple[str, str] | None:
-    """The first of the settings that is not valid and what it expects, or None."""
+    """The first invalid setting and its accepted values; None if both are valid."""
     if tool_call_parser not in (_DISABLED, _DETECT, *FORMATS):
         return "tool_call_parser", f"{_DETECT}, {_DISABLED}, {', '.join(FORMATS)}"
     try:

@@ -49,7 +49,7 @@ class ReasoningParser:
 
 _THINK = ReasoningTags()
 _IMPLICIT = ReasoningTags(implicit_start=True)
-# Marks of citations, and what may become one at the end of a text.
+# Marks of citations, and the beginning of a mark at the end of a text.
 _CITATION = re.compile(r"<co>|</co(?::[\d:,\[\] ]{0,200})?>")
 _CITATION_BEGUN = re.compile(r"<(?:/?(?:c(?:o)?)?|/co:[\d:,\[\] ]{0,200})\Z")
 _COHERE = (("<|START_THINKING|>",), ("<|END_THINKING|>",))
@@ -249,7 +249,7 @@ class _Citations:
     """Removes the marks of citations from a text that arrives in pieces."""
 
     def __init__(self) -> None:
-        self._buffer = ""  # what may be a part of a mark
+        self._buffer = ""  # text that may be a part of a mark
 
     def remove(self, text: str, last: bool) -> str:
         """Add text; returns the part without marks that is certain now."""
@@ -265,7 +265,7 @@ class _Unwrapper:
     def __init__(self, start: str, end: str) -> None:
         self._start = start
         self._end = end
-        self._buffer = ""  # what may be a part of a tag
+        self._buffer = ""  # text that may be a part of a tag
         self._inside: bool | None = None
         self._leading = LeadingWhitespace()  # before the first tag
         self._inner = LeadingWhitespace()  # after it

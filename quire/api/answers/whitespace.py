@@ -32,7 +32,7 @@ class TrailingWhitespace:
         self._held: list[str] = []
 
     def push(self, text: str) -> str:
-        """Add text; returns what precedes the whitespace at the end of the whole text."""
+        """Add text; returns the text before the whitespace at the end."""
         body = text.rstrip()
         if not body:
             self._held.append(text)

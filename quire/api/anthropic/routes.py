@@ -12,11 +12,11 @@ from starlette.responses import Response
 from quire.api.answers.answer import AnswerParser
 from quire.api.anthropic.translation import (
     MessageStreamWriter,
-    as_chat,
     content_blocks,
     error_event,
     messages_usage,
     stop_fields,
+    to_chat_request,
 )
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.chat.prepare import PreparedChat, prepare_chat
@@ -33,7 +33,7 @@ from quire.api.protocol.anthropic import (
     MessagesUsage,
     TokenCount,
 )
-from quire.api.protocol.common import ERRORS, streamed
+from quire.api.protocol.common import ERRORS, openapi_stream
 from quire.api.serving.admission import admit
 from quire.api.serving.generation import collect, generate_all
 from quire.api.serving.models import ServerState
@@ -48,13 +48,13 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of Anthropic's messages."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/messages", responses={**streamed(MessagesResponse), **_ERRORS}, response_model=None)
+    @routes.post("/v1/messages", responses={**openapi_stream(MessagesResponse), **_ERRORS}, response_model=None)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = state.generator(body.model)
         admit(request, model, 1, "messages")
         response_id = answer_id("msg", request, None)
-        prepared = await unless_disconnected(request, prepare_chat(as_chat(body), model, state, response_id))
+        prepared = await unless_disconnected(request, prepare_chat(to_chat_request(body), model, state, response_id))
         body.messages, body.tools = [], None  # they may be large, and are not needed any more
         unused = [name for name in prepared.unused_fields if name != _ENABLE_THINKING]
         if body.output_config is not None and body.output_config.effort is not None:
@@ -72,7 +72,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/messages/count_tokens", responses=_ERRORS)
     async def count_tokens(body: Conversation, request: Request) -> TokenCount:
         """Count the tokens of a rendered conversation."""
-        chat = as_chat(body)
+        chat = to_chat_request(body)
         model = state.generator(chat.model)
         conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
         rendered = await unless_disconnected(request, model.renderer.chat(conversation, tenant=current_tenant()))

@@ -29,7 +29,7 @@ from quire.api.serving.generation import UsageCounter
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def as_chat(body: Conversation) -> ChatRequest:
+def to_chat_request(body: Conversation) -> ChatRequest:
     """The same request for chat completions."""
     fields: dict[str, Any] = {
         "model": body.model,
@@ -96,7 +96,7 @@ def _messages(body: Conversation) -> Iterator[dict[str, Any]]:
 
 
 def _turn(turn: MessageTurn) -> Iterator[dict[str, Any]]:
-    """The chat messages of a turn. Tool results become messages of their own before the others."""
+    """The chat messages of a turn. Tool results become separate messages, before the others."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
         return
@@ -187,14 +187,14 @@ def _input(arguments: str) -> Any:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def sse(kind: str, body: Mapping[str, Any]) -> bytes:
+def encode_event(kind: str, body: Mapping[str, Any]) -> bytes:
     """An encoded event."""
     return typed_event({"type": kind, **body})
 
 
 def error_event(error: ApiError) -> bytes:
     """The event of an error after the stream has begun."""
-    return sse("error", {"error": error.anthropic_body()["error"]})
+    return encode_event("error", {"error": error.anthropic_body()["error"]})
 
 
 class MessageStreamWriter(EventWriter[bytes]):
@@ -213,14 +213,14 @@ class MessageStreamWriter(EventWriter[bytes]):
 
     def begin(self) -> bytes:
         """The first event."""
-        return sse("message_start", {"message": self._message.model_dump()})
+        return encode_event("message_start", {"message": self._message.model_dump()})
 
     def end(self, stop_reason: str | None, stop_sequence: str | None, usage: MessagesUsage) -> Iterator[bytes]:
         """The last events."""
         yield from self.close()
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
-        yield sse("message_delta", {"delta": delta, "usage": usage.model_dump()})
-        yield sse("message_stop", {})
+        yield encode_event("message_delta", {"delta": delta, "usage": usage.model_dump()})
+        yield encode_event("message_stop", {})
 
     def _text_opened(self, kind: TextKind) -> Iterator[bytes]:
         if kind == "reasoning":
@@ -242,11 +242,11 @@ class MessageStreamWriter(EventWriter[bytes]):
     def _closed(self, kind: TextKind | Literal["call"], status: str) -> Iterator[bytes]:
         if kind == "reasoning":
             yield self._delta({"type": "signature_delta", "signature": ""})
-        yield sse("content_block_stop", {"index": self._index})
+        yield encode_event("content_block_stop", {"index": self._index})
 
     def _block_start(self, block: Mapping[str, Any]) -> bytes:
         self._index += 1
-        return sse("content_block_start", {"index": self._index, "content_block": block})
+        return encode_event("content_block_start", {"index": self._index, "content_block": block})
 
     def _delta(self, delta: Mapping[str, Any]) -> bytes:
-        return sse("content_block_delta", {"index": self._index, "delta": delta})
+        return encode_event("content_block_delta", {"index": self._index, "delta": delta})

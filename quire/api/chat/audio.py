@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.http.tenant import current_tenant
 from quire.api.protocol.chat import Message
 from quire.api.serving.models import ServedModel
@@ -33,7 +33,7 @@ Pieces = list[list[MediaItem]]  # the items of each piece of audio
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A content part with audio: where it is, what reads it, and the format that it claims to have."""
+    """A content part with audio: its position, the function that reads it, and the format that the client has given."""
 
     where: str
     read: Reader
@@ -139,7 +139,7 @@ def _format(value: dict[str, Any], where: str) -> str | None:
     name = _ALIASES.get(name, name)
     if name not in _FORMATS:
         raise InvalidRequest(
-            f"The audio format {shortened(str(given))!r} is not supported. Supported formats: {NAMES}.", where
+            f"The audio format {shorten(str(given))!r} is not supported. Supported formats: {NAMES}.", where
         )
     return name
 

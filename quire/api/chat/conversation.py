@@ -59,7 +59,7 @@ def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | Non
 
 
 def _message(message: Message, index: int) -> dict[str, Any]:
-    given = fields.given(message)
+    given = fields.set_fields(message)
     if message.tool_calls:
         given["tool_calls"] = [
             as_function_call(call, f"messages[{index}].tool_calls[{number}]")

@@ -99,8 +99,8 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     conversation = conversation_of(
         body, trusted=state.trust_request_chat_template, audio=None if audio is None else model.info.audio
     )
-    room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
-    rendered = await model.renderer.chat(conversation, room=room, tenant=current_tenant())
+    max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
+    rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     if body.reasoning_effort is not None and "reasoning_effort" not in rendered.variables:
         raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
     items: tuple[MediaItem, ...] = ()

@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.answers.logprobs import encoded
-from quire.api.answers.tools.calls import CallDelta, joined
+from quire.api.answers.logprobs import encode_entries
+from quire.api.answers.tools.calls import CallDelta, join_calls
 from quire.api.chat.chunks import ChatChunkWriter
 from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http import fields
@@ -27,7 +27,7 @@ from quire.api.protocol.chat import (
     ChatRequest,
     ToolCall,
 )
-from quire.api.protocol.common import streamed
+from quire.api.protocol.common import openapi_stream
 from quire.api.protocol.custom import CalledCustom, CustomToolCall
 from quire.api.serving.admission import admit
 from quire.api.serving.beams.collect import collect_answers
@@ -41,7 +41,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of chat completions."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/chat/completions", responses=streamed(ChatCompletion), response_model=None)
+    @routes.post("/v1/chat/completions", responses=openapi_stream(ChatCompletion), response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         return await answer_chat(body, request, state)
@@ -95,7 +95,7 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
         system_fingerprint=fingerprint(),
         usage=usage.usage(),
         metrics=usage.metrics() if prepared.body.return_metrics else None,
-        prompt_logprobs=None if prompt_logprobs is None else await encoded(prompt_logprobs, formatter.prompt),
+        prompt_logprobs=None if prompt_logprobs is None else await encode_entries(prompt_logprobs, formatter.prompt),
         prompt_token_ids=prepared.prompt.token_ids.tolist() if prepared.body.return_token_ids else None,
     )
 
@@ -104,9 +104,9 @@ async def _choice(prepared: PreparedChat, index: int, result: SequenceResult) ->
     body, total, parser = prepared.body, result.total, prepared.answer_format.parser()
     parsed = parser.push(result.text, last=True)
     reasoning = parsed.reasoning if parsed.reasoning and body.include_reasoning else None
-    calls = [_tool_call(call) for call in joined(parsed.calls)]
+    calls = [_tool_call(call) for call in join_calls(parsed.calls)]
     content = prepared.echo + parsed.content
-    logprobs = await encoded(total.logprobs, prepared.formatter.chat) if body.logprobs else None
+    logprobs = await encode_entries(total.logprobs, prepared.formatter.chat) if body.logprobs else None
     return ChatChoice(
         index=index,
         message=AnswerMessage(

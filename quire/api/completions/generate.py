@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.answers.grammar_writer import as_lark
-from quire.api.answers.logprobs import encoded
+from quire.api.answers.logprobs import encode_entries
 from quire.api.chat.audio import audio_parts
 from quire.api.chat.prepare import prepare_chat
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
@@ -21,7 +21,7 @@ from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
-from quire.api.protocol.common import ERRORS, streamed
+from quire.api.protocol.common import ERRORS, openapi_stream
 from quire.api.protocol.completions import CompletionRequest
 from quire.api.protocol.generate import RenderedPrompt, TokensChoice, TokensRequest, TokensResponse
 from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
@@ -42,7 +42,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of tokens in, tokens out."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/inference/v1/generate", responses=streamed(TokensResponse), response_model=None)
+    @routes.post("/inference/v1/generate", responses=openapi_stream(TokensResponse), response_model=None)
     async def generate(body: TokensRequest, request: Request) -> Response:
         """Continue a prompt of tokens."""
         parameters = body.sampling_params
@@ -114,7 +114,7 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
         choices=[
             await _choice(prepared, body, index, result.text, result.total) for index, result in enumerate(results)
         ],
-        prompt_logprobs=None if prompt_logprobs is None else await encoded(prompt_logprobs, formatter.prompt),
+        prompt_logprobs=None if prompt_logprobs is None else await encode_entries(prompt_logprobs, formatter.prompt),
         usage=usage.usage(),
     )
 
@@ -138,7 +138,7 @@ async def _choice(
 ) -> TokensChoice:
     logprobs = None
     if body.sampling_params.logprobs is not None:
-        logprobs = ChatLogprobs(content=await encoded(delta.logprobs, prepared.formatter.chat))
+        logprobs = ChatLogprobs(content=await encode_entries(delta.logprobs, prepared.formatter.chat))
     return TokensChoice(
         index=index,
         token_ids=delta.token_ids,

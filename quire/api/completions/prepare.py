@@ -28,7 +28,7 @@ from quire.api.serving.params import (
     with_max_tokens,
 )
 from quire.config.options import LimitOptions
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.prompts import Prompt
 
@@ -65,7 +65,7 @@ class PreparedCompletion:
 
     @property
     def drops_output(self) -> bool:
-        """Whether only the prompt is returned. One token is generated all the same, and dropped."""
+        """Whether only the prompt is returned. One token is generated nevertheless, and dropped."""
         return self.body.max_tokens == 0
 
     def prompt_of(self, index: int) -> Prompt:
@@ -154,9 +154,11 @@ def _inputs(body: CompletionRequest, limits: LimitOptions) -> Sequence[PromptInp
 
 
 async def _prompts(body: CompletionRequest, model: ServedModel, limits: LimitOptions) -> list[Prompt]:
-    room = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
+    max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     return [
-        await model.renderer.text(one, add_special_tokens=body.add_special_tokens, room=room, tenant=current_tenant())
+        await model.renderer.text(
+            one, add_special_tokens=body.add_special_tokens, max_tokens=max_tokens, tenant=current_tenant()
+        )
         if isinstance(one, str)
         else Prompt(one)
         for one in _inputs(body, limits)

@@ -12,13 +12,13 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.answers.logprobs import CompletionLogprobColumns, TextPosition, encoded
+from quire.api.answers.logprobs import CompletionLogprobColumns, TextPosition, encode_entries
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http import fields
 from quire.api.http.request_ids import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
-from quire.api.protocol.common import streamed
+from quire.api.protocol.common import openapi_stream
 from quire.api.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from quire.api.serving.admission import admit
 from quire.api.serving.beams.collect import collect_answers
@@ -33,7 +33,7 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of completions."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/completions", responses=streamed(Completion), response_model=None)
+    @routes.post("/v1/completions", responses=openapi_stream(Completion), response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one or more prompts."""
         return await answer_completion(body, request, state)
@@ -119,7 +119,7 @@ async def _prompt_part(
         await columns.extend(entries, tokens)
     return _PromptPart(
         token_ids=orjson.Fragment(orjson.dumps(tokens)) if body.return_token_ids else None,
-        logprobs=None if body.prompt_logprobs is None else await encoded(entries, formatter.prompt),
+        logprobs=None if body.prompt_logprobs is None else await encode_entries(entries, formatter.prompt),
         columns=columns,
     )
 

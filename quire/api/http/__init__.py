@@ -1,1 +1,1 @@
-"""What every endpoint shares of HTTP: strict bodies, server-sent events, undeclared fields, request ids, errors."""
+"""Shared by all endpoints: strict JSON bodies, server-sent events, undeclared fields, request ids, errors."""

@@ -15,7 +15,7 @@ from quire.api.http.json_size import check_number_of_values, load_json
 
 Body = TypeVar("Body", bound=BaseModel)
 # Levels of nested arrays and objects. What a response, an event or a grammar adds around a part of the request keeps it
-# below what orjson and pydantic can serialize.
+# below the limits of orjson and pydantic.
 MAX_DEPTH = 200
 _LARGE = 1 << 20  # bytes
 _ORJSON_DEPTH = 254  # levels that orjson serializes

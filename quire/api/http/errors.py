@@ -38,7 +38,7 @@ _MAX_PROBLEMS = 10
 _MAX_QUOTED = 200  # characters of a request in an error text
 _MAX_MESSAGE = 4000  # characters of an error text
 _SERVER_ERROR = 500
-_CLIENT_CLOSED = 499  # status for logs and metrics; nobody reads the response
+_CLIENT_CLOSED = 499  # status for logs and metrics; the response is not read
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -54,7 +54,7 @@ _RESPONSES_KINDS = {
 _RESPONSES_PATH = "/v1/responses"
 
 
-def shortened(text: str, length: int = _MAX_QUOTED) -> str:
+def shorten(text: str, length: int = _MAX_QUOTED) -> str:
     """A text of a request for an error text: its beginning, if it is long."""
     return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"
 
@@ -72,8 +72,8 @@ class ApiError(Exception):
     kind = "InternalServerError"
 
     def __init__(self, message: str, param: str | None = None, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(shortened(message, _MAX_MESSAGE))
-        self.param = None if param is None else shortened(param)
+        super().__init__(shorten(message, _MAX_MESSAGE))
+        self.param = None if param is None else shorten(param)
         self.headers = dict(headers or {})
 
     @property
@@ -142,7 +142,7 @@ class UrlTooLong(ApiError):
 
 
 class Misdirected(ApiError):
-    """The server is not meant to be reached under this host name; see --allowed-hosts."""
+    """The host name is not one of --allowed-hosts."""
 
     status = HTTPStatus.MISDIRECTED_REQUEST
     kind = "MisdirectedRequestError"
@@ -285,7 +285,7 @@ def _validation_error(error: RequestValidationError) -> InvalidRequest:
 def _message(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "json_invalid":
         return f"{problem['msg']}: {problem['ctx']['error']}"
-    return shortened(str(problem["msg"]).removeprefix("Value error, "), _MAX_MESSAGE // _MAX_PROBLEMS)
+    return shorten(str(problem["msg"]).removeprefix("Value error, "), _MAX_MESSAGE // _MAX_PROBLEMS)
 
 
 def _joined(messages: Sequence[str]) -> str:
@@ -311,7 +311,7 @@ def _location(problem: Mapping[str, Any], body: Any) -> str | None:
         if inside:
             body = body[part]
         if inside or (problem["type"] == "missing" and number == len(parts)):
-            path.append(shortened(str(part)))
+            path.append(shorten(str(part)))
     return ".".join(path) or None
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.errors import InvalidRequest, shorten
 
 logger = logging.getLogger(__name__)
 HEADER = "x-quire-ignored-fields"
@@ -25,7 +25,7 @@ _MAX_NAME_LENGTH = 128  # in the header
 _MAX_UNDECLARED = 1024  # fields of a request
 _IGNORED = "quire.ignored_fields"  # key in the ASGI scope
 
-# Accepted without effect, whatever their value: metadata, and hints for a provider's caches and billing.
+# Accepted without effect, with any value: metadata, and hints for a provider's caches and billing.
 HARMLESS = frozenset(
     {
         "guided_decoding_backend",
@@ -83,7 +83,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def given(model: BaseModel) -> dict[str, Any]:
+def set_fields(model: BaseModel) -> dict[str, Any]:
     """The fields that the client has set, undeclared ones included. Values are not copied."""
     return {name: value for name, value in model if name in model.model_fields_set}
 
@@ -119,7 +119,7 @@ def ignore(request: Request, names: Sequence[str]) -> None:
         return
     if request.app.state.strict_fields:
         raise InvalidRequest(
-            f"Field `{shortened(names[0])}` has no effect, and the server runs with --strict-fields.",
+            f"Field `{shorten(names[0])}` has no effect, and the server runs with --strict-fields.",
             names[0],
         )
     request.scope.setdefault(_IGNORED, []).extend(names)

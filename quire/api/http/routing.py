@@ -57,7 +57,7 @@ class CheckedRoute(APIRoute):
         return handle_checked
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, then release what it holds."""
+        """Answer a request, then release its resources."""
         set_tenant(scope)
         with ExitStack() as resources:
             scope[_RESOURCES] = resources
@@ -80,7 +80,7 @@ def releaser(request: Request) -> Callable[[], None]:
 
 
 def detach_resources(request: Request) -> ExitStack:
-    """Hand the context managers of a request to the caller, who exits them."""
+    """Give the context managers of a request to the caller, which must exit them."""
     return _resources(request).pop_all()
 
 

@@ -95,10 +95,10 @@ class EventStream(Response):
         finally:
             if comments is not None:
                 comments.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": self._done, "more_body": False})
 
     async def _with_errors(self) -> AsyncGenerator[bytes, None]:
-        """The events; then an event for the error that ended them, if one did; then `done`."""
+        """The events; then an event for the error that ended them, if one did."""
         async with aclosing(self._events) as events:
             try:
                 async for data in events:
@@ -110,8 +110,6 @@ class EventStream(Response):
             except Exception:  # nothing above could still send an error response
                 logger.exception("a stream failed")
                 yield self._error(Internal("Internal server error"))
-            if self._done:
-                yield self._done
 
 
 async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:
@@ -145,15 +143,15 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result
 async def run_until_disconnect(work: asyncio.Future[Any], receive: Receive) -> None:
     """Wait for `work`, and cancel it if the client disconnects. It has cleaned up when this returns."""
     disconnect = asyncio.ensure_future(_disconnected(receive))
+    disconnect.add_done_callback(lambda _: work.cancel())
     try:
-        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # this task was cancelled, not only `work`
+            raise
     finally:
-        for task in (work, disconnect):
-            if not task.done():
-                task.cancel()
-        await asyncio.wait((work, disconnect))
-    if not work.cancelled() and (error := work.exception()) is not None:
-        raise error
+        disconnect.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,6 +1,6 @@
 """A client of MCP servers. Only this module imports the protocol's library, which takes half a second.
 
-Each list and each call uses a connection of its own, so that servers may restart at any time. All failures are raised
+Each list and each call uses a new connection, so that servers may restart at any time. All failures are raised
 as `ToolServerFailed`.
 """
 

@@ -72,7 +72,7 @@ class ToolServers:
         if urls:  # now, as the import blocks the event loop for half a second
             importlib.import_module("quire.api.mcp.client")
 
-    async def offered(self, entries: Sequence[tuple[int, McpTool]]) -> list[OfferedTools]:
+    async def offered_tools(self, entries: Sequence[tuple[int, McpTool]]) -> list[OfferedTools]:
         """The tools that a request selects. `entries`: the selecting entries with their indices in its `tools`.
 
         Raises:

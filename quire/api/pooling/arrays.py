@@ -27,7 +27,7 @@ _SCALE = 127
 _AT_ONCE = 1 << 14  # numbers that are converted at a time: float8 takes the longest, about 1 ms
 
 
-def packed(values: Floats, dtype: EmbedDtype) -> Array:
+def cast(values: Floats, dtype: EmbedDtype) -> Array:
     """Values in a data type; those that NumPy lacks as unsigned integers with their bits.
 
     int8 and uint8 are scaled so that the largest value of a vector is 127 from the middle, which leaves cosines as they
@@ -52,9 +52,9 @@ def packed(values: Floats, dtype: EmbedDtype) -> Array:
             return np.packbits(values > 0, axis=-1)
 
 
-def rounded(values: Floats, dtype: EmbedDtype) -> Array:
+def round_values(values: Floats, dtype: EmbedDtype) -> Array:
     """Values as they are after a data type, for JSON."""
-    bits = packed(values, dtype)
+    bits = cast(values, dtype)
     match dtype:
         case "float16":
             return bits.astype(np.float32)
@@ -66,25 +66,25 @@ def rounded(values: Floats, dtype: EmbedDtype) -> Array:
             return bits
 
 
-def raw(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> Iterator[bytes]:
+def to_bytes(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> Iterator[bytes]:
     """The bytes of values in a data type, in pieces."""
     for block in _blocks(values):
-        array = packed(block, dtype)
+        array = cast(block, dtype)
         if endianness not in ("native", sys.byteorder) and array.itemsize > 1:
             array = array.byteswap()
         yield array.tobytes()
 
 
-def raw_size(values: Floats, dtype: EmbedDtype) -> int:
+def byte_size(values: Floats, dtype: EmbedDtype) -> int:
     """The number of these bytes."""
-    return math.prod(shape_of(values, dtype)) * packed(values[:1], dtype).itemsize
+    return math.prod(shape_of(values, dtype)) * cast(values[:1], dtype).itemsize
 
 
 def json_of(values: Floats, dtype: EmbedDtype) -> Iterator[bytes]:
     """Values in a data type as JSON, in pieces; NaN and infinite ones are null."""
     separator = b"["
     for block in _blocks(values):
-        text = orjson.dumps(np.ascontiguousarray(rounded(block, dtype)), option=orjson.OPT_SERIALIZE_NUMPY)
+        text = orjson.dumps(np.ascontiguousarray(round_values(block, dtype)), option=orjson.OPT_SERIALIZE_NUMPY)
         yield separator + text[1:-1]
         separator = b","
     yield b"]"
@@ -94,7 +94,7 @@ def base64_of(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> Iter
     """A JSON string with the bytes of values in base64, in pieces."""
     yield b'"'
     rest = b""
-    for block in raw(values, dtype, endianness):
+    for block in to_bytes(values, dtype, endianness):
         data = rest + block
         whole = len(data) - len(data) % 3  # three bytes are four characters
         yield base64.b64encode(data[:whole])

@@ -11,22 +11,22 @@ from starlette.responses import Response
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import base64_of, json_of
 from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of
-from quire.api.pooling.run import PoolingContext, PoolingResults, begin, check_count, pool
-from quire.api.protocol.pooling.answers import answered
+from quire.api.pooling.responses import encode_values, list_of, respond
+from quire.api.pooling.run import PoolingContext, PoolingResults, admit_pooling, check_count, run_pooling
 from quire.api.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
+from quire.api.protocol.pooling.responses import openapi_arrays
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.protocol import PooledArray
-from quire.multimodal.batches import Truncation
+from quire.multimodal.pooling_prompts import Truncation
 
 
 def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of Cohere's embeddings."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v2/embed", responses=answered(CohereEmbedResponse), response_model=None)
+    @routes.post("/v2/embed", responses=openapi_arrays(CohereEmbedResponse), response_model=None)
     async def embed(body: CohereEmbedRequest, request: Request) -> Response:
         """Embed texts."""
         return await _answer(body, request, state)
@@ -40,12 +40,12 @@ async def _answer(body: CohereEmbedRequest, request: Request, state: ServerState
     assert texts is not None
     check_count(len(texts), state, field)
     params = embed_params(model, "embed", body.output_dimension, None, "output_dimension")
-    context = begin(request, state, model, "embed", body)
+    context = admit_pooling(request, state, model, "embed", body)
     prefix = prefix_of(model, None, body.input_type, None)
 
     async def work() -> Response:
         group = text_group(model, texts, params, _truncation(model, body), field, prefix=prefix)
-        return response_of(_pieces(context, await pool(context, group), body, texts))
+        return response_of(_pieces(context, await run_pooling(context, group), body, texts))
 
     return await respond(request, context, work())
 
@@ -73,7 +73,7 @@ def _pieces(
         separator = b","
     meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": results.tokens}}
     yield b'},"texts":'
-    yield from list_of(encoded(texts))
+    yield from list_of(encode_values(texts))
     yield b"," + orjson.dumps({"meta": meta, "response_type": "embeddings_by_type"})[1:]
 
 

@@ -8,13 +8,19 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.answers import arrays_response, check_encoding, context_fields, encoded, list_body, respond
 from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_group
-from quire.api.pooling.run import PoolingContext, begin, pool
-from quire.api.protocol.pooling.answers import ClassificationResponse, EmbeddingResponse, PoolingResponse, answered
+from quire.api.pooling.responses import (
+    arrays_response,
+    check_encoding,
+    context_fields,
+    encode_values,
+    list_body,
+    respond,
+)
+from quire.api.pooling.run import PoolingContext, admit_pooling, run_pooling
 from quire.api.protocol.pooling.requests import (
     ClassifyChatRequest,
     ClassifyRequest,
@@ -27,8 +33,15 @@ from quire.api.protocol.pooling.requests import (
     PoolingTextRequest,
     TextInput,
 )
+from quire.api.protocol.pooling.responses import (
+    ClassificationResponse,
+    EmbeddingResponse,
+    PoolingResponse,
+    openapi_arrays,
+)
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.protocol import PooledArray, PoolingParams, PoolingTask
+from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
+from quire.engine.wire.protocol import PooledArray
 
 _TASKS: dict[str, PoolingTask] = {
     "embed": "embed",
@@ -44,17 +57,17 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of embeddings, pooling and classification."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/embeddings", responses=answered(EmbeddingResponse, binary=True), response_model=None)
+    @routes.post("/v1/embeddings", responses=openapi_arrays(EmbeddingResponse, binary=True), response_model=None)
     async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Embed texts or a conversation."""
         return await answer_embeddings(body, request, state)
 
-    @routes.post("/pooling", responses=answered(PoolingResponse, binary=True), response_model=None)
+    @routes.post("/pooling", responses=openapi_arrays(PoolingResponse, binary=True), response_model=None)
     async def pooling(body: PoolingRequest, request: Request) -> Response:
         """Embed or classify texts or their tokens: any task of the model."""
         return await answer_pooling(body, request, state)
 
-    @routes.post("/classify", responses=answered(ClassificationResponse), response_model=None)
+    @routes.post("/classify", responses=openapi_arrays(ClassificationResponse), response_model=None)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """Classify texts or a conversation."""
         return await answer_classify(body, request, state)
@@ -96,12 +109,12 @@ async def answer_classify(
     """The class probabilities of the inputs; see `answer_embeddings`."""
     model = state.model_for(body.model, "classify")
     check_inputs(body, state)
-    context = begin(request, state, model, "classify", body)
+    context = admit_pooling(request, state, model, "classify", body)
     params = PoolingParams(task="classify", use_activation=body.use_activation)
 
     async def work() -> Response:
-        results = await pool(context, await input_group(body, request, state, model, params))
-        items = encoded(_classified(context, i, array) for i, array in enumerate(results.arrays))
+        results = await run_pooling(context, await input_group(body, request, state, model, params))
+        items = encode_values(_classified(context, i, array) for i, array in enumerate(results.arrays))
         return response_of(list_body(context_fields(context), "data", items, {"usage": results.usage().model_dump()}))
 
     return await respond(request, context, work())
@@ -125,10 +138,10 @@ async def _answer_arrays(
 ) -> Response:
     check_inputs(body, state)
     check_encoding(body, count_inputs(body.input) if isinstance(body, TextInput) else 1)
-    context = begin(request, state, model, "embd" if kind == "embedding" else "pool", body)
+    context = admit_pooling(request, state, model, "embd" if kind == "embedding" else "pool", body)
 
     async def work() -> Response:
-        results = await pool(context, await input_group(body, request, state, model, params))
+        results = await run_pooling(context, await input_group(body, request, state, model, params))
         return arrays_response(context, results, body, kind=kind, key=key)
 
     return await respond(request, context, work())
@@ -142,7 +155,7 @@ def _pooling_task(body: PoolingTextRequest | PoolingChatRequest, state: ServerSt
                 return model, _TASKS[task]
     listed = ", ".join(task for model in candidates for task in model.info.tasks if task in _TASKS)
     if body.task is not None:
-        message = f"Unsupported task: {shortened(body.task)!r}. Supported tasks: {listed or 'none'}."
+        message = f"Unsupported task: {shorten(body.task)!r}. Supported tasks: {listed or 'none'}."
         raise InvalidRequest(message, "task")
     model = candidates[0]
     raise InvalidRequest(

@@ -27,8 +27,8 @@ from quire.api.protocol.pooling.requests import (
     TextInput,
 )
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.protocol import PoolingParams, PoolingTask
-from quire.multimodal.batches import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
+from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
+from quire.multimodal.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
 
 Ids = NDArray[np.int32]
 InputRequest = (
@@ -87,7 +87,7 @@ def prefix_of(model: ServedModel, prompt_name: str | None, input_type: str | Non
     Raises:
         PromptError: the model has no such prompt, or the prompt takes no instruction.
     """
-    sentences = model.renderer.sentences
+    sentences = model.renderer.sentence_transformers
     if input_type is None and prompt_name is None and instruction is not None:
         input_type = "query"
     prompt = sentences.prompt(prompt_name) if input_type is None else sentences.prompt_for(input_type)
@@ -117,7 +117,7 @@ def text_group(
         return InputGroup(
             [_token_prompt(model, one, truncation, names.at(i)) for i, one in enumerate(ids)], params, names
         )
-    if prefix and not model.renderer.sentences.pools_prompt:
+    if prefix and not model.renderer.sentence_transformers.pools_prompt:
         params = PoolingParams(
             task=params.task,
             dimensions=params.dimensions,

@@ -12,13 +12,13 @@ from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.answers import context_fields, encoded, list_body, respond
 from quire.api.pooling.prepare import truncation_of
-from quire.api.pooling.run import PoolingContext, PoolingResults, begin, check_count
+from quire.api.pooling.responses import context_fields, encode_values, list_body, respond
+from quire.api.pooling.run import PoolingContext, PoolingResults, admit_pooling, check_count
 from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
 from quire.api.pooling.tei import answer_tei_rerank
-from quire.api.protocol.pooling.answers import RerankResponse, ScoreResponse, answered
 from quire.api.protocol.pooling.requests import SCORE_FIELDS, RerankRequest, ScoreRequest, ScoringFields
+from quire.api.protocol.pooling.responses import RerankResponse, ScoreResponse, openapi_arrays
 from quire.api.protocol.pooling.tei import AnyRerankRequest, TeiRanks, TeiRerankRequest
 from quire.api.serving.models import ServerState
 
@@ -27,15 +27,15 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of scores and rerank."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/v1/score", responses=answered(ScoreResponse), response_model=None)
-    @routes.post("/score", responses=answered(ScoreResponse), response_model=None)
+    @routes.post("/v1/score", responses=openapi_arrays(ScoreResponse), response_model=None)
+    @routes.post("/score", responses=openapi_arrays(ScoreResponse), response_model=None)
     async def score(body: ScoreRequest, request: Request) -> Response:
         """Compare texts with texts."""
         return await answer_score(body, request, state)
 
-    @routes.post("/v2/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
-    @routes.post("/v1/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
-    @routes.post("/rerank", responses=answered(RerankResponse, TeiRanks), response_model=None)
+    @routes.post("/v2/rerank", responses=openapi_arrays(RerankResponse, TeiRanks), response_model=None)
+    @routes.post("/v1/rerank", responses=openapi_arrays(RerankResponse, TeiRanks), response_model=None)
+    @routes.post("/rerank", responses=openapi_arrays(RerankResponse, TeiRanks), response_model=None)
     async def rerank(body: AnyRerankRequest, request: Request) -> Response:
         """Order documents by their relevance to a query."""
         if isinstance(body, TeiRerankRequest):
@@ -63,7 +63,7 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
         raise InvalidRequest(
             f"Input lengths must be either 1:1, 1:N or N:N, not {len(queries)}:{len(documents)}.", second
         )
-    context = begin(request, state, model, "score", body)
+    context = admit_pooling(request, state, model, "score", body)
     scoring = Scoring(
         queries=queries,
         documents=documents,
@@ -75,7 +75,7 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
 
     async def work() -> Response:
         results = await scores(context, scoring)
-        items = encoded(
+        items = encode_values(
             {"index": index, "object": "score", "score": float(value[0])} for index, value in enumerate(results.arrays)
         )
         return response_of(list_body(context_fields(context), "data", items, {"usage": results.usage().model_dump()}))
@@ -87,7 +87,7 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
     """The documents in descending order of their scores; see `answer_score`."""
     model = state.model_for(body.model, "score")
     check_count(len(body.documents), state, "documents")
-    context = begin(request, state, model, "rerank", body)
+    context = admit_pooling(request, state, model, "rerank", body)
     scoring = Scoring(queries=[body.query], documents=body.documents, **_options(body, request, context))
 
     async def work() -> Response:
@@ -110,7 +110,7 @@ def _ranked(context: PoolingContext, results: PoolingResults, body: RerankReques
             "tokens": {"input_tokens": results.tokens},
         },
     }
-    return list_body(before, "results", encoded(map(one, order_of(results)[: body.top_n or None])), after)
+    return list_body(before, "results", encode_values(map(one, order_of(results)[: body.top_n or None])), after)
 
 
 def _pair_of(body: ScoreRequest) -> tuple[str, str]:

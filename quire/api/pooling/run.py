@@ -1,7 +1,7 @@
 """From the inputs of a pooling request to arrays: admission, tokenization, and the engine, one after the other.
 
 Tokenized slices go to the engine while others are tokenized. A request holds one slot of the engine however many inputs
-it has; what more it may use for a while is up to the client's batches.
+it has; `PooledBatch` takes further slots while enough are free.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.result_memory import Reservation
 from quire.engine.wire.batch import OnResult
 from quire.engine.wire.errors import RequestRefused
-from quire.engine.wire.protocol import PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import PooledArray
 from quire.engine.wire.stream import PoolRequest
-from quire.multimodal.batches import InputNames, PairsJob, PoolingPrompt, TextsJob
+from quire.multimodal.pooling_prompts import InputNames, PairsJob, PoolingPrompt, TextsJob
 
 _SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already
 _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
@@ -78,7 +79,7 @@ class PoolingResults:
         )
 
 
-def begin(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> PoolingContext:
+def admit_pooling(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> PoolingContext:
     """Admit a request. The fields of `body` that it may lack have their defaults.
 
     Raises:
@@ -111,13 +112,15 @@ def check_count(count: int, state: ServerState, param: str) -> None:
         raise InvalidRequest(f"A request may have at most {state.limits.max_inputs} inputs, not {count}.", param)
 
 
-async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None) -> PoolingResults:
+async def run_pooling(
+    context: PoolingContext, *groups: InputGroup, on_result: OnResult | None = None
+) -> PoolingResults:
     """Run all inputs. They are aborted when this is cancelled, or one of them fails.
 
     Args:
         context: context of the request.
         groups: inputs of the request.
-        on_result: makes what is kept of a result and its index; default: the result itself.
+        on_result: from the index and array of a result to the array to keep; None: keep it as it is.
 
     Raises:
         InvalidRequest: the engine does not accept an input.
@@ -126,7 +129,7 @@ async def pool(context: PoolingContext, *groups: InputGroup, on_result: OnResult
         Overloaded: there is no memory for the results.
     """
     tokens, owners = 0, []
-    with context.model.client.pooling(timeout=context.timeout, on_result=on_result) as batch:
+    with context.model.client.pool_batch(timeout=context.timeout, on_result=on_result) as batch:
         try:
             for group in groups:
                 owners.append((batch.size, group.names))

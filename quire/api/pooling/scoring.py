@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from quire.api.http.tenant import current_tenant
 from quire.api.pooling.prepare import text_group
-from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, pool
-from quire.engine.wire.protocol import PooledArray, PoolingParams
-from quire.multimodal.batches import InputNames, PairsJob, Truncation
+from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, run_pooling
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import PooledArray
+from quire.multimodal.pooling_prompts import InputNames, PairsJob, Truncation
 
 _UNSHORTENED = 0
 _AT_ONCE = 256  # pairs of vectors that are compared at a time: 2 ms
@@ -105,7 +106,7 @@ async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> Poolin
         query_tokens=scoring.query_tokens,
         document_tokens=scoring.document_tokens,
     )
-    return await pool(
+    return await run_pooling(
         context, InputGroup(job, PoolingParams(task="score", use_activation=scoring.use_activation), names)
     )
 
@@ -117,7 +118,9 @@ async def _by_vectors(
     pooling = context.model.info.pooling
     if pooling is not None and pooling.sparse:
         return await _in_two_steps(context, scoring, params, lambda query, document: _scalar(compare(query, document)))
-    found = await pool(context, _query_group(context, scoring, params), _document_group(context, scoring, params))
+    found = await run_pooling(
+        context, _query_group(context, scoring, params), _document_group(context, scoring, params)
+    )
     queries, documents = found.arrays[: len(scoring.queries)], found.arrays[len(scoring.queries) :]
     repeated = queries if len(queries) == len(documents) else queries * len(documents)
     values: list[PooledArray] = []
@@ -135,13 +138,13 @@ async def _in_two_steps(
     compare: Callable[[PooledArray, PooledArray], PooledArray | Awaitable[PooledArray]],
 ) -> PoolingResults:
     """Compare each document as soon as it is computed, and keep only its score: all of them may be gigabytes."""
-    first = await pool(context, _query_group(context, scoring, params))
+    first = await run_pooling(context, _query_group(context, scoring, params))
     one = len(first.arrays) == 1
 
     def score(index: int, document: PooledArray) -> PooledArray | Awaitable[PooledArray]:
         return compare(first.arrays[0 if one else index], document)
 
-    second = await pool(context, _document_group(context, scoring, params), on_result=score)
+    second = await run_pooling(context, _document_group(context, scoring, params), on_result=score)
     return PoolingResults(second.arrays, first.tokens + second.tokens, first.cached_tokens + second.cached_tokens)
 
 
@@ -163,7 +166,7 @@ def _max_sim(query: PooledArray, document: PooledArray) -> PooledArray:
 
 
 def _query_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:
-    sentences = context.model.renderer.sentences
+    sentences = context.model.renderer.sentence_transformers
     prefix = sentences.prompt_for("query")
     if scoring.instruction is not None:
         prefix = sentences.with_instruction(prefix, scoring.instruction)
@@ -173,7 +176,7 @@ def _query_group(context: PoolingContext, scoring: Scoring, params: PoolingParam
 
 
 def _document_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:
-    prefix = context.model.renderer.sentences.prompt_for("document")
+    prefix = context.model.renderer.sentence_transformers.prompt_for("document")
     truncation = _shortened(context, scoring.truncation, scoring.document_tokens)
     documents = _listed(scoring.documents, scoring.several[1])
     return text_group(context.model, documents, params, truncation, scoring.document_field, prefix=prefix)

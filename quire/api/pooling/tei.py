@@ -13,13 +13,13 @@ from quire import __version__
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.answers import encoded, list_of, respond
 from quire.api.pooling.arrays import json_of
 from quire.api.pooling.embeddings import label_of
 from quire.api.pooling.prepare import count_inputs, embed_params, prefix_of, text_group, truncation_of
-from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, begin, check_count, pool
+from quire.api.pooling.responses import encode_values, list_of, respond
+from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, admit_pooling, check_count, run_pooling
 from quire.api.pooling.scoring import Scoring, order_of, scores
-from quire.api.protocol.pooling.answers import answered
+from quire.api.protocol.pooling.responses import openapi_arrays
 from quire.api.protocol.pooling.tei import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
@@ -35,8 +35,9 @@ from quire.api.protocol.pooling.tei import (
     TeiVectors,
 )
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.protocol import PooledArray, PoolingParams
-from quire.multimodal.batches import InputNames, PairsJob, Truncation
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import PooledArray
+from quire.multimodal.pooling_prompts import InputNames, PairsJob, Truncation
 
 _THREADS = 2  # of the renderer
 
@@ -45,18 +46,18 @@ def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of text-embeddings-inference's API."""
     routes = APIRouter(route_class=CheckedRoute)
 
-    @routes.post("/embed", responses=answered(TeiVectors), response_model=None)
+    @routes.post("/embed", responses=openapi_arrays(TeiVectors), response_model=None)
     async def embed(body: TeiEmbedRequest, request: Request) -> Response:
         """Embed texts."""
         return await answer_tei_embed(body, request, state)
 
-    @routes.post("/embed_all", responses=answered(TeiTokenVectors), response_model=None)
+    @routes.post("/embed_all", responses=openapi_arrays(TeiTokenVectors), response_model=None)
     async def embed_all(body: TeiEmbedAllRequest, request: Request) -> Response:
         """Embed each token of texts."""
         model = state.model_for(body.model, "token_embed")
         return await _answer_vectors(body, request, state, model, PoolingParams(task="token_embed"))
 
-    @routes.post("/embed_sparse", responses=answered(TeiSparseVectors), response_model=None)
+    @routes.post("/embed_sparse", responses=openapi_arrays(TeiSparseVectors), response_model=None)
     async def embed_sparse(body: TeiEmbedSparseRequest, request: Request) -> Response:
         """Embed texts sparsely: by the values that are not 0."""
         model = state.model_for(body.model, "embed")
@@ -64,14 +65,14 @@ def router(state: ServerState) -> APIRouter:
             raise InvalidRequest(f"The embeddings of the model `{model.names[0]}` are not sparse; use /embed.", "model")
         return await _answer_vectors(body, request, state, model, PoolingParams(task="embed"), sparse=True)
 
-    @routes.post("/predict", responses=answered(TeiLabels), response_model=None)
+    @routes.post("/predict", responses=openapi_arrays(TeiLabels), response_model=None)
     async def predict(body: TeiPredictRequest, request: Request) -> Response:
         """Classify texts or pairs of texts."""
         return await answer_tei_predict(body, request, state)
 
-    @routes.get("/info", responses=answered(TeiInfo))
+    @routes.get("/info", responses=openapi_arrays(TeiInfo))
     async def info(model: str | None = None) -> TeiInfo:
-        """What a model is, and its limits; default: the first one that pools."""
+        """The model and its limits; default: the first model that pools."""
         return _info(model, state)
 
     return routes
@@ -94,7 +95,7 @@ async def answer_tei_rerank(body: TeiRerankRequest, request: Request, state: Ser
     """The texts in descending order of their scores; see `answer_tei_embed`."""
     model = state.model_for(body.model, "score")
     check_count(len(body.texts), state, "texts")
-    context = begin(request, state, model, "rerank", body)
+    context = admit_pooling(request, state, model, "rerank", body)
     scoring = Scoring(
         queries=[body.query],
         documents=body.texts,
@@ -105,7 +106,7 @@ async def answer_tei_rerank(body: TeiRerankRequest, request: Request, state: Ser
 
     async def work() -> Response:
         results = await scores(context, scoring)
-        return response_of(list_of(encoded(rank(results, index) for index in order_of(results))))
+        return response_of(list_of(encode_values(rank(results, index) for index in order_of(results))))
 
     def rank(results: PoolingResults, index: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {"index": index, "score": float(results.arrays[index][0])}
@@ -120,13 +121,13 @@ async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: S
     several = isinstance(body.inputs, list)
     sequences: Sequence[tuple[str, ...]] = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     check_count(len(sequences), state, "inputs")
-    context = begin(request, state, model, "predict", body)
+    context = admit_pooling(request, state, model, "predict", body)
     params = PoolingParams(task="classify", use_activation=not body.raw_scores)
     truncation, names = _truncation(model, body), InputNames("inputs", several)
 
     async def work() -> Response:
-        results = await pool(context, *_sequence_groups(model, sequences, params, truncation, names))
-        labels = encoded(_labels(context, array) for array in results.arrays)
+        results = await run_pooling(context, *_sequence_groups(model, sequences, params, truncation, names))
+        labels = encode_values(_labels(context, array) for array in results.arrays)
         return response_of(list_of(labels) if several else next(labels))
 
     return await respond(request, context, work())
@@ -158,11 +159,11 @@ async def _answer_vectors(
     sparse: bool = False,
 ) -> Response:
     check_count(count_inputs(body.inputs), state, "inputs")
-    context = begin(request, state, model, "embed", body)
+    context = admit_pooling(request, state, model, "embed", body)
 
     async def work() -> Response:
         prefix = prefix_of(model, body.prompt_name, None, None)
-        results = await pool(
+        results = await run_pooling(
             context, text_group(model, body.inputs, params, _truncation(model, body), "inputs", prefix=prefix)
         )
         items = (_sparse(array) if sparse else json_of(array, "float32") for array in results.arrays)
@@ -174,7 +175,7 @@ async def _answer_vectors(
 def _sparse(values: PooledArray) -> Iterator[bytes]:
     indices = np.flatnonzero(values)
     pairs = zip(indices.tolist(), values[indices].tolist(), strict=True)
-    return list_of(encoded({"index": index, "value": value} for index, value in pairs))
+    return list_of(encode_values({"index": index, "value": value} for index, value in pairs))
 
 
 def _labels(context: PoolingContext, values: PooledArray) -> list[dict[str, Any]]:

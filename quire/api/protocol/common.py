@@ -305,6 +305,6 @@ _EVENT = {
 }
 
 
-def streamed(model: type[BaseModel] | UnionType) -> dict[int | str, dict[str, Any]]:
+def openapi_stream(model: type[BaseModel] | UnionType) -> dict[int | str, dict[str, Any]]:
     """OpenAPI responses of an endpoint that gives either a JSON body or a stream of events."""
     return {200: {"model": model, "content": {"text/event-stream": {"schema": _EVENT}}}, **ERRORS}

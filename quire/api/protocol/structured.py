@@ -17,7 +17,7 @@ Choices = Annotated[ListOf[Annotated[str, Field(max_length=1 << 14)]], Field(min
 
 
 class NamedSchema(BaseModel):
-    """A schema in `response_format`. It is always enforced, whatever `strict` is."""
+    """A schema in `response_format`. It is always enforced, also without `strict`."""
 
     name: str | None = None
     description: str | None = None

@@ -216,10 +216,10 @@ class Database:
         options: dict[str, Any] = {}
         if self._sqlite:
             options["connect_args"] = {"timeout": _LOCK_STEP, "check_same_thread": False}
-            # SQLite has one writer and serves those who wait in no order: a check would starve behind many saves.
+            # SQLite has one writer and serves waiting ones in no order: a check would starve behind many saves.
             self._locks[True] = threading.Lock()
             if not url.database or url.database == ":memory:":
-                options["poolclass"] = StaticPool  # each connection would have a database of its own
+                options["poolclass"] = StaticPool  # each connection would have a separate database
                 self._locks[False] = self._locks[True]  # one transaction at a time
         engine = sa.create_engine(url, pool_pre_ping=True, hide_parameters=True, **options)
         if self._sqlite:

@@ -14,7 +14,7 @@ from quire.api.http import fields
 from quire.api.http.errors import ApiError, InvalidRequest
 from quire.api.http.routing import CheckedRoute, detach_resources, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, typed_event, unless_disconnected
-from quire.api.protocol.common import ERRORS, ErrorBody, streamed
+from quire.api.protocol.common import ERRORS, ErrorBody, openapi_stream
 from quire.api.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.service import ResponseService
 from quire.api.responses.writer import Event
@@ -22,17 +22,20 @@ from quire.api.serving.admission import admit
 from quire.api.serving.models import ServerState
 
 NOT_STORED = "x-quire-not-stored"  # header with the reason, if a response could not be stored
+_RESPONSES = openapi_stream(ResponseObject)
 _SequenceNumber = Annotated[int | None, Query(ge=0, lt=1 << 31)]
 
 
 def router(state: ServerState, service: ResponseService) -> APIRouter:
     """A router with the endpoints of responses."""
     routes = APIRouter(route_class=CheckedRoute)
-    responses = streamed(ResponseObject)
-    created = {**responses, 424: {"model": ErrorBody, "description": "an MCP server did not list its tools"}}
+    _add_creation(routes, state, service)
+    _add_stored_responses(routes, state, service)
+    return routes
 
-    def stream(events: AsyncGenerator[Event, None]) -> EventStream:
-        return EventStream(_encoded(events), keepalive=state.sse_keep_alive_interval, error=_error, done=b"")
+
+def _add_creation(routes: APIRouter, state: ServerState, service: ResponseService) -> None:
+    created = {**_RESPONSES, 424: {"model": ErrorBody, "description": "an MCP server did not list its tools"}}
 
     @routes.post("/v1/responses", responses=created, response_model=None)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
@@ -45,17 +48,19 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
         fields.ignore(request, run.unused_fields)
         if body.background:
             log = await service.start(run, detach_resources(request))
-            return stream(log.read(-1)) if body.stream else _object(run.to_json())
+            return _stream(log.read(-1), state) if body.stream else _object(run.to_json())
         if body.stream:
             if not run.tools.labels:  # otherwise there may be more turns
                 run.ended = releaser(request)
-            return stream(service.events(run))
+            return _stream(service.events(run), state)
         answer = await respond_unless_disconnected(request, service.complete(run))
         if run.unstored_reason is not None:
             answer.headers[NOT_STORED] = run.unstored_reason
         return answer
 
-    @routes.get("/v1/responses/{response_id}", responses=responses, response_model=None)
+
+def _add_stored_responses(routes: APIRouter, state: ServerState, service: ResponseService) -> None:
+    @routes.get("/v1/responses/{response_id}", responses=_RESPONSES, response_model=None)
     async def get_response(
         response_id: str,
         stream_again: Annotated[bool, Query(alias="stream")] = False,
@@ -66,7 +71,8 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
             raise InvalidRequest("`starting_after` requires `stream=true`.", "starting_after")
         if not stream_again:
             return _object((await service.stored(response_id)).response)
-        return stream(await service.replay(response_id, -1 if starting_after is None else starting_after))
+        events = await service.replay(response_id, -1 if starting_after is None else starting_after)
+        return _stream(events, state)
 
     @routes.delete("/v1/responses/{response_id}", responses={200: {"model": DeletedResponse}, **ERRORS})
     async def delete_response(response_id: str) -> DeletedResponse:
@@ -74,7 +80,7 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
         await service.delete(response_id)
         return DeletedResponse(id=response_id)
 
-    @routes.post("/v1/responses/{response_id}/cancel", responses=responses, response_model=None)
+    @routes.post("/v1/responses/{response_id}/cancel", responses=_RESPONSES, response_model=None)
     async def cancel_response(response_id: str) -> Response:
         """Cancel a response in the background."""
         return _object(await service.cancel(response_id))
@@ -89,8 +95,6 @@ def router(state: ServerState, service: ResponseService) -> APIRouter:
         """The input of a response, with that of the responses before it."""
         return _page(await service.input_items(response_id), limit, order, after)
 
-    return routes
-
 
 def _page(items: list[dict[str, Any]], limit: int, order: str, after: str | None) -> InputItems:
     """One page of items, which are given oldest first."""
@@ -104,6 +108,10 @@ def _page(items: list[dict[str, Any]], limit: int, order: str, after: str | None
     page = items[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     return InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > limit)
+
+
+def _stream(events: AsyncGenerator[Event, None], state: ServerState) -> EventStream:
+    return EventStream(_encoded(events), keepalive=state.sse_keep_alive_interval, error=_error, done=b"")
 
 
 async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:

@@ -11,17 +11,18 @@ from typing import Any
 
 import orjson
 
-from quire.api.chat.prepare import PreparedChat, prepare_chat
+from quire.api.chat.prepare import PreparedChat
 from quire.api.http.errors import InvalidRequest
 from quire.api.mcp.servers import ToolServers
-from quire.api.protocol.responses import MAX_ITEMS, InputMessage, ResponseObject, ResponsesRequest
+from quire.api.protocol.responses import ResponseObject, ResponsesRequest
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.mcp_tools import McpToolset, follow_up_request, mcp_servers_in, turn_as_function_calls
-from quire.api.responses.run import CLIENT_CALLS, EventLog, ResponseRun, with_ids
-from quire.api.responses.slices import in_slices
-from quire.api.responses.states import LEASE_SECONDS, UNFINISHED, end_if_abandoned, state_of, with_unique_ids
+from quire.api.responses.run import EventLog, ResponseRun, with_ids
+from quire.api.responses.slices import map_in_slices
+from quire.api.responses.states import LEASE_SECONDS, UNFINISHED, end_if_abandoned, stored_state, with_unique_ids
 from quire.api.responses.store import ResponseStore, StoredResponse
-from quire.api.responses.translation import as_chat, input_items, stored_items
+from quire.api.responses.translation import input_items, stored_items
+from quire.api.responses.truncation import TOO_LONG, prepare_turn
 from quire.api.responses.writer import Event, new_id
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.errors import EngineError
@@ -38,10 +39,7 @@ _ID_PREFIXES = {
     "mcp_list_tools": "mcpl",
     "mcp_call": "mcp",
 }
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _SUPPORTED_TOOLS = ("function", "custom", "mcp")
-# `param` of errors about prompts that do not fit into the context.
-_TOO_LONG = ("input_tokens", "input_text", "max_tokens")
 
 
 @dataclass(slots=True)
@@ -70,22 +68,22 @@ class ResponseService:
             ApiError: it cannot be answered.
         """
         own = input_items(body)
-        own_json = await in_slices(own, _serialized)
+        own_json = await map_in_slices(own, _serialized)
         before = await self._conversation(body.previous_response_id)
-        items = [*await in_slices(before, stored_items), *own]
-        tools = McpToolset(await self._tool_servers.offered(mcp_servers_in(body)), body.max_tool_calls)
+        items = [*await map_in_slices(before, stored_items), *own]
+        tools = McpToolset(await self._tool_servers.offered_tools(mcp_servers_in(body)), body.max_tool_calls)
         request = tools.first_request(body)
         # Not the request's id: a client could choose that of a stored response, and replace it.
-        prepared = await self._prepare_turn(request, items, model, new_id("resp"))
+        prepared = await prepare_turn(request, items, model, self._state, new_id("resp"))
 
         async def prepare_next(output: list[dict[str, Any]], turn_start: int) -> PreparedChat | None:
             before, last = stored_items(output[:turn_start]), turn_as_function_calls(stored_items(output[turn_start:]))
             try:
-                return await self._prepare_turn(
-                    follow_up_request(request), [*items, *before, *last], model, prepared.head.id
+                return await prepare_turn(
+                    follow_up_request(request), [*items, *before, *last], model, self._state, prepared.head.id
                 )
             except (InvalidRequest, PromptError) as error:
-                if error.param not in _TOO_LONG:
+                if error.param not in TOO_LONG:
                     raise
             return None
 
@@ -241,7 +239,7 @@ class ResponseService:
         """
         stored = await self.stored(response_id)
         before = await self._conversation(stored.response["previous_response_id"])
-        return await in_slices([*before, *stored.items], with_unique_ids())
+        return await map_in_slices([*before, *stored.items], with_unique_ids())
 
     async def _cancel_job(self, job: _Job) -> None:
         if not job.task.cancelling():
@@ -275,7 +273,7 @@ class ResponseService:
         except StoreFailed as error:
             logger.warning("response %s was not stored: %s %s", run.id, error.message, error.detail)
             run.mark_unstored(error.message)
-            if run.body.background:  # nobody may have its answer, but there may be space to say that it failed
+            if run.body.background:  # its client has not got the answer; a failure takes less space than an answer
                 with suppress(StoreFailed):
                     await self._save(run)
 
@@ -284,7 +282,7 @@ class ResponseService:
         async with run.save_lock:
             if run.deleted:
                 return
-            await self._store.save(state_of(run))
+            await self._store.save(stored_state(run))
 
     async def _conversation(self, response_id: str | None) -> list[dict[str, Any]]:
         """Input and output of a response and of all responses before it."""
@@ -297,43 +295,6 @@ class ResponseService:
                 raise InvalidRequest(f"Response '{stored.id}' is not finished.", "previous_response_id")
             items += [*stored.items, *stored.response["output"]]
         return items
-
-    async def _prepare_turn(
-        self, body: ResponsesRequest, items: Sequence[Any], model: ServedModel, response_id: str
-    ) -> PreparedChat:
-        """Render a turn. With `truncation: auto`, as few of the oldest items as necessary are dropped."""
-
-        async def prepare_without(count: int) -> PreparedChat:
-            chat = as_chat(body, _without(items, count))
-            try:
-                return await prepare_chat(chat, model, self._state, response_id)
-            except InvalidRequest as error:
-                if error.param == "response_format":  # the name of the field in the chat request
-                    error.param = "text.format"
-                raise
-
-        fewest = max(0, len(items) - MAX_ITEMS)
-        if fewest and body.truncation != "auto":
-            raise InvalidRequest(
-                f"The conversation has {len(items)} items; without `truncation`: auto at most {MAX_ITEMS} are allowed.",
-                "input",
-            )
-        try:
-            return await prepare_without(fewest)
-        except (InvalidRequest, PromptError) as error:
-            if body.truncation != "auto" or error.param not in _TOO_LONG:
-                raise
-        enough = len(_droppable(items))
-        prepared, too_few = await prepare_without(enough), fewest
-        while enough - too_few > 1:
-            count = (enough + too_few) // 2
-            try:
-                prepared, enough = await prepare_without(count), count
-            except (InvalidRequest, PromptError) as error:
-                if error.param not in _TOO_LONG:
-                    raise
-                too_few = count
-        return prepared
 
 
 def _serialized(items: Sequence[Any]) -> list[dict[str, Any]]:
@@ -352,32 +313,6 @@ def _refuse_unserialisable() -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"The request cannot be serialized as JSON: {error}", "input") from error
-
-
-def _droppable(items: Sequence[Any]) -> list[int]:
-    """Indices of items that may be dropped: not instructions, the last item, or the call that it is a result of."""
-    if not items:
-        return []
-    needed = items[-1].call_id if items[-1].type in _OUTPUTS else None
-    return [
-        index
-        for index, item in enumerate(items[:-1])
-        if not (isinstance(item, InputMessage) and item.role in ("system", "developer"))
-        and not (item.type in CLIENT_CALLS and item.call_id == needed)
-    ]
-
-
-def _without(items: Sequence[Any], count: int) -> list[Any]:
-    """The items without the first `count` droppable ones and the results of calls among these."""
-    if not count:
-        return list(items)
-    dropped = set(_droppable(items)[:count])
-    calls = {items[index].call_id for index in dropped if items[index].type in CLIENT_CALLS}
-    return [
-        item
-        for index, item in enumerate(items)
-        if index not in dropped and not (item.type in _OUTPUTS and item.call_id in calls)
-    ]
 
 
 def _unused_fields(body: ResponsesRequest, prepared: PreparedChat) -> list[str]:

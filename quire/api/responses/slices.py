@@ -11,7 +11,7 @@ R = TypeVar("R")
 _SLICE = 256  # items: a few milliseconds of work
 
 
-async def in_slices(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
+async def map_in_slices(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
     """The results of `work` for slices of the items, in one list. A short list is done at once."""
     results: list[R] = []
     for start in range(0, len(items), _SLICE):

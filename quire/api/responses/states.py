@@ -14,7 +14,7 @@ LEASE_SECONDS = 60.0  # a response is considered abandoned if its server does no
 UNFINISHED = ("queued", "in_progress")
 
 
-def state_of(run: ResponseRun) -> StoredResponse:
+def stored_state(run: ResponseRun) -> StoredResponse:
     """The state of a response, to be stored. After it could not be stored: only that."""
     response = run.events[-1]["response"] if run.finished else run.to_json()
     if run.unstored_reason is not None:

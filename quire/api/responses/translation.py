@@ -52,7 +52,7 @@ def stored_items(items: Sequence[dict[str, Any]]) -> list[Any]:
     return _ITEMS.validate_python(items)
 
 
-def offered(tools: Iterable[AnyTool] | None) -> list[ResponseTool | ResponseCustomTool]:
+def model_tools(tools: Iterable[AnyTool] | None) -> list[ResponseTool | ResponseCustomTool]:
     """The functions and custom tools among the tools, which are passed to the model."""
     return [
         tool
@@ -61,7 +61,7 @@ def offered(tools: Iterable[AnyTool] | None) -> list[ResponseTool | ResponseCust
     ]
 
 
-def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
+def to_chat_request(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
     """The chat request that answers these items. MCP tools have been replaced by functions.
 
     Raises:
@@ -71,7 +71,7 @@ def as_chat(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
     fields |= {
         "messages": list(_messages(body.instructions, as_function_calls(items))),
         "max_completion_tokens": body.max_output_tokens,
-        "tools": [_tool(tool) for tool in offered(body.tools)] or None,
+        "tools": [_tool(tool) for tool in model_tools(body.tools)] or None,
         "tool_choice": _choice(body),
         "response_format": _format(body),
     }
@@ -106,7 +106,7 @@ def _tool(tool: ResponseTool | ResponseCustomTool) -> dict[str, Any]:
 
 def _choice(body: ResponsesRequest) -> Any:
     choice = body.tool_choice
-    if not offered(body.tools):
+    if not model_tools(body.tools):
         if choice in (None, "none", "auto"):
             return None
         raise InvalidRequest("When using `tool_choice`, `tools` must contain functions or custom tools.", "tool_choice")
@@ -258,7 +258,7 @@ def _part(part: Part) -> dict[str, Any]:
 # Reasoning that clients store and send back
 
 
-def encoded(text: str) -> str:
+def encode_reasoning(text: str) -> str:
     """Reasoning as `encrypted_content`: compressed and base64-encoded, not encrypted."""
     return base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
 
@@ -270,7 +270,7 @@ class _ReasoningDecoder:
         self._left = _MAX_REASONING_BYTES
 
     def decode(self, encrypted: str) -> str:
-        """The text that `encoded` encoded.
+        """The text that `encode_reasoning` encoded.
 
         Raises:
             InvalidRequest: it was not made by this server, or the request contains too much of it.

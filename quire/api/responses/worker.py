@@ -1,4 +1,4 @@
-"""Worker threads for the database of responses: a bounded queue, time limits, and checks on their own clock."""
+"""Worker threads for the database of responses: a bounded queue, time limits, and periodic checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = Literal["read", "write", "check"]
 # Threads of each kind: readers of SQLite need not wait for writers, and checks need not wait for either.
 _THREADS: dict[Kind, int] = {"read": 2, "write": 2, "check": 1}
 _MAX_WAITING = 256  # operations of each kind, including those that run
-_TIMEOUT = 15.0  # seconds after which nobody waits for an operation any more
+_TIMEOUT = 15.0  # timeout of an operation in seconds
 _CHECK_SECONDS = 5.0
 _SWEEP_SECONDS = 60.0
 _CLOSE_SECONDS = 2.0  # for operations that are under way when the server stops

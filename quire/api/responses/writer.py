@@ -11,7 +11,7 @@ from typing import Any, Literal
 from quire.api.answers.event_writer import EventWriter, TextKind
 from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.mcp.types import CallOutcome
-from quire.api.responses.translation import encoded
+from quire.api.responses.translation import encode_reasoning
 
 Event = dict[str, Any]
 # Item types of calls: the prefix of their ids, and the field that grows while the call is generated.
@@ -151,7 +151,7 @@ class ItemWriter(EventWriter[Event]):
                 return
         else:
             yield from self._content_done(item)
-        self._open = None  # before the event, as nobody may ask for the next one
+        self._open = None  # before the event: the generator may not be resumed after it
         yield from self._item_done(item, status)
 
     def _join_text(self) -> None:
@@ -174,7 +174,7 @@ class ItemWriter(EventWriter[Event]):
         yield self._item_event(f"response.{part['type']}.done", content_index=0, **fields)
         yield self._item_event("response.content_part.done", content_index=0, part=part)
         if item["type"] == "reasoning" and self._encode_reasoning:
-            item["encrypted_content"] = encoded(part["text"])
+            item["encrypted_content"] = encode_reasoning(part["text"])
 
     def _take_logprobs(self, text: str) -> list[Any]:
         """Entries of the tokens up to the end of `text`; those that follow are of end tokens, stops or calls."""

@@ -10,7 +10,7 @@ from quire.api.serving.models import ServedModel
 
 
 def check_capacity(model: ServedModel, sequences: int, param: str) -> None:
-    """Refuse a request for more sequences than the engine ever has places for. See `admit` for the arguments.
+    """Refuse a request for more sequences than the engine has slots. See `admit` for the arguments.
 
     Raises:
         InvalidRequest: there are more sequences.

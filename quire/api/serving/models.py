@@ -10,13 +10,13 @@ from typing import Literal
 from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.answers.tools.registry import ToolFormat
-from quire.api.http.errors import InvalidRequest, NotFound, shortened
+from quire.api.http.errors import InvalidRequest, NotFound, shorten
 from quire.api.http.malloc_trim import MallocTrimmer
 from quire.api.serving.defaults import GenerationDefaults
 from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.protocol import ModelInfo
+from quire.engine.wire.model_info import ModelInfo
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.media.sources import MediaPolicy
 from quire.multimodal.renderer import Renderer
@@ -56,7 +56,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
-        """End what prepares requests. The engine has an owner of its own."""
+        """Close the renderer and the grammar checker. The engine is closed by its owner, `RunningEngine`."""
         self.scorer.close()
         await self.renderer.close()
         if self.audio is not None:
@@ -125,7 +125,7 @@ class ServerState:
         for model in self.models:
             if name in model.names:
                 return model
-        raise NotFound(f"The model `{shortened(name)}` does not exist.", "model")
+        raise NotFound(f"The model `{shorten(name)}` does not exist.", "model")
 
     def generator(self, name: str | None) -> ServedModel:
         """The model of this name, which generates text; the first one that does if the name is None or empty.
@@ -150,7 +150,7 @@ class ServerState:
         model = self.model(name)
         if task not in model.tasks:
             raise InvalidRequest(
-                f"Unsupported task: {shortened(task)!r}. The model `{shortened(name or model.names[0])}` supports: "
+                f"Unsupported task: {shorten(task)!r}. The model `{shorten(name or model.names[0])}` supports: "
                 f"{', '.join(model.tasks)}.",
                 "model",
             )

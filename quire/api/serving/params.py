@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.answers.structured.checker import CheckedGrammar
-from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.protocol.common import ChatAndCompletionFields, StreamOptions
 from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
-from quire.engine.wire.protocol import MediaItem, SamplingParams
-from quire.engine.wire.records import AnswerGroup
+from quire.engine.wire.protocol import MediaItem
+from quire.engine.wire.records import SequenceGroup
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from quire.multimodal.prompts import Prompt
@@ -119,7 +120,7 @@ def generate_requests(
     visible_tokens: tuple[int, ...] = (),
     items: tuple[MediaItem, ...] = (),
 ) -> list[GenerateRequest]:
-    """The `n` sequences of a request with one prompt; each has a seed of its own.
+    """The `n` sequences of a request with one prompt; their seeds differ.
 
     Args:
         body: the request.
@@ -137,7 +138,7 @@ def generate_requests(
     others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None)
     count = sequences_per_prompt(body, limits)
     timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
-    group = AnswerGroup(count, count)
+    group = SequenceGroup(count, count)
     return [
         GenerateRequest(
             prompt=prompt.token_ids,
@@ -268,7 +269,7 @@ def _logit_bias(bias: dict[str, float], model: ServedModel) -> dict[int, float]:
         parsed = {int(token): max(-100.0, min(100.0, value)) for token, value in bias.items()}
     except ValueError as error:
         raise InvalidRequest(
-            f"The keys of `logit_bias` must be token ids: {shortened(str(error))}", "logit_bias"
+            f"The keys of `logit_bias` must be token ids: {shorten(str(error))}", "logit_bias"
         ) from error
     if any(token < 0 for token in parsed):
         raise InvalidRequest("The keys of `logit_bias` must be token ids.", "logit_bias")

@@ -11,7 +11,7 @@ _LIMIT = 1 << 28  # numbers, of 4 bytes each
 
 
 class ResultMemory:
-    """The numbers that all requests hold. A tenant may hold as many as all tenants leave free, so at most half."""
+    """Counts the values held for all requests. A tenant may hold as many as all tenants leave free, so at most half."""
 
     def __init__(self, limit: int = _LIMIT) -> None:
         """`limit`: numbers in all."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect, Request
 
-from quire.api.http.errors import ClientDisconnected, InvalidRequest, shortened
+from quire.api.http.errors import ClientDisconnected, InvalidRequest, shorten
 from quire.api.http.routing import enter_for_request
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -44,7 +44,7 @@ async def read_form(request: Request, kind: type[Body]) -> tuple[UploadFile, Bod
         raise InvalidRequest(f"`file` {reason}: send the audio as a part with a file name.", "file")
     for name, value in fields.items():
         if isinstance(value, UploadFile):
-            raise InvalidRequest(f"`{shortened(name)}` must not be a file.", name)
+            raise InvalidRequest(f"`{shorten(name)}` must not be a file.", name)
     try:
         return file, kind.model_validate(fields)
     except ValidationError as error:
@@ -72,15 +72,15 @@ def _fields(form: FormData) -> dict[str, Any]:
         if base != name or base in lists:
             listed = fields.setdefault(base, [])
             if not isinstance(listed, list):
-                raise InvalidRequest(f"`{shortened(base)}` is given twice.", base)
+                raise InvalidRequest(f"`{shorten(base)}` is given twice.", base)
             listed.append(value)
         elif nested is not None:
             inside = fields.setdefault(nested[1], {})
             if not isinstance(inside, dict):
-                raise InvalidRequest(f"`{shortened(nested[1])}` is given twice.", nested[1])
+                raise InvalidRequest(f"`{shorten(nested[1])}` is given twice.", nested[1])
             inside[nested[2]] = value
         elif name in fields:
-            raise InvalidRequest(f"`{shortened(name)}` is given twice.", name)
+            raise InvalidRequest(f"`{shorten(name)}` is given twice.", name)
         elif value != "":
             fields[name] = value
     return fields

@@ -15,7 +15,7 @@ from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, enter_for_request, release_resources, releaser
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
 from quire.api.http.tenant import current_tenant
-from quire.api.protocol.common import streamed
+from quire.api.protocol.common import openapi_stream
 from quire.api.protocol.speech_to_text import (
     SpeechToTextRequest,
     Transcription,
@@ -60,7 +60,7 @@ _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of transcriptions and translations."""
     routes = APIRouter(route_class=CheckedRoute)
-    responses = streamed(Transcription | VerboseTranscription)
+    responses = openapi_stream(Transcription | VerboseTranscription)
     responses[200]["content"].update(_PLAIN)
 
     @routes.post(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire.api.http.errors import ApiError, as_api_error
 from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of
-from quire.api.pooling.run import PoolingContext, pool
+from quire.api.pooling.run import PoolingContext, run_pooling
 from quire.api.serving.models import ServedModel
 from quire.api.serving.result_memory import ResultMemory
 from quire.app.embed.embedders import Embedder, TextRefused, new_id
@@ -46,7 +46,7 @@ class LocalEmbedder:
         group = text_group(self._model, texts, self._params, self._truncation, "input", prefix=self._prefix)
         try:
             with self._model.client.slots(1):
-                pooled = await pool(context, group)
+                pooled = await run_pooling(context, group)
         except (ApiError, EngineError, PromptError, WorkerError) as error:
             refusal = error if isinstance(error, ApiError) else as_api_error(error)
             if refusal.status == _CLIENT_ERROR:

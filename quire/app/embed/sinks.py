@@ -60,7 +60,7 @@ class _Partial:
             self._partial.unlink(missing_ok=True)
 
     def _finish(self) -> None:
-        """Write what is left."""
+        """Write the rest of the file."""
 
 
 class _NpySink(_Partial):

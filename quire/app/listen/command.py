@@ -41,7 +41,7 @@ async def _listen(settings: Listen) -> None:
     elif file == "-":
         chunks = from_stream(standard_input(), rate)
     else:
-        chunks = from_file(settings.file, paced=settings.paced)
+        chunks = from_file(settings.file, real_time=settings.real_time)
     async with aclosing(chunks):
         first = await anext(chunks, b"")  # before the server is asked for anything
         try:

@@ -22,8 +22,8 @@ _WAITING = 100  # chunks of a microphone that may wait to be sent
 Chunks = AsyncGenerator[bytes, None]
 
 
-async def from_file(path: Path, *, paced: bool) -> Chunks:
-    """The audio of a file as 16-bit PCM at 16 kHz; `paced`: not faster than it was spoken.
+async def from_file(path: Path, *, real_time: bool) -> Chunks:
+    """The audio of a file as 16-bit PCM at 16 kHz; `real_time`: not faster than it was spoken.
 
     Raises:
         ServerError: it cannot be read or decoded.
@@ -40,7 +40,7 @@ async def from_file(path: Path, *, paced: bool) -> Chunks:
     started = clock()
     step = int(_CHUNK_SECONDS * FILE_RATE)
     for at in range(0, len(samples), step):
-        if paced:
+        if real_time:
             await asyncio.sleep(started + at / FILE_RATE - clock())
         yield samples[at : at + step].tobytes()
 

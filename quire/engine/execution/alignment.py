@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.engine.execution.attention.cross import pad_heads, read_rows
+from quire.engine.execution.attention.cross_attention import pad_heads, read_rows
 from quire.engine.execution.cache import LayerCache
 from quire.engine.execution.inputs import Span
-from quire.engine.execution.table import RequestTable
-from quire.engine.models.inputs import CrossAttend
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.models.inputs import StepCrossAttention
 from quire.engine.models.speech_to_text import SpeechToTextSpec
-from quire.engine.wire.protocol import PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import PooledArray
 from quire.kernels.paged_attention import AttentionParams
 
 
@@ -57,7 +58,7 @@ class Aligner:
             if isinstance(pooling_params, PoolingParams) and pooling_params.task == "align":
                 self._rows[row] = _Weights()
 
-    def watch(self, attend: CrossAttend, spans: Sequence[Span]) -> CrossAttend:
+    def watch(self, attend: StepCrossAttention, spans: Sequence[Span]) -> StepCrossAttention:
         """`attend`, which also keeps the weights of the spans of `rows`."""
         watched = [span for span in spans if span.row in self._rows]
 

@@ -19,7 +19,7 @@ _PREFAULT_BYTES = 8 << 20  # at a time
 
 
 class OutOfCacheMemory(Exception):
-    """The KV cache that fits into memory is too small for what it has to hold."""
+    """The KV cache that fits into memory is too small for one request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.engine.execution.attention.varlen import VarlenAttend
+from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.item_encoder import embed_items
 from quire.engine.execution.pooling import Pooler
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.inputs import ModelInputs
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.wire.protocol import AddRequest, PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest, PooledArray
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class EncoderRunner(PackedRunner):
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
         inputs = _inputs(requests, offsets, self.model)
         assert inputs.cu_seqlens is not None
-        hidden = self.model.run(inputs, VarlenAttend(inputs.cu_seqlens))
+        hidden = self.model.run(inputs, VarlenAttention(inputs.cu_seqlens))
         for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
             yield request, self._pool(hidden[begin:end], request)
 
@@ -98,7 +99,7 @@ class CTCRunner(PackedRunner):
 
     def _compute(self, requests: Sequence[AddRequest]) -> Iterator[tuple[AddRequest, PooledArray]]:
         embedded, offsets = embed_items(self.model.encoder, [request.items[0] for request in requests])
-        logits = self.model.run(embedded, VarlenAttend(offsets), offsets)
+        logits = self.model.run(embedded, VarlenAttention(offsets), offsets)
         for request, part in zip(requests, logits, strict=True):
             tokens = part.argmax(-1, keepdim=True)
             logprobs = part.log_softmax(-1).gather(1, tokens)

@@ -143,7 +143,7 @@ def _lower_priority() -> None:
 
 
 class ParallelExecutor(Executor):
-    """Runs several steps at once, each in a thread of its own; for runners without state.
+    """Runs several steps at once, each in another thread; for runners without state.
 
     Threads that share a step wait for each other at the end of every op. So the cores are divided among the steps in
     flight: with as many steps as cores each step has one, and a step that is alone has all of them. Without compiled
@@ -164,7 +164,7 @@ class ParallelExecutor(Executor):
         self._count(1)
         return _RunningStep(self._threads.submit(self._run, plan))
 
-    def run_beside(self, plan: StepPlan) -> PendingStep:
+    def run_in_this_thread(self, plan: StepPlan) -> PendingStep:
         """Run a short step in the calling thread, on one core, though all threads are busy."""
         return FinishedStep(self._execute(plan, 1))
 

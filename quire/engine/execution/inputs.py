@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.inputs import AdaptedRows, ModelInputs, RowSet
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import native
@@ -32,9 +32,9 @@ class Span(msgspec.Struct, frozen=True):  # a step makes many: a frozen dataclas
         offset: index of the first token among the step's tokens.
         start: position of the first token in the sequence.
         count: number of tokens.
-        generated: all of them were sampled or are a draft, else all belong to the prompt. A token of the prompt attends
-            together with its neighbours, any other as a query of its own: so a sequence that is computed again after
-            preemption, or with a draft, has the same results bit for bit.
+        generated: all of them were sampled or are a draft, else all belong to the prompt. Tokens of the prompt are
+            computed by the prefill kernel, other tokens by the decode kernel: so a sequence that is computed again
+            after preemption, or with a draft, has the same results bit for bit.
         samples: the next token is sampled from the last one.
         draft: the last tokens, where they are speculated. The token before them and each confirmed one yield a token.
     """
@@ -73,7 +73,7 @@ class StepInputs:
     last_block: int
     static: bool = False
     attention: NativeMetadata | None = None
-    cross: CrossInputs | None = None
+    cross: CrossAttentionInputs | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -88,8 +88,8 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossInputs:
-    """Block tables (tokens, blocks) int32 and lengths (tokens,) int64 of what each token attends to across.
+class CrossAttentionInputs:
+    """Block tables (tokens, blocks) int32 and lengths (tokens,) int64 of the encoded positions of each token.
 
     The same for the rows `logits_indices`; all rows, if these are all.
     """
@@ -149,11 +149,11 @@ class NativeInputBuilder(InputBuilder):
     """
 
     def __init__(self, table: RequestTable, max_static_tokens: int) -> None:
-        """`max_static_tokens`: larger steps get arrays of their own."""
+        """`max_static_tokens`: larger steps get newly allocated arrays."""
         self._table = table
         self._max_static_tokens = max_static_tokens
         self._static = _Arrays(table, max_static_tokens, max_static_tokens)
-        self._cross = _CrossArrays(table, max_static_tokens) if table.cross_blocks.size else None
+        self._cross = _CrossAttentionArrays(table, max_static_tokens) if table.cross_blocks.size else None
 
     @override
     def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
@@ -254,23 +254,23 @@ class _Arrays:
         return found
 
 
-class _CrossArrays:
+class _CrossAttentionArrays:
     """Memory for the cross inputs of steps of up to `max_tokens` tokens."""
 
     def __init__(self, table: RequestTable, max_tokens: int) -> None:
         self._table = table
-        self._all, self._logits = (_CrossRows(table, rows) for rows in (max_tokens, len(table.lengths)))
+        self._all, self._logits = (_CrossAttentionRows(table, rows) for rows in (max_tokens, len(table.lengths)))
 
-    def build(self, spans: Sequence[Span], *, static: bool) -> CrossInputs:
+    def build(self, spans: Sequence[Span], *, static: bool) -> CrossAttentionInputs:
         """`static`: at the same addresses as in other static steps."""
         table = self._table
         rows = np.repeat([span.row for span in spans], [span.count for span in spans])
         sampling = [span.row for span in spans if span.samples and not span.draft]
-        all_rows = self._all if static else _CrossRows(table, len(rows))
-        return CrossInputs(*all_rows.fill(rows), *self._logits.fill(np.array(sampling, np.int64)))
+        all_rows = self._all if static else _CrossAttentionRows(table, len(rows))
+        return CrossAttentionInputs(*all_rows.fill(rows), *self._logits.fill(np.array(sampling, np.int64)))
 
 
-class _CrossRows:
+class _CrossAttentionRows:
     """One block table and length per row."""
 
     def __init__(self, table: RequestTable, rows: int) -> None:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.attention.cross import pad_heads
-from quire.engine.execution.attention.varlen import VarlenAttend
+from quire.engine.execution.attention.cross_attention import pad_heads
+from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import Span
 from quire.engine.models.audio_encoder import AudioEncoder
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.inputs import ItemEmbeddings
-from quire.engine.scheduling.plan import CrossItem, EncodedItem, ItemPart, ScheduledSequence, StepPlan
+from quire.engine.scheduling.plan import CrossAttentionItem, EncodedItem, PlaceholderTokens, ScheduledSequence, StepPlan
 from quire.engine.wire.protocol import MediaItem
 from quire.kernels.paged_attention import write_pages
 
@@ -31,7 +31,7 @@ class ItemEncoder(Protocol):
 
     changes_embeddings: bool
 
-    def follow(self, plan: StepPlan) -> None:
+    def update(self, plan: StepPlan) -> None:
         """Apply evictions, and sequences that leave and enter the batch."""
 
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
@@ -48,13 +48,13 @@ class ItemEncoder(Protocol):
         """Keys of the plan's items whose encoding has failed."""
 
 
-class NoItems(ItemEncoder):
+class NoItemEncoder(ItemEncoder):
     """The `ItemEncoder` of models without items."""
 
     changes_embeddings = False
 
     @override
-    def follow(self, plan: StepPlan) -> None:
+    def update(self, plan: StepPlan) -> None:
         return None
 
     @override
@@ -81,10 +81,10 @@ def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list
 def encode_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> list[Tensor]:
     """Encode items, all together: (tokens, size) of each."""
     embedded, offsets = embed_items(encoder, items)
-    return encoder.run(embedded, VarlenAttend(offsets), offsets)
+    return encoder.run(embedded, VarlenAttention(offsets), offsets)
 
 
-class CrossWriter(NoItems):
+class CrossAttentionEncoder(NoItemEncoder):
     """Encodes items and writes the keys and values that cross-attention reads to blocks of `cache`."""
 
     def __init__(self, model: Decoder, encoder: AudioEncoder, cache: KVCache, block_size: int) -> None:
@@ -96,16 +96,18 @@ class CrossWriter(NoItems):
     @override
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
         names = {one.request_id for one in scheduled}
-        entries = [new.cross for new in plan.new if new.cross is not None and new.request_id in names]
+        entries = [
+            new.cross_attention for new in plan.new if new.cross_attention is not None and new.request_id in names
+        ]
         if left := [entry for entry in entries if entry.item is not None]:
             self.encode(left)
 
-    def encode(self, entries: Sequence[CrossItem]) -> None:
+    def encode(self, entries: Sequence[CrossAttentionItem]) -> None:
         """Encode the items of `entries`, all together, and write each one's keys and values to its blocks."""
         encoded = encode_items(self._encoder, [entry.item for entry in entries if entry.item is not None])
         self._write(torch.cat(encoded), torch.cat([self._slots(entry) for entry in entries]))
 
-    def _slots(self, entry: CrossItem) -> Tensor:
+    def _slots(self, entry: CrossAttentionItem) -> Tensor:
         """(length,) int64 slot of each position."""
         self._cache.ensure_mapped(max(entry.blocks))
         size = self._block_size
@@ -119,7 +121,7 @@ class CrossWriter(NoItems):
             write_pages(cache.keys, cache.values, slots, k, v)
 
 
-class TokenEmbedder(ItemEncoder):
+class PlaceholderEncoder(ItemEncoder):
     """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
 
     changes_embeddings = True
@@ -129,7 +131,7 @@ class TokenEmbedder(ItemEncoder):
         self._kept: dict[bytes, Tensor] = {}
 
     @override
-    def follow(self, plan: StepPlan) -> None:
+    def update(self, plan: StepPlan) -> None:
         for key in plan.evicted:
             self._kept.pop(key, None)
 
@@ -155,7 +157,7 @@ class TokenEmbedder(ItemEncoder):
 
     @override
     def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
-        parts: list[tuple[int, ItemPart]] = [
+        parts: list[tuple[int, PlaceholderTokens]] = [
             (span.offset + part.start - span.start, part) for span, one in sequences for part in one.items
         ]
         if not parts:

@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.engine.execution.inputs import Span
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
 from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec
 from quire.engine.models.transformer import Transformer
-from quire.engine.wire.protocol import PooledArray, PoolingInfo, PoolingKind, PoolingParams
+from quire.engine.wire.model_info import PoolingInfo
+from quire.engine.wire.pooling_params import PoolingParams, PoolingType
+from quire.engine.wire.protocol import PooledArray
 from quire.kernels.add_rows import add_rows
 
 
@@ -119,7 +121,7 @@ class _All(_Pooling):
         return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
 
 
-_POOLINGS: dict[PoolingKind, type[_Pooling]] = {
+_POOLINGS: dict[PoolingType, type[_Pooling]] = {
     "last": _Last,
     "cls": _First,
     "mean": _Mean,
@@ -142,7 +144,7 @@ class Pooler:
         """The state of a new sequence."""
         if params.task.startswith("token_") or self._spec.vocabulary is not None:
             return _All()
-        return _POOLINGS[params.kind or self._spec.kind]()
+        return _POOLINGS[params.pooling_type or self._spec.pooling_type]()
 
     def finish(self, state: _Pooling, params: PoolingParams) -> PooledArray:
         """The array of a sequence whose tokens were all added."""

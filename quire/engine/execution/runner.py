@@ -16,10 +16,10 @@ from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.inputs import InputBuilder, Span, StepInputs, adapted_rows
 from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
+from quire.engine.execution.request_table import Changes, RequestTable
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.sampler import SampledToken, Sampler
 from quire.engine.execution.step_graphs import StepRunner
-from quire.engine.execution.table import Changes, RequestTable
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs, TokenProbs
@@ -73,9 +73,9 @@ class ModelRunner:
         """Run one step."""
         changes = self._table.apply(plan)
         if any(changes):
-            self._follow(changes)
+            self._update(changes)
         result = StepResult()
-        self.items.follow(plan)
+        self.items.update(plan)
         if not plan.scheduled:
             return result
         try:
@@ -90,7 +90,7 @@ class ModelRunner:
             self._finish(computed, result)
         return result
 
-    def _follow(self, changes: Changes) -> None:
+    def _update(self, changes: Changes) -> None:
         """Rows of the table have changed."""
         # Nothing has been sampled for a prompt that becomes longer: its state is made anew.
         self._sampler.update([*changes.freed, *changes.extended], [*changes.filled, *changes.extended])
@@ -124,7 +124,7 @@ class ModelRunner:
         return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))
 
     def _finish(self, computed: Computed, result: StepResult) -> None:
-        """Sample, and report what is wanted of hidden states."""
+        """Sample, and add pooled arrays and log-probabilities of prompts to the result."""
         spans = computed.spans
         if computed.logits is not None:
             self._sample(computed.logits, [span for span in spans if span.samples], result)
@@ -136,7 +136,7 @@ class ModelRunner:
 
     def _execute_alone(self, plan: StepPlan, result: StepResult) -> None:
         """Run each sequence of a step that failed, in order: a sequence may read blocks that an earlier one writes."""
-        crosses = {new.request_id: new.cross for new in plan.new if new.cross is not None}
+        crosses = {new.request_id: new.cross_attention for new in plan.new if new.cross_attention is not None}
         broken: set[int] = set()  # blocks that were not computed
         for item in plan.scheduled:
             row = self._table.row_of(item.request_id)

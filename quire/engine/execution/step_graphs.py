@@ -90,4 +90,4 @@ class StepGraphs(StepRunner):
             self.graphs[kind] = calls
         else:
             self.not_capturable.add(kind)
-            self._workspace = Workspace(MAX_TOKENS)  # frees what this capture allocated
+            self._workspace = Workspace(MAX_TOKENS)  # frees the memory that this capture allocated

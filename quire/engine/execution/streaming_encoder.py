@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.attention.paged import PagedAttend, PrefillSpan, QueryAttention, SequentialRanges
+from quire.engine.execution.attention.paged import PagedAttention, PrefillSpan, QueryAttention, SequentialRanges
 from quire.engine.execution.cache import KVCache, block_bytes
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import Span
@@ -122,7 +122,7 @@ class StreamingEncoder(ItemEncoder):
         return len(self._streams)
 
     @override
-    def follow(self, plan: StepPlan) -> None:
+    def update(self, plan: StepPlan) -> None:
         for name in plan.removed:
             self._free.append(self._streams.pop(name).slot)
         for new in plan.new:
@@ -177,7 +177,9 @@ class StreamingEncoder(ItemEncoder):
     def missing(self, plan: StepPlan) -> list[bytes]:
         return []
 
-    def _attend(self, streams: Sequence[_Stream], positions: Sequence[Tensor], offsets: Sequence[int]) -> PagedAttend:
+    def _attend(
+        self, streams: Sequence[_Stream], positions: Sequence[Tensor], offsets: Sequence[int]
+    ) -> PagedAttention:
         """The attention of pieces that begin at `offsets` among all of their positions."""
         size, pages = self._size.block_size, self._size.pages
         slots, ranges = [], list[tuple[int, int, QueryAttention]]()
@@ -189,4 +191,4 @@ class StreamingEncoder(ItemEncoder):
             span = PrefillSpan(table.to(torch.int32), end - first * size)
             ranges.append((begin, begin + len(own), span))
         self._cache.ensure_mapped(max(int(one.max()) for one in slots) // size)
-        return PagedAttend(self._cache.layers, torch.cat(slots), SequentialRanges(ranges))
+        return PagedAttention(self._cache.layers, torch.cat(slots), SequentialRanges(ranges))

@@ -1,1 +1,1 @@
-"""Models: an architecture is a value (`spec`), one decoder runs it, `fallback` runs everything else."""
+"""Models: an architecture is a value (`spec`) that one decoder runs; `transformers_model` runs all others."""

@@ -15,9 +15,9 @@ from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
-from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.transformer import Transformer
+from quire.engine.models.weight_names.rules import WeightNames
 from quire.engine.models.weights import check_finite
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>A|B)(?:\.(?P<name>[^.]+))?\.weight")

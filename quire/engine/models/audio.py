@@ -26,7 +26,7 @@ _RATE = 16_000  # samples per second
 _SHARED: dict[str, float] = {"sampling_rate": _RATE, "hop_length": 160, "dither": 0.0}
 _LOG_MEL = {**_SHARED, "n_fft": 400}
 _LONG_FRAMES = {**_SHARED, "n_fft": 512, "win_length": 400}
-_TEXTS = {  # of a piece of audio, where a chat template has none of its own
+_TEXTS = {  # that stand for a piece of audio, if the chat template has none
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
     "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
     "voxtral": "[BEGIN_AUDIO][AUDIO]",

@@ -16,7 +16,7 @@ from quire.engine.models.audio_spec import (
     QueryProjector,
     RelativeAttention,
 )
-from quire.engine.models.inputs import Attend
+from quire.engine.models.inputs import StepAttention
 from quire.engine.models.layers.conformer import sinusoids
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
@@ -79,7 +79,7 @@ class AudioEncoder(LayerStack):
         return embedded
 
     def run(
-        self, items: Sequence[Tensor], attend: Attend, cu_seqlens: Tensor, positions: Tensor | None = None
+        self, items: Sequence[Tensor], attend: StepAttention, cu_seqlens: Tensor, positions: Tensor | None = None
     ) -> list[Tensor]:
         """Encode items.
 
@@ -193,7 +193,7 @@ class CTCModel(nn.Module):
         self.encoder = AudioEncoder(spec.encoder)
         self.head = Linear(spec.encoder.hidden, spec.vocab, bias=True)
 
-    def run(self, items: Sequence[Tensor], attend: Attend, cu_seqlens: Tensor) -> list[Tensor]:
+    def run(self, items: Sequence[Tensor], attend: StepAttention, cu_seqlens: Tensor) -> list[Tensor]:
         """Logits (positions, vocab) float32 of each item; see `AudioEncoder.run`."""
         encoded = self.encoder.run(items, attend, cu_seqlens)
         logits: Tensor = self.head(_concatenated(encoded), out_dtype=torch.float32)

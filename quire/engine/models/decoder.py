@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.audio_encoder import AudioEncoder
-from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
+from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import Attention, DecoderSpec, GroupedAttention, LatentAttention
@@ -74,10 +74,10 @@ class LanguageModel(Protocol):
     def run(
         self,
         inputs: ModelInputs,
-        attend: Attend,
+        attend: StepAttention,
         *,
         last_token_only: bool = False,
-        cross: CrossAttend | None = None,
+        cross: StepCrossAttention | None = None,
     ) -> Tensor:
         """Hidden states after the final norm.
 

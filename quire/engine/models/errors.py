@@ -19,7 +19,7 @@ class BrokenFolder(ModelError):
 
 
 class UnknownArchitecture(ModelError):
-    """Neither Quire's decoder nor the transformers fallback supports this kind of model."""
+    """Neither Quire's decoder nor transformers supports this kind of model."""
 
 
 class UnsupportedModel(ModelError):

@@ -1,4 +1,4 @@
-"""The input of a model for one step, and the attention that its layers call."""
+"""The input of a model for one step, and the attention functions that its layers call."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AdaptedRows:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """The tokens of a step, of all its sequences side by side.
+    """The tokens of all sequences of a step, concatenated.
 
     Attributes:
         token_ids: (tokens,) int64.
@@ -83,7 +83,7 @@ class ModelInputs:
     adapted: AdaptedRows | None = None
 
 
-class Attend(Protocol):
+class StepAttention(Protocol):
     """The attention of one step: stores a layer's new keys and values, then attends to all of a sequence's."""
 
     def __call__(
@@ -114,7 +114,7 @@ class Attend(Protocol):
         """
 
 
-class CrossAttend(Protocol):
+class StepCrossAttention(Protocol):
     """The cross-attention of one step: each token attends to all encoded positions of its sequence."""
 
     def __call__(self, layer: int, q: Tensor, params: AttentionParams, *, logits_rows: bool = False) -> Tensor:

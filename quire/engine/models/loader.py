@@ -26,10 +26,6 @@ from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMis
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
-from quire.engine.models.names import names_of
-from quire.engine.models.names.audio import audio_tensors
-from quire.engine.models.names.ctc import ctc_names, split_positions
-from quire.engine.models.names.rules import WeightNames
 from quire.engine.models.parallel.group import RankGroups
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
@@ -40,6 +36,10 @@ from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, Transfor
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.streaming import fold_delay
+from quire.engine.models.weight_names import weight_names_of
+from quire.engine.models.weight_names.audio import audio_tensors
+from quire.engine.models.weight_names.ctc import ctc_names, split_positions
+from quire.engine.models.weight_names.rules import WeightNames
 from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
@@ -127,14 +127,14 @@ def load_model(
         raise UnsupportedModel(
             f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
         )
-    from quire.engine.models.fallback import load_fallback  # noqa: PLC0415 a second of imports, for few models
-    from quire.engine.models.fallback_checks import check_class  # noqa: PLC0415 like it
+    from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 like it
+    from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 a second of imports, for few models
 
     hf_config = read_config(folder, options.hf_overrides)
     check_class(hf_config)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
-        model = load_fallback(folder, hf_config, dtype)
+        model = load_transformers_model(folder, hf_config, dtype)
         progress(total)
     vocab = hf_config.get_text_config().vocab_size
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
@@ -170,7 +170,7 @@ def _load_transformer(
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
-    names = names_of(config.model_type, spec, config.pooler)
+    names = weight_names_of(config.model_type, spec, config.pooler)
     filler_options: dict[str, Any] = {
         "quantization": options.quantization,
         "tied": isinstance(spec, DecoderSpec) and spec.tied,

@@ -193,7 +193,7 @@ def _built(build: Callable[[], Spec]) -> Spec:
         check_spec(spec)
     except ModelError:
         raise
-    except Exception as error:  # whatever arithmetic with wrong numbers, or values of a wrong type, may raise
+    except Exception as error:  # wrong numbers and values of a wrong type raise many kinds of exceptions
         raise UnsupportedModel(f"the model's config.json cannot be used: {type(error).__name__}: {error}") from error
     return spec
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.engine.models.spec import LayerNorm
-from quire.engine.wire.protocol import PoolingKind
+from quire.engine.wire.pooling_params import PoolingType
 
 ScoreMethod = Literal["cosine", "dot", "cross_encoder", "max_sim"]
 LabelActivation = Literal["softmax", "sigmoid", "none"]
@@ -39,7 +39,7 @@ class PoolerSpec:
 
     Attributes:
         tasks: pooling tasks, the first one is the default.
-        kind: how token hidden states are pooled for "embed", "classify" and "score".
+        pooling_type: how token hidden states are pooled for "embed", "classify" and "score".
         embed: steps from the pooled hidden state to an embedding.
         normalize: embeddings have length 1.
         token_embed: steps from every hidden state to the embedding of a token.
@@ -55,7 +55,7 @@ class PoolerSpec:
     """
 
     tasks: tuple[str, ...]
-    kind: PoolingKind = "last"
+    pooling_type: PoolingType = "last"
     embed: tuple[HeadStep, ...] = ()
     normalize: bool = True
     token_embed: tuple[HeadStep, ...] = ()

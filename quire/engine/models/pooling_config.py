@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
-from quire.engine.models.archs.modern import modernbert_head
+from quire.engine.models.archs.rope_encoders import modernbert_head
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import (
     Dense,
@@ -21,7 +21,7 @@ from quire.engine.models.pooler_spec import (
 )
 from quire.engine.models.sentence_transformers import POOLING_NAMES, Modules, read_json, read_modules
 from quire.engine.models.spec import DecoderSpec, LayerNorm, TransformerSpec
-from quire.engine.wire.protocol import PoolingKind
+from quire.engine.wire.pooling_params import PoolingType
 
 TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
 _EMBED = ("embed", "token_embed")
@@ -63,7 +63,7 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec, options: Pooli
         options: the settings.
 
     Raises:
-        ModelError: the model cannot do what the settings ask for, or a module is not supported.
+        ModelError: the model does not support the settings, or a module is not supported.
     """
     modules = read_modules(folder)
     name = next(iter(getattr(config, "architectures", None) or []), "")
@@ -99,8 +99,8 @@ def _of_files(
     is_base = _letters(name) == f"{_letters(config.model_type)}model"
     if isinstance(spec, DecoderSpec) and not (is_base or _wants_embedding(options)):
         return None
-    kind: PoolingKind = "last" if isinstance(spec, DecoderSpec) else "mean"
-    return _with_matryoshka(PoolerSpec(tasks=_EMBED, kind=kind, score_method="cosine"), config)
+    pooling_type: PoolingType = "last" if isinstance(spec, DecoderSpec) else "mean"
+    return _with_matryoshka(PoolerSpec(tasks=_EMBED, pooling_type=pooling_type, score_method="cosine"), config)
 
 
 def _letters(name: str) -> str:
@@ -124,14 +124,14 @@ def _embedder(folder: Path, config: Any, modules: Modules) -> PoolerSpec:
     similarity = read_json(folder / "config_sentence_transformers.json").get("similarity_fn_name") or "cosine"
     method: ScoreMethod = "dot" if similarity in ("dot", "dot_product") else "cosine"
     steps = tuple(step for step, _ in modules.steps)
-    if modules.kind is None:  # PyLate
+    if modules.pooling_type is None:  # PyLate
         last = modules.steps[-1][0] if modules.steps else None
         size = last.size_out if isinstance(last, Dense) else 0
         return _late_interaction(size, modules)
     weights = tuple((f"embed.{i}", inner) for i, (_, inner) in enumerate(modules.steps))
     pooler = PoolerSpec(
         tasks=_EMBED,
-        kind=modules.kind,
+        pooling_type=modules.pooling_type,
         embed=steps,
         normalize=modules.normalize,
         score_method=method,
@@ -188,7 +188,7 @@ def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:
     is_score = len(labels) == 1
     return PoolerSpec(
         tasks=("score", "classify") if is_score else ("classify",),
-        kind="last" if encoder_head is None else getattr(config, "classifier_pooling", "cls"),
+        pooling_type="last" if encoder_head is None else getattr(config, "classifier_pooling", "cls"),
         classify=(*before, _last(labels, config.hidden_size if before else 0, bias=encoder_head is not None)),
         labels=labels,
         label_act=_label_act(config, labels),
@@ -207,7 +207,7 @@ def _converted_classifier(folder: Path, config: Any) -> PoolerSpec:
         raise UnsupportedModel('classifier_from_token must be a list of one or two tokens, such as ["no", "yes"]')
     return PoolerSpec(
         tasks=("score", "classify"),
-        kind="last",
+        pooling_type="last",
         classify=(Dense(size_in=0, size_out=len(words), bias=False),),
         labels=("LABEL_0",),
         label_act="sigmoid",
@@ -265,9 +265,9 @@ def _with_settings(pooler: PoolerSpec, options: PoolingOptions) -> PoolerSpec:
     if kind is not None:
         found = POOLING_NAMES.get(str(kind).lower())
         if found is None:
-            known = ", ".join(kind.upper() for kind in get_args(PoolingKind))
+            known = ", ".join(kind.upper() for kind in get_args(PoolingType))
             raise UnsupportedModel(f"--pooler-config: pooling_type must be one of {known}, not {kind!r}")
-        pooler = replace(pooler, kind=found)
+        pooler = replace(pooler, pooling_type=found)
     for name in ("normalize", "use_activation"):
         value = given.pop(name, None)
         if value is not None:

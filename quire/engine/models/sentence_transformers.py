@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.pooler_spec import Dense, HeadStep
-from quire.engine.wire.protocol import PoolingKind
+from quire.engine.wire.pooling_params import PoolingType
 
-_MODES: dict[str, PoolingKind] = {
+_MODES: dict[str, PoolingType] = {
     "cls_token": "cls",
     "mean_tokens": "mean",
     "max_tokens": "max",
@@ -20,7 +20,7 @@ _MODES: dict[str, PoolingKind] = {
     "weightedmean_tokens": "weighted_mean",
     "lasttoken": "last",
 }
-POOLING_NAMES: dict[str, PoolingKind] = {
+POOLING_NAMES: dict[str, PoolingType] = {
     "cls": "cls",
     "mean": "mean",
     "max": "max",
@@ -42,14 +42,14 @@ class Modules:
     Attributes:
         transformer: folder of the transformer, relative to the model's.
         static: folder of a table of embeddings that takes the place of the transformer.
-        kind: how hidden states are pooled; None if they are not.
+        pooling_type: how hidden states are pooled; None if they are not.
         steps: dense layers behind the pooling, or, without one, of each token; each with the folder of its weights.
         splade: embeddings are those of a masked language model's head.
     """
 
     transformer: str = ""
     static: str | None = None
-    kind: PoolingKind | None = None
+    pooling_type: PoolingType | None = None
     steps: list[tuple[HeadStep, str]] = field(default_factory=list)
     normalize: bool = False
     splade: bool = False
@@ -101,9 +101,9 @@ def _add(modules: Modules, kind: str, inner: str, folder: Path) -> None:
             modules.transformer = inner
         case "StaticEmbedding":
             modules.static = inner
-            modules.kind = "mean"
+            modules.pooling_type = "mean"
         case "Pooling":
-            modules.kind = _pooling_kind(read_json(folder / inner / "config.json"))
+            modules.pooling_type = _pooling_type(read_json(folder / inner / "config.json"))
         case "Dense":
             modules.steps.append((_dense(read_json(folder / inner / "config.json")), inner))
         case "Normalize":
@@ -120,7 +120,7 @@ def _add(modules: Modules, kind: str, inner: str, folder: Path) -> None:
             )
 
 
-def _pooling_kind(config: Mapping[str, Any]) -> PoolingKind:
+def _pooling_type(config: Mapping[str, Any]) -> PoolingType:
     if (named := config.get("pooling_mode")) is not None:
         names = [str(name) for name in (named if isinstance(named, list) else [named])]
         kinds = [POOLING_NAMES.get(name) for name in names]

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from quire.engine.models.decoder import Decoder, LMHead
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
+from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.parallel.group import RankGroups
@@ -79,10 +79,10 @@ class ShardedDecoder(Decoder):
     def run(
         self,
         inputs: ModelInputs,
-        attend: Attend,
+        attend: StepAttention,
         *,
         last_token_only: bool = False,
-        cross: CrossAttend | None = None,
+        cross: StepCrossAttention | None = None,
     ) -> Tensor:
         """Hidden states, as `LanguageModel.run` describes; in a stage before the last, only their number is right."""
         placement, world = self.placement, self._groups.world

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.names.rules import WeightNames, WeightTarget
 from quire.engine.models.quantized import Window
 from quire.engine.models.sharded_decoder import ShardedDecoder
+from quire.engine.models.weight_names.rules import WeightNames, WeightTarget
 from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import WeightFiller
 

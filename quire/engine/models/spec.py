@@ -250,10 +250,10 @@ Norm = RMSNorm | LayerNorm
 
 
 class Parallel(Enum):
-    """How attention and feed-forward run side by side: x + attn(norm(x)) + ffn(norm(x))."""
+    """Attention and feed-forward in parallel: x + attn(norm(x)) + ffn(norm(x))."""
 
-    ONE_NORM = "both read the same norm"
-    TWO_NORMS = "each reads a norm of its own"
+    ONE_NORM = "attention and feed-forward have the same norm"
+    TWO_NORMS = "attention and feed-forward have separate norms"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,8 +264,9 @@ class Layer:
         pre_attn_norm: False: the attention alone has no norm before it.
         post_ln: x becomes norm(x + attn(x)), and the same with ffn (BERT).
         inner_post_ln: with post_ln, attn(x) is inner_norm(x + attn(x)) (Jina's code embedder).
-        parallel: attention and feed-forward read the layer's input, not one the other's result.
-        cross: a third branch between the two, with a norm before it; in layers of neither `post_ln` nor `parallel`.
+        parallel: attention and feed-forward both read the layer's input.
+        cross: cross-attention between attention and feed-forward, with a norm before it; not in layers
+            with `post_ln` or `parallel`.
     """
 
     attn: Attention
@@ -300,7 +301,7 @@ class ConformerLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Embeddings:
-    """The embedding of a token, and what is added to it.
+    """The embedding of a token, and the embeddings that are added to it.
 
     Attributes:
         scale: factor of the token's embedding.

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.conformer import ConformerBlock
-from quire.engine.models.layers.cross import CrossAttentionLayer
-from quire.engine.models.layers.disentangled import DisentangledAttentionLayer
-from quire.engine.models.layers.latent import LatentAttentionLayer
+from quire.engine.models.layers.cross_attention import CrossAttentionLayer
+from quire.engine.models.layers.disentangled_attention import DisentangledAttentionLayer
+from quire.engine.models.layers.latent_attention import LatentAttentionLayer
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import make_norm
@@ -64,7 +64,7 @@ class TransformerLayer(nn.Module):
         self.cross_norm = norm(spec.cross is not None)
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `Attend`."""
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         rows = step.adapted_rows(last_layer=last_layer)
         ffn = self.ffn if rows is None else partial(self.ffn, adapted=rows)
         normed = self.attn_norm(x)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # configs are read without torch
 
 _WEIGHTS = "model.safetensors"
 _TABLES = ("embedding.weight", "embeddings")  # sentence-transformers' name and model2vec's
-_MAX_TOKENS = 1 << 16  # of an input; a table has no limit of its own, but its rows for one text take memory
+_MAX_TOKENS = 1 << 16  # of an input; a table has no limit, but the rows of a text take memory
 _MAX_HEADER = 1 << 20
 
 

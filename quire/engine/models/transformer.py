@@ -1,11 +1,11 @@
-"""Embeddings, layers and final norm of a `TransformerSpec`; decoders and encoders add what they have of their own."""
+"""Embeddings, layers and final norm of a `TransformerSpec`; shared by decoders and encoders."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from quire.engine.models.inputs import Attend, CrossAttend, ModelInputs
-from quire.engine.models.layers.disentangled import RelativePositions
+from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.layers.disentangled_attention import RelativePositions
 from quire.engine.models.layers.embedding import Embedding, EmbeddingSum
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Linear
@@ -48,10 +48,10 @@ class Transformer(LayerStack):
     def run(
         self,
         inputs: ModelInputs,
-        attend: Attend,
+        attend: StepAttention,
         *,
         last_token_only: bool = False,
-        cross: CrossAttend | None = None,
+        cross: StepCrossAttention | None = None,
     ) -> Tensor:
         """Hidden states of a step, as `LanguageModel.run` describes."""
         step = self._step(inputs, attend, last_token_only=last_token_only, cross=cross)
@@ -66,7 +66,7 @@ class Transformer(LayerStack):
         return embedded
 
     def _step(
-        self, inputs: ModelInputs, attend: Attend, *, last_token_only: bool, cross: CrossAttend | None
+        self, inputs: ModelInputs, attend: StepAttention, *, last_token_only: bool, cross: StepCrossAttention | None
     ) -> StepContext:
         """The values that a step passes to every layer."""
         return StepContext(

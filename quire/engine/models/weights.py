@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
-from quire.engine.models.names.llama import unstack_expert
-from quire.engine.models.names.rules import WeightNames, WeightTarget
 from quire.engine.models.transformer import Transformer
+from quire.engine.models.weight_names.llama import unstack_expert
+from quire.engine.models.weight_names.rules import WeightNames, WeightTarget
 from quire.kernels.linear import Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
@@ -62,7 +62,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 class WeightFiller:
-    """Copies a checkpoint's tensors into a model's parameters and keeps track of what is missing.
+    """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones.
 
     Attributes:
         targets: names of the parameters that tensors may belong to.

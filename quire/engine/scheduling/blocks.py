@@ -94,13 +94,13 @@ class BlockPool:
             self._refs[block] = 1
         return blocks
 
-    def publish(self, block: int, key: BlockHash) -> None:
+    def cache_block(self, block: int, key: BlockHash) -> None:
         """Register an allocated block in the prefix cache. Of two equal blocks the first stays registered."""
         if self._hash_of[block] is None and key not in self._by_hash:
             self._hash_of[block] = key
             self._by_hash[key] = block
 
-    def retract(self, blocks: Iterable[int]) -> None:
+    def evict_blocks(self, blocks: Iterable[int]) -> None:
         """Invalidate the cached content of blocks, which may be in use: other requests will not find it."""
         for block in blocks:
             self._evict(block)

@@ -42,11 +42,11 @@ class EncoderScheduler:
         """Drop a request in any state; unknown ids are ignored."""
         self._requests.pop(request_id, None)
 
-    def plan(self) -> StepPlan:
+    def schedule(self) -> StepPlan:
         """Choose the requests of the next step: those that come next, up to `max_tokens` tokens, but at least one."""
         return self._take(self.limits.max_tokens, at_least_one=True)
 
-    def plan_urgent(self, running: Iterable[StepPlan]) -> StepPlan:
+    def schedule_urgent(self, running: Iterable[StepPlan]) -> StepPlan:
         """Choose short requests to run beside running steps; skips flows that these already contain."""
         flows = {_flow(message) for plan in running for message in plan.encoder_requests}
         return self._take(_URGENT_TOKENS, at_least_one=False, without=flows)
@@ -72,8 +72,8 @@ class EncoderScheduler:
         columns = (item.features.shape[1] for item in message.items)
         return len(message.prompt) + sum(count_positions(self.limits.convolutions, count) for count in columns)
 
-    def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Apply the results of a plan; returns what to send to the front end."""
+    def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """Apply the results of a step; returns the outputs for the front end."""
         outputs: list[RequestOutput] = []
         for request_id in (message.request_id for message in plan.encoder_requests):
             scheduled_at = self._running.pop(request_id)

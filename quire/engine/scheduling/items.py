@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from quire.engine.scheduling.plan import EncodedItem, ItemPart, StepPlan
+from quire.engine.scheduling.plan import EncodedItem, PlaceholderTokens, StepPlan
 from quire.engine.wire.protocol import MediaItem
 
 ItemKey = bytes
 
 
-class ItemSpans:
+class PlaceholderRanges:
     """The items of one request, in the order of their spans."""
 
     def __init__(self, items: tuple[MediaItem, ...], prefix: bytes) -> None:
@@ -47,14 +47,14 @@ class ItemSpans:
         """The items in the tokens [start, end), as content for block hashes: their hashes and starts."""
         return b"".join(item.hash + (item.start - start).to_bytes(8, signed=True) for item in self.within(start, end))
 
-    def parts(self, start: int, end: int) -> tuple[ItemPart, ...]:
+    def parts(self, start: int, end: int) -> tuple[PlaceholderTokens, ...]:
         """The parts of items that the tokens [start, end) stand for."""
         return tuple(self._parts(start, end))
 
-    def _parts(self, start: int, end: int) -> Iterator[ItemPart]:
+    def _parts(self, start: int, end: int) -> Iterator[PlaceholderTokens]:
         for item in self.within(start, end):
             first, last = max(start, item.start), min(end, item.start + item.length)
-            yield ItemPart(self.key(item), first, first - item.start, last - first)
+            yield PlaceholderTokens(self.key(item), first, first - item.start, last - first)
 
 
 class EncoderCache:
@@ -83,7 +83,7 @@ class EncoderCache:
         self._left = self._max_encoded
         self._read.clear()
 
-    def readable(self, plan: StepPlan, spans: ItemSpans, start: int, count: int, first: int) -> int:
+    def readable(self, plan: StepPlan, spans: PlaceholderRanges, start: int, count: int, first: int) -> int:
         """Schedule the encoding of items; returns how many of `count` tokens from `start` on the step can compute.
 
         Args:

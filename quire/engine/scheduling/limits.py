@@ -1,4 +1,4 @@
-"""SchedulerLimits: what a step may hold."""
+"""SchedulerLimits: limits of a step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SchedulerLimits:
         max_draft: longest draft of a sequence in tokens; 0 for no speculation.
         rope_switch: see `LanguageModel.rope_switch`.
         convolutions: steps from the columns of an item's features to its encoded positions; empty if the model has
-            none, or if items have tokens of their own.
+            none, or if items have placeholder tokens.
         max_encoded: encoded positions of a step, if they are of more than one item.
-        max_cached: embeddings of items with tokens of their own that are kept; 0 if the model reads no such items.
+        max_cached: embeddings of items with placeholder tokens that are kept; 0 if the model reads no such items.
         adapts_items: requests with such items are computed with the model's adapter.
     """
 

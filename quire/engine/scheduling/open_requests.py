@@ -13,11 +13,11 @@ class OpenRequests:
     """Keeps the requests whose prompts are not complete.
 
     Attributes:
-        parked: ids of those that hold nothing, and are not in the queue either, until their prompts grow.
+        waiting_for_input: ids of those that hold no blocks and are not in the queue until their prompts grow.
     """
 
     def __init__(self) -> None:
-        self.parked: set[str] = set()
+        self.waiting_for_input: set[str] = set()
         self._open: dict[str, Request] = {}
         self._extended: list[tuple[Request, tuple[int, ...]]] = []  # since the last plan
 
@@ -30,7 +30,7 @@ class OpenRequests:
     @property
     def all_idle(self) -> bool:
         """Whether each of them waits for more of its prompt."""
-        return all(name in self.parked or request.is_idle for name, request in self._open.items())
+        return all(name in self.waiting_for_input or request.is_idle for name, request in self._open.items())
 
     def add(self, request: Request) -> None:
         """Keep a request if more of its prompt follows."""
@@ -40,18 +40,18 @@ class OpenRequests:
     def discard(self, request: Request) -> None:
         """A request has left the scheduler."""
         self._open.pop(request.id, None)
-        self.parked.discard(request.id)
+        self.waiting_for_input.discard(request.id)
 
     def extend(self, request: Request, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> bool:
-        """Append to the prompt of one of the requests; returns whether it was parked and can go on."""
+        """Append to the prompt of one of the requests; returns whether it waited for input and can continue."""
         request.extend(tokens, last=last, items=items)
         if last:
             del self._open[request.id]
         if request.blocks and tokens:
             self._extended.append((request, tuple(tokens)))
-        resumes = request.id in self.parked and (last or bool(tokens))
+        resumes = request.id in self.waiting_for_input and (last or bool(tokens))
         if resumes:
-            self.parked.remove(request.id)
+            self.waiting_for_input.remove(request.id)
         return resumes
 
     def take_extensions(self, entered: Collection[NewSequence]) -> list[PromptExtension]:
@@ -65,5 +65,5 @@ class OpenRequests:
         ]
 
     def check(self) -> None:
-        """Assert that parked requests are open."""
-        assert self.parked <= self._open.keys(), "a request is parked whose prompt is complete"
+        """Assert that requests that wait for input are open."""
+        assert self.waiting_for_input <= self._open.keys(), "a request with a complete prompt waits for input"

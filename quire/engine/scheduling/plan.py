@@ -6,20 +6,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.engine.wire.protocol import (
-    AddRequest,
-    FeatureArray,
-    MediaItem,
-    PooledArray,
-    PoolingParams,
-    SamplingParams,
-    StepStats,
-    TokenLogprobs,
-)
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest, FeatureArray, MediaItem, PooledArray, StepStats, TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class CrossItem:
+class CrossAttentionItem:
     """The encoded positions that all tokens of a sequence attend to.
 
     Attributes:
@@ -35,7 +28,7 @@ class CrossItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodedItem:
-    """An item with tokens of its own that a step encodes. `key`: key of its embeddings."""
+    """An item with placeholder tokens that a step encodes. `key`: key of its embeddings."""
 
     key: bytes
     item: MediaItem
@@ -56,7 +49,7 @@ class EncodedAudio:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemPart:
+class PlaceholderTokens:
     """Consecutive tokens of a step that stand for a part of an item.
 
     Attributes:
@@ -89,7 +82,7 @@ class NewSequence:
     params: SamplingParams | PoolingParams
     prompt_logprobs: int | None
     uses_long_rope: bool = False
-    cross: CrossItem | None = None
+    cross_attention: CrossAttentionItem | None = None
     adapted: bool = False
 
 
@@ -117,7 +110,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
     new_blocks: tuple[int, ...]
     samples: bool
     draft: tuple[int, ...] = ()
-    items: tuple[ItemPart, ...] = ()
+    items: tuple[PlaceholderTokens, ...] = ()
 
 
 @dataclass(slots=True)

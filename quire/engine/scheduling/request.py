@@ -8,16 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.scheduling.items import ItemSpans
-from quire.engine.scheduling.plan import CrossItem, NewSequence
-from quire.engine.wire.protocol import FinishReason, MediaItem, PoolingParams, SamplingParams, TokenLogprobs
+from quire.engine.scheduling.items import PlaceholderRanges
+from quire.engine.scheduling.plan import CrossAttentionItem, NewSequence, SampledTokens
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import FinishReason, MediaItem, TokenLogprobs, TokensOutput
+from quire.engine.wire.sampling_params import SamplingParams
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
 
 
 @dataclass(slots=True, eq=False)
-class CrossCache:
+class CrossAttentionState:
     """The encoded positions of an item.
 
     Attributes:
@@ -48,19 +50,20 @@ class Request:
         steps_in_flight: submitted steps that hold this sequence and have not finished.
         verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
         blocks: the block table.
-        root: hash before that of the first block, from the cache salt; sequences with equal roots may share blocks.
+        root_hash: hash that the first block's hash continues, from the cache salt; only sequences with equal ones share
+            blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
         adapted: computed with the model's adapter.
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
-        published: number of blocks that are registered in the prefix cache.
+        num_cached_blocks: number of blocks that are registered in the prefix cache.
         drafter: proposes speculative tokens; None without speculation.
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
         token_probs: the result for `SamplingParams.token_probs`, until it is sent.
-        cross: encoded positions that all of its tokens attend to; None for most models.
-        spans: its items that have tokens of their own; None if there are none.
-        entered_with: number of computed tokens (prefix cache hits) when it last entered the batch.
+        cross_attention: encoded positions that all of its tokens attend to; None for most models.
+        placeholders: its items that have placeholder tokens; None if there are none.
+        computed_on_entry: number of computed tokens (prefix cache hits) when it last entered the batch.
         held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, else 0.
     """
 
@@ -68,7 +71,7 @@ class Request:
     tokens: list[int]
     params: SamplingParams | PoolingParams
     order: tuple[int, ...]
-    root: BlockHash = b""
+    root_hash: BlockHash = b""
     uses_long_rope: bool = False
     adapted: bool = False
     prompt_len: int = 0
@@ -78,16 +81,16 @@ class Request:
     verifies_draft: bool = False
     blocks: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
-    published: int = 0
+    num_cached_blocks: int = 0
     drafter: Drafter | None = None
     cached_tokens: int | None = None
     scheduled_at: float = 0.0
     start: int = 0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     token_probs: list[float] | None = None
-    cross: CrossCache | None = None
-    spans: ItemSpans | None = None
-    entered_with: int = 0
+    cross_attention: CrossAttentionState | None = None
+    placeholders: PlaceholderRanges | None = None
+    computed_on_entry: int = 0
     held_back: int = 0
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
@@ -128,20 +131,20 @@ class Request:
         """
         if len(self.tokens) > rope_switch and not self.uses_long_rope:
             self.uses_long_rope = True
-            self.root = hasher(self.root + b"extended") if hasher else b""
+            self.root_hash = hasher(self.root_hash + b"extended") if hasher else b""
             self.hashes = []
 
     def adapt(self, hasher: Hasher | None) -> None:
         """Compute all tokens with the model's adapter. Keys and values are others then, as with another rope."""
         self.adapted = True
-        self.root = hasher(self.root + b"adapted") if hasher else b""
+        self.root_hash = hasher(self.root_hash + b"adapted") if hasher else b""
         self.hashes = []
 
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
         """Append tokens and their items to the prompt."""
         if items:
-            assert self.spans is not None
-            self.spans.extend(items, len(self.tokens))
+            assert self.placeholders is not None
+            self.placeholders.extend(items, len(self.tokens))
         self.tokens += tokens
         self.prompt_len = len(self.tokens)
         self.held_back = 0 if last else 1
@@ -167,17 +170,17 @@ class Request:
         return not self.wants_prompt_logprobs
 
     def block_hashes(self, block_size: int, hasher: Hasher) -> list[BlockHash]:
-        """Chained hashes of all full blocks: equal hashes mean equal tokens and items from the start on, and roots."""
+        """Chained hashes of all full blocks. Equal hashes mean equal tokens, items and root hashes up to their ends."""
         for index in range(len(self.hashes), len(self.tokens) // block_size):
-            parent = self.hashes[-1] if self.hashes else self.root
+            parent = self.hashes[-1] if self.hashes else self.root_hash
             start, end = index * block_size, (index + 1) * block_size
             content = array("i", self.tokens[start:end]).tobytes()
-            if self.spans is not None:
-                content += self.spans.content(start, end)
+            if self.placeholders is not None:
+                content += self.placeholders.content(start, end)
             self.hashes.append(hasher(parent + content))
         return self.hashes
 
-    def enter(self, cross: CrossItem | None) -> NewSequence:
+    def enter(self, cross: CrossAttentionItem | None) -> NewSequence:
         """The request as it enters the batch."""
         wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
@@ -187,6 +190,36 @@ class Request:
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""
         self.scheduled_at = self.scheduled_at or time.monotonic()
+
+    def within_prompt(self, computed: int, count: int) -> int:
+        """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
+        return min(count, self.prompt_len - computed) if computed < self.prompt_len else count
+
+    def take_sampled(self, sampled: SampledTokens, max_model_len: int) -> TokensOutput:
+        """Append the tokens that a step has sampled, up to the one that finishes the request; returns its output."""
+        self.expected -= 1
+        self.verifies_draft = False
+        taken = 0
+        finish_reason, stop_reason = None, None
+        while taken < len(sampled.tokens) and finish_reason is None:
+            finish_reason, stop_reason = self.append(sampled.tokens[taken], max_model_len)
+            taken += 1
+        if self.blocks:  # else preempted while the step was in flight
+            self.computed += taken - 1  # confirmed tokens of the draft
+        output = TokensOutput(
+            self.id,
+            sampled.tokens[:taken],
+            finish_reason,
+            stop_reason,
+            logprobs=None if sampled.logprobs is None else sampled.logprobs[:taken],
+            cached_tokens=self.cached_tokens or 0,
+            scheduled_at=self.scheduled_at,
+            token_probs=self.token_probs,
+        )
+        self.token_probs = None
+        if self.wants_prompt_logprobs:
+            output.prompt_logprobs, self.wants_prompt_logprobs = self.prompt_logprobs, False
+        return output
 
     def append(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Append a sampled token; returns the finish reason, if any, and the stop token that caused it."""

@@ -1,8 +1,8 @@
 """The scheduler: how many tokens of which sequences the next step computes.
 
 There is no prefill phase and no decode phase: a request has tokens and computed tokens, and each step spends a token
-budget so that the computed ones catch up. Chunked prefill, prefix cache hits and preemption by recomputation need no
-case of their own. The design is vLLM V1's.
+budget so that the computed ones catch up. Chunked prefill, prefix cache hits and preemption by recomputation are no
+special cases. The design is vLLM V1's.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections import deque
 from operator import attrgetter
 
 from quire.engine.scheduling.blocks import BlockPool
-from quire.engine.scheduling.cross import CrossGroup
+from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.scheduling.items import EncoderCache, ItemSpans
+from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.plan import (
-    SampledTokens,
     ScheduledSequence,
     StepPlan,
     StepResult,
 )
 from quire.engine.scheduling.prefix_cache import PrefixCache
 from quire.engine.scheduling.request import Hasher, Request
+from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.waiting import WaitingQueue
 from quire.engine.wire.protocol import (
     AddRequest,
@@ -34,19 +34,16 @@ from quire.engine.wire.protocol import (
     PooledOutput,
     RequestOutput,
     StepStats,
-    TokensOutput,
 )
 
 _ORDER = attrgetter("order")
-# A step of up to this many tokens takes about as long as one token: reading the weights dominates on a CPU.
-_MEMORY_BOUND_TOKENS = 24
 
 
 class Scheduler:
     """Holds every request from its arrival until it finishes.
 
-    `plan` and `finish` are called in pairs and in order. Further plans may be made before the first has finished;
-    their steps run in the order of the plans.
+    `schedule` and `update` are called in pairs and in order. Further steps may be scheduled before the results of the
+    first are known; they run in the order in which they were scheduled.
     """
 
     def __init__(
@@ -72,9 +69,10 @@ class Scheduler:
         self._hasher = hasher
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
-        self._prefixes = PrefixCache(pool, hasher)
-        self._cross = CrossGroup(pool, hasher, limits.convolutions)
-        self._encodings = EncoderCache(limits.max_cached, limits.max_encoded)
+        self._prefix_cache = PrefixCache(pool, hasher)
+        self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
+        self._speculation = Speculation(limits, pool)
+        self._encoder_cache = EncoderCache(limits.max_cached, limits.max_encoded)
         self._running: list[Request] = []  # sorted by order
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
@@ -82,7 +80,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request can go on: it has not finished, and does not wait for the rest of its prompt."""
+        """Whether any unfinished request can continue, that is, does not wait for the rest of its prompt."""
         return len(self._requests) > len(self._open) or not self._open.all_idle
 
     def __contains__(self, request_id: str) -> bool:
@@ -98,18 +96,18 @@ class Scheduler:
             order=order,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
-            root=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
+            root_hash=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
             held_back=int(message.open),
         )
         if self.limits.max_cached:
             # As for prefixes: without a hasher nothing is shared.
-            prefix = request.root if self._hasher is not None else f"{request.id}\0".encode()
-            request.spans = ItemSpans(message.items, prefix) if message.items or message.open else None
+            prefix = request.root_hash if self._hasher is not None else f"{request.id}\0".encode()
+            request.placeholders = PlaceholderRanges(message.items, prefix) if message.items or message.open else None
             if message.items:
                 self._adapt(request)
         elif message.items:
-            self._cross.attach(request, message.items[0])
+            self._cross_attention.attach(request, message.items[0])
         self._requests[request.id] = request
         self._open.add(request)
         self._waiting.push(request)
@@ -155,10 +153,10 @@ class Scheduler:
         if request is not None:
             self._leave(request)
 
-    def plan(self) -> StepPlan:
+    def schedule(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[Request]()
-        self._encodings.begin_step()
+        self._encoder_cache.begin_step()
         if self.limits.rope_switch is not None:
             self._restart_outgrown(self.limits.rope_switch)
         budget = self._schedule_running(plan, scheduled, self.limits.max_tokens)
@@ -170,8 +168,8 @@ class Scheduler:
             self._in_flight.append(scheduled)
         return plan
 
-    def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Apply the results of the oldest plan that has not finished; returns what to send to the front end."""
+    def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """Apply the results of the oldest step in flight; returns the outputs for the front end."""
         live: dict[str, Request] = {}
         for request in self._in_flight.popleft() if plan.scheduled else ():
             request.steps_in_flight -= 1
@@ -184,7 +182,7 @@ class Scheduler:
             if request_id in live:
                 live[request_id].token_probs = probs
         for key in result.not_encoded:
-            self._encodings.forget(key)
+            self._encoder_cache.forget(key)
         outputs: list[RequestOutput] = []
         if result.errors:
             outputs += self._end_failed(plan, result, live)
@@ -192,22 +190,28 @@ class Scheduler:
         for sampled in result.sampled:
             if (found := live.get(sampled.request_id)) is not None:
                 if drafted:
-                    self._count_draft(found, sampled, drafted.get(found.id, 0), plan.stats)
-                outputs.append(output := self._append_output(found, sampled))
+                    self._speculation.record(found, sampled, drafted.get(found.id, 0), plan.stats)
+                outputs.append(output := found.take_sampled(sampled, self.limits.max_model_len))
                 plan.stats.step_tokens += len(output.token_ids)
+                if output.finish_reason is not None:
+                    self._leave(found)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         return outputs
 
     def _end_failed(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> list[RequestOutput]:
         """Drop the sequences of `live` that a step failed for."""
         starts = {item.request_id: item.start for item in plan.scheduled}
-        encoded = {new.request_id: new.cross.blocks for new in plan.new if new.cross and new.cross.item is not None}
+        encoded = {
+            new.request_id: new.cross_attention.blocks
+            for new in plan.new
+            if new.cross_attention and new.cross_attention.item is not None
+        }
         outputs: list[RequestOutput] = []
         for request_id, error in result.errors.items():
             if request_id in live:
-                # Perhaps the step did not compute what it published.
-                self.pool.retract(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
-                self.pool.retract(encoded.get(request_id, ()))
+                # The step may not have computed the blocks that were cached when it was scheduled.
+                self.pool.evict_blocks(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
+                self.pool.evict_blocks(encoded.get(request_id, ()))
                 self._leave(live.pop(request_id))
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         return outputs
@@ -221,23 +225,25 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that queues, requests and the block pool are consistent."""
-        crosses = [request.cross for request in self._requests.values() if request.cross is not None]
+        crosses = [
+            request.cross_attention for request in self._requests.values() if request.cross_attention is not None
+        ]
         self.pool.check([*(r.blocks for r in self._requests.values()), *(cross.blocks for cross in crosses)])
         waiting = self._waiting.ids()
         running = {request.id for request in self._running}
-        parked = self._open.parked
-        self._encodings.check()
-        assert waiting | running | parked == set(self._requests), "a request is neither waiting nor running"
-        assert len(waiting) + len(running) + len(parked) == len(self._requests), "a request is in two states"
+        waiting_for_input = self._open.waiting_for_input
+        self._encoder_cache.check()
+        assert waiting | running | waiting_for_input == set(self._requests), "a request is neither waiting nor running"
+        assert len(waiting) + len(running) + len(waiting_for_input) == len(self._requests), "a request is in two states"
         self._open.check()
         assert self._running == sorted(self._running, key=_ORDER), "running requests are out of order"
         for request in self._requests.values():
             held = len(request.blocks) * self.pool.block_size
             assert request.computed <= held, "computed tokens without a block"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
-            if request.cross is not None:
-                needed = self.pool.blocks_for(request.cross.length) if request.id in running else 0
-                assert len(request.cross.blocks) == needed, "encoded positions without a block"
+            if request.cross_attention is not None:
+                needed = self.pool.blocks_for(request.cross_attention.length) if request.id in running else 0
+                assert len(request.cross_attention.blocks) == needed, "encoded positions without a block"
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
@@ -248,36 +254,23 @@ class Scheduler:
             for request in self._running
         ]
         decoding = pending.count(1)
-        drafts = max(0, _MEMORY_BOUND_TOKENS - decoding)
+        self._speculation.begin_step(decoding)
         index = 0
         while index < len(self._running):  # preemption removes from the end, so indices into `pending` stay valid
             request = self._running[index]
             decoding -= pending[index] == 1
             # A long prompt leaves one token for each sequence after it that needs only one.
-            count = _within_prompt(request, request.computed, min(pending[index], budget - decoding))
+            count = request.within_prompt(request.computed, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
-            if request.spans is not None:
+            if request.placeholders is not None:
                 count = self._readable(plan, request, request.computed, count)
             if count > 0:
-                draft = self._draft(request, min(budget - decoding - count, drafts))
-                self._schedule(plan, scheduled, request, count, draft=draft)
+                draft = self._speculation.draft(request, budget - decoding - count)
+                self._schedule_sequence(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
-                drafts -= len(draft)
             index += 1
         return budget
-
-    def _draft(self, request: Request, room: int) -> tuple[int, ...]:
-        """Draft tokens for a sequence that lacks only its next token; a draft never preempts a sequence."""
-        if request.drafter is None or not request.generates or request.steps_in_flight:
-            return ()
-        if len(request.tokens) - request.computed != 1 or request.computed < request.prompt_len:
-            return ()
-        held = (len(request.blocks) + self.pool.num_free) * self.pool.block_size
-        room = min(
-            room, held - len(request.tokens), request.max_draft(self.limits.max_model_len, self.limits.rope_switch)
-        )
-        return request.drafter.draft(request.tokens, room)
 
     def _make_room(self, plan: StepPlan, request: Request, count: int) -> bool:
         """Preempt the last sequences until `count` more tokens fit; False if that preempted `request` itself."""
@@ -293,63 +286,67 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
         encoded = self.limits.max_encoded  # positions that this step may still encode
         while budget > 0 and (request := self._waiting.first()):
-            if len(self._running) >= self.limits.max_seqs and not self._park_idle():
+            if len(self._running) >= self.limits.max_seqs and not self._preempt_idle():
                 return
             if request.steps_in_flight:
                 return  # preempted; a step in flight still appends to its tokens
             if self.limits.rope_switch is not None:
                 request.choose_rope(self.limits.rope_switch, self._hasher)
-            matched = self._prefixes.match(request)
+            matched = self._prefix_cache.match(request)
             computed = len(matched) * self.pool.block_size
             left = len(request.tokens) - request.held_back - computed
             if left <= 0:
                 self._waiting.pop()
-                self._open.parked.add(request.id)
+                self._open.waiting_for_input.add(request.id)
                 continue
-            count = _within_prompt(request, computed, min(left, budget))
+            count = request.within_prompt(computed, min(left, budget))
             fresh = self.pool.blocks_for(computed + count) - len(matched)
-            cross = self._cross.cached(request.cross)
-            if request.cross is not None and not cross:
-                if request.cross.length > encoded and encoded < self.limits.max_encoded:
+            cross = self._cross_attention.cached(request.cross_attention)
+            if request.cross_attention is not None and not cross:
+                if request.cross_attention.length > encoded and encoded < self.limits.max_encoded:
                     return
-                encoded -= request.cross.length
-                fresh += self.pool.blocks_for(request.cross.length)
+                encoded -= request.cross_attention.length
+                fresh += self.pool.blocks_for(request.cross_attention.length)
             while not self.pool.can_take([*matched, *cross], fresh):
-                if not self._park_idle():
+                if not self._preempt_idle():
                     return
-            request.entered_with = computed
+            request.computed_on_entry = computed
             count = self._readable(plan, request, computed, count)
             if count == 0:
                 return  # the step encodes no more items
             self._waiting.pop()
             insort(self._running, request, key=_ORDER)
             self.pool.acquire(matched)
-            request.blocks, request.computed, request.published = matched, computed, len(matched)
+            request.blocks, request.computed, request.num_cached_blocks = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
-            self._count_prefix(plan, request, computed)
-            entered = None if request.cross is None else self._cross.enter(request.cross, cross, plan.stats)
+            self._prefix_cache.record(request, computed, plan.stats)
+            entered = (
+                None
+                if request.cross_attention is None
+                else self._cross_attention.enter(request.cross_attention, cross, plan.stats)
+            )
             plan.new.append(request.enter(entered))
-            self._schedule(plan, scheduled, request, count, matched)
+            self._schedule_sequence(plan, scheduled, request, count, matched)
             budget -= count
 
     def _readable(self, plan: StepPlan, request: Request, start: int, count: int) -> int:
         """As many of `count` tokens as the items allow that are encoded, or can be in this step."""
-        if request.spans is None or start >= request.prompt_len or count <= 0:
+        if request.placeholders is None or start >= request.prompt_len or count <= 0:
             return count
-        return self._encodings.readable(plan, request.spans, start, count, request.entered_with)
+        return self._encoder_cache.readable(plan, request.placeholders, start, count, request.computed_on_entry)
 
-    def _park_idle(self) -> bool:
+    def _preempt_idle(self) -> bool:
         """Take the last sequence that waits for the rest of its prompt out of the batch; False if there is none.
 
-        Until the prompt grows it holds nothing; its blocks stay cached as long as nobody needs them.
+        It holds no blocks until its prompt grows; its blocks stay cached until they are allocated again.
         """
         idle = next((r for r in reversed(self._running) if r.is_idle and not r.steps_in_flight), None)
         if idle is not None:
             self._preempt(idle)
         return idle is not None
 
-    def _schedule(
+    def _schedule_sequence(
         self,
         plan: StepPlan,
         scheduled: list[Request],
@@ -365,7 +362,7 @@ class Scheduler:
         if fresh:
             request.blocks = request.blocks + fresh
         samples = request.generates and end == len(request.tokens) + request.expected
-        items = () if request.spans is None else request.spans.parts(start, end)
+        items = () if request.placeholders is None else request.placeholders.parts(start, end)
         plan.scheduled.append(
             ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items)
         )
@@ -375,15 +372,8 @@ class Scheduler:
         if samples:
             request.expected += 1
             request.verifies_draft = bool(draft)
-        self._prefixes.publish(request, min(end, len(request.tokens)))
+        self._prefix_cache.cache_full_blocks(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
-
-    def _count_prefix(self, plan: StepPlan, request: Request, hit: int) -> None:
-        if request.cached_tokens is None:
-            request.cached_tokens = hit
-            if self._hasher is not None:
-                plan.stats.prefix_queries += len(request.tokens)
-                plan.stats.prefix_hits += hit
 
     def _restart_outgrown(self, rope_switch: int) -> None:
         """Take sequences out of the batch that have become longer: their next token needs other keys of all tokens."""
@@ -396,7 +386,7 @@ class Scheduler:
         self._leave_batch(request)
         request.computed = 0
         if is_idle:
-            self._open.parked.add(request.id)
+            self._open.waiting_for_input.add(request.id)
         else:
             self._waiting.push(request)
 
@@ -412,49 +402,9 @@ class Scheduler:
         self._running.remove(request)
         self.pool.release(request.blocks)
         request.blocks = []
-        self._cross.leave(request.cross)
+        self._cross_attention.leave(request.cross_attention)
         self._removed.append(request.id)
-
-    def _count_draft(self, request: Request, sampled: SampledTokens, drafted: int, stats: StepStats) -> None:
-        if drafted and request.drafter is not None:
-            accepted = len(sampled.tokens) - 1
-            request.drafter.update(drafted, accepted)
-            stats.drafts += 1
-            stats.drafted_tokens += drafted
-            stats.accepted_tokens += accepted
-
-    def _append_output(self, request: Request, sampled: SampledTokens) -> TokensOutput:
-        request.expected -= 1
-        request.verifies_draft = False
-        taken = 0
-        finish_reason, stop_reason = None, None
-        while taken < len(sampled.tokens) and finish_reason is None:
-            finish_reason, stop_reason = request.append(sampled.tokens[taken], self.limits.max_model_len)
-            taken += 1
-        if request.blocks:  # else preempted while the step was in flight
-            request.computed += taken - 1  # confirmed tokens of the draft
-        output = TokensOutput(
-            request.id,
-            sampled.tokens[:taken],
-            finish_reason,
-            stop_reason,
-            logprobs=None if sampled.logprobs is None else sampled.logprobs[:taken],
-            cached_tokens=request.cached_tokens or 0,
-            scheduled_at=request.scheduled_at,
-            token_probs=request.token_probs,
-        )
-        request.token_probs = None
-        if request.wants_prompt_logprobs:
-            output.prompt_logprobs, request.wants_prompt_logprobs = request.prompt_logprobs, False
-        if finish_reason is not None:
-            self._leave(request)
-        return output
 
     def _finish_pooling(self, request: Request, data: PooledArray) -> PooledOutput:
         self._leave(request)
         return PooledOutput(request.id, data, request.cached_tokens or 0, request.scheduled_at)
-
-
-def _within_prompt(request: Request, computed: int, count: int) -> int:
-    """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
-    return min(count, request.prompt_len - computed) if computed < request.prompt_len else count

@@ -12,14 +12,7 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.waiting import WaitingQueue
-from quire.engine.wire.protocol import (
-    AddRequest,
-    ErrorOutput,
-    MediaItem,
-    RequestOutput,
-    StepStats,
-    TokensOutput,
-)
+from quire.engine.wire.protocol import AddRequest, ErrorOutput, MediaItem, RequestOutput, StepStats, TokensOutput
 
 MAX_PIECE = 64  # frames of a sequence that a step encodes: few enough for other sequences, and enough for the kernels
 _ORDER = attrgetter("order")
@@ -141,26 +134,26 @@ class StreamingScheduler:
         if request is not None:
             self._leave(request)
 
-    def plan(self) -> StepPlan:
+    def schedule(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[StreamingRequest]()
         budget = _Budget(self.limits.max_tokens, self.limits.max_encoded)
         for request in self._running:
             if not request.steps_in_flight:
-                self._schedule(plan, scheduled, request, budget)
+                self._schedule_sequence(plan, scheduled, request, budget)
         while budget.tokens > 0 and budget.frames > 0 and (entering := self._next()) is not None:
             self._waiting.pop()
             insort(self._running, entering, key=_ORDER)
             entering.mark_scheduled()
             plan.new.append(entering.enter(None))
-            self._schedule(plan, scheduled, entering, budget)
+            self._schedule_sequence(plan, scheduled, entering, budget)
         plan.removed, self._removed = self._removed, []
         if scheduled:
             self._in_flight.append(scheduled)
         return plan
 
-    def finish(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Apply the results of the oldest plan that has not finished; returns what to send to the front end."""
+    def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """Apply the results of the oldest step in flight; returns the outputs for the front end."""
         live: dict[str, StreamingRequest] = {}
         for request in self._in_flight.popleft() if plan.scheduled else ():
             request.steps_in_flight -= 1
@@ -212,7 +205,7 @@ class StreamingScheduler:
         length = min(request.frames, self.limits.max_model_len) if request.complete else self.limits.max_model_len
         return most_blocks(self.limits, length, self._window, self.pool.block_size)
 
-    def _schedule(
+    def _schedule_sequence(
         self, plan: StepPlan, scheduled: list[StreamingRequest], request: StreamingRequest, budget: _Budget
     ) -> None:
         """Schedule as many tokens of a sequence as possible, and the encoding of further audio if they need it."""

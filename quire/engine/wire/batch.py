@@ -20,18 +20,18 @@ from quire.engine.wire.stream import OutputStream, PoolRequest, error_of
 
 # Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
 _WINDOW = 128
-# What is kept of a result, given its index. An awaitable is awaited, and the result holds its slot until then.
+# From a result and its index to the array to keep. An awaitable is awaited, and the result holds its slot until then.
 OnResult = Callable[[int, PooledArray], PooledArray | Awaitable[PooledArray]]
 
 
-class BatchHost(Protocol):
+class BatchClient(Protocol):
     """The interface of the client that a batch uses."""
 
     def take_slot(self) -> bool:
-        """Reserve a place for one more sequence, if there is one that nobody else is likely to need."""
+        """Reserve a slot for one more sequence, if more than half of all slots are free."""
 
     def release_slots(self, count: int) -> None:
-        """Give places back."""
+        """Release slots."""
 
     def start(self, items: Sequence[BatchItem]) -> None:
         """Send requests to the core and pass their outputs to the items."""
@@ -103,8 +103,8 @@ class PooledBatch:
         cached_tokens: prompt tokens of all requests that were found in the prefix cache.
     """
 
-    def __init__(self, host: BatchHost, on_result: OnResult | None = None) -> None:
-        """`on_result`: makes what is kept of a result and its index; default: the result itself."""
+    def __init__(self, host: BatchClient, on_result: OnResult | None = None) -> None:
+        """`on_result`: from the index and array of a result to the array to keep; None: keep it as it is."""
         self.id = uuid.uuid4().hex
         self.failed: int | None = None
         self.cached_tokens = 0
@@ -146,7 +146,7 @@ class PooledBatch:
             RequestFailed: the engine failed while it ran a request.
             EngineDead: the engine has stopped.
             DeadlineExceeded: the timeout has passed.
-            Exception: what is kept of a result could not be made.
+            Exception: `on_result` has failed.
         """
         if self._left and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -196,7 +196,7 @@ class PooledBatch:
         self._wake()
 
     def close(self) -> None:
-        """Abort what still runs and release its slots."""
+        """Abort running requests and release their slots."""
         self._pending.clear()
         for keeping in self._keeping:
             keeping.cancel()

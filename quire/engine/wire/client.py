@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 import uuid
@@ -14,9 +13,11 @@ from typing import NoReturn
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from quire.engine.wire.batch import BatchHost, BatchItem, OnResult, PooledBatch
+from quire.engine.wire.batch import BatchClient, BatchItem, OnResult, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
+from quire.engine.wire.heartbeat import Heartbeat
+from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.protocol import (
     Abort,
     AddRequest,
@@ -26,8 +27,6 @@ from quire.engine.wire.protocol import (
     ErrorOutput,
     ExtendRequest,
     MediaItem,
-    ModelInfo,
-    Ping,
     Pong,
     Ready,
     RequestOutput,
@@ -47,16 +46,16 @@ from quire.engine.wire.stream import (
     PoolRequest,
     SequenceStream,
 )
-from quire.engine.wire.transport import FrontChannel
+from quire.engine.wire.transport import ClientChannel
 
 logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
 
 
-class EngineClient(BatchHost):
+class EngineClient(BatchClient):
     """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop."""
 
-    def __init__(self, channel: FrontChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
+    def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
         """`capacity`: number of sequences that may run or wait at the same time."""
         self._channel = channel
         self._tokenizer = tokenizer
@@ -66,9 +65,7 @@ class EngineClient(BatchHost):
         self._dead: EngineDead | None = None
         self._ended = asyncio.Event()
         self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
-        self._serials = itertools.count()
-        self._last_seen = time.monotonic()
-        self._unanswered: float | None = None  # when the oldest ping without a pong was sent
+        self._heartbeat = Heartbeat()
         self._pinging = asyncio.create_task(self._ping())
         self._closed = False
         channel.listen(self._receive)
@@ -108,11 +105,12 @@ class EngineClient(BatchHost):
         assert self._dead is not None
         raise self._dead
 
-    async def reconnect(self, channel: FrontChannel) -> None:
+    async def reconnect(self, channel: ClientChannel) -> None:
         """Replace a core that has died by another one, which is being loaded. Requests fail until it is ready."""
         await self._stop_pinging()
         self._channel.close()
-        self._channel, self._stats, self._unanswered = channel, StepStats(), None
+        self._channel, self._stats = channel, StepStats()
+        self._heartbeat.answered()
         self._ready = asyncio.get_running_loop().create_future()
         self._pinging = asyncio.create_task(self._ping())
         channel.listen(self._receive)
@@ -124,15 +122,15 @@ class EngineClient(BatchHost):
 
     def unresponsive_seconds(self) -> float:
         """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
-        return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self._last_seen)
+        return self._heartbeat.unresponsive_seconds()
 
     @contextmanager
     def slots(self, count: int) -> Iterator[None]:
-        """Reserve places for sequences that will run. To be entered before anything is prepared for them.
+        """Reserve slots for sequences, before their prompts are prepared.
 
         Raises:
             EngineDead: the engine has stopped.
-            EngineOverloaded: batch and queue have no room for them.
+            EngineOverloaded: there are too few free slots.
         """
         if self._dead is not None:
             raise self._dead
@@ -152,9 +150,8 @@ class EngineClient(BatchHost):
     ) -> AsyncGenerator[Delta, None]:
         """Generate one sequence; closing the generator early frees the request within an engine step.
 
-        The caller has reserved a place with `slots`: a stream that has begun must not fail because the queue is full.
-        `ended` is called when the engine holds nothing of the sequence any more, although the last delta may not have
-        been read yet.
+        The caller has reserved a slot with `slots`: a stream that has begun must not fail because the queue is full.
+        `ended` is called when the engine has freed the sequence; its last delta may not have been read yet.
 
         Raises:
             RequestFailed: the engine failed the request.
@@ -201,14 +198,14 @@ class EngineClient(BatchHost):
             return await stream.result()
 
     @contextmanager
-    def pooling(self, *, timeout: float | None = None, on_result: OnResult | None = None) -> Iterator[PooledBatch]:
+    def pool_batch(self, *, timeout: float | None = None, on_result: OnResult | None = None) -> Iterator[PooledBatch]:
         """A batch of pooling requests, which are aborted at the end if they still run.
 
-        The caller has reserved one place with `slots`. The batch takes further ones while half of all are free.
+        The caller has reserved one slot with `slots`. The batch takes further slots while half of all are free.
 
         Args:
             timeout: seconds after which the batch fails with `DeadlineExceeded`.
-            on_result: makes what is kept of a result and its index; default: the result itself.
+            on_result: from the index and array of a result to the array to keep; None: keep it as it is.
 
         Raises:
             EngineDead: the engine has stopped.
@@ -343,7 +340,7 @@ class EngineClient(BatchHost):
             stream.fail(self._dead)
 
     def _receive(self, message: CoreMessage) -> None:
-        self._last_seen = time.monotonic()
+        self._heartbeat.last_message = time.monotonic()
         try:
             self._handle(message)
         except Exception:  # later messages must still be handled
@@ -357,7 +354,7 @@ class EngineClient(BatchHost):
                     self._deliver(output)
                 self.observer.on_step(stats)
             case Pong():
-                self._unanswered = None
+                self._heartbeat.answered()
             case Ready(info=info) if not self._ready.done():
                 if self._dead is not None:
                     self._dead = None
@@ -379,7 +376,7 @@ class EngineClient(BatchHost):
         self._end_if_finished(output.request_id, stream)
 
     def _put(self, stream: OutputStream, output: RequestOutput) -> None:
-        times, now = stream.times, self._last_seen
+        times, now = stream.times, self._heartbeat.last_message
         if not isinstance(output, ErrorOutput):
             times.scheduled = times.scheduled or output.scheduled_at
         if isinstance(output, TokensOutput) and output.token_ids:
@@ -392,9 +389,7 @@ class EngineClient(BatchHost):
         with suppress(EngineDead):
             await self.ready()
             while self._dead is None:
-                if self._unanswered is None:
-                    self._unanswered = time.monotonic()
-                    self._channel.send(Ping(next(self._serials)))
+                self._heartbeat.ping(self._channel)
                 await asyncio.sleep(_PING_EVERY)
 
 

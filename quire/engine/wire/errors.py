@@ -2,9 +2,9 @@
 
 EngineError
 ├── EngineDead        the core has stopped; every open and later request fails
-├── FrontEndGone      the front end has closed its socket
+├── FrontEndClosed    the front end has closed its socket
 ├── EngineOverloaded  the queue is full
-├── RequestRefused       the core does not accept this request
+├── RequestRefused    the core does not accept this request
 ├── RequestFailed     the engine failed while it ran this request; others continue
 ├── DeadlineExceeded  this request reached its timeout
 └── MalformedMessage  received frames are not a message
@@ -27,7 +27,7 @@ class EngineDead(EngineError):
     retry_after = 5
 
 
-class FrontEndGone(EngineError):
+class FrontEndClosed(EngineError):
     """The front end has closed its socket, so that the core cannot send any more."""
 
 

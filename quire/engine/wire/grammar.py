@@ -114,13 +114,13 @@ def hide_special_tokens(tokenizer: dict[str, Any]) -> bool:
 
 
 def _is_taken_for_special(entry: dict[str, Any]) -> bool:
-    """Whether llguidance takes an added token for special: those in angle brackets, whatever the tokenizer says."""
+    """Whether llguidance treats an added token as special: those in angle brackets, independent of the tokenizer."""
     text = str(entry["content"])
     return bool(entry.get("special")) or (text.startswith("<") and text.endswith(">"))
 
 
 def _merged(model: dict[str, Any]) -> Iterator[str]:
-    """The tokens of all merges: both parts of each, and what they are merged to."""
+    """The tokens of all merges: both parts of each, and the merged token."""
     for merge in model.get("merges", ()):
         parts = merge.split(" ") if isinstance(merge, str) else merge
         yield from (*parts, "".join(parts))

@@ -19,7 +19,7 @@ class RequestTimes:
 
 
 @dataclass(slots=True)
-class AnswerGroup:
+class SequenceGroup:
     """The sequences of a request with one prompt, which some metrics count once.
 
     Attributes:

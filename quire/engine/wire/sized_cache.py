@@ -22,7 +22,7 @@ def key_of(*parts: str) -> Key:
 
 
 class SizedCache(Generic[V]):
-    """The values that were used last, as many as fit."""
+    """An LRU cache that is bounded in bytes."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: bytes of all entries together."""

@@ -12,20 +12,20 @@ from typing_extensions import override
 
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.errors import EngineError, RequestFailed, RequestRefused
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
     ErrorOutput,
     FinishReason,
     MediaItem,
     PooledArray,
     PooledOutput,
-    PoolingParams,
     RequestOutput,
-    SamplingParams,
     TokenArray,
     TokenLogprobs,
     TokensOutput,
 )
-from quire.engine.wire.records import AnswerGroup, RequestRecord, RequestTimes
+from quire.engine.wire.records import RequestRecord, RequestTimes, SequenceGroup
+from quire.engine.wire.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class GenerateRequest:
     items: tuple[MediaItem, ...] = ()
     open: bool = False
     request_id: str | None = None
-    group: AnswerGroup = field(default_factory=AnswerGroup)
+    group: SequenceGroup = field(default_factory=SequenceGroup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +115,10 @@ class OutputStream(Protocol):
         """Take the request's output of one step."""
 
     def fail(self, error: EngineError) -> None:
-        """Raise `error` in the reader, after it has read what is pending."""
+        """Raise `error` in the reader, after it has read the pending deltas."""
 
     def record(self) -> RequestRecord:
-        """The finished request, for metrics; without a finish reason of its own it was aborted."""
+        """The finished request, for metrics; without a finish reason it was aborted."""
 
 
 class SequenceStream(OutputStream):

@@ -1,4 +1,4 @@
-"""Sets of token ids as bitmasks: of fixed size, whatever their number."""
+"""Sets of token ids as bitmasks, whose size does not depend on the number of tokens."""
 
 from __future__ import annotations
 

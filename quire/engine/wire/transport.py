@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import zmq
 
-from quire.engine.wire.errors import EngineDead, FrontEndGone, MalformedMessage
-from quire.engine.wire.protocol import AddRequests, CoreMessage, FrontMessage
+from quire.engine.wire.errors import EngineDead, FrontEndClosed, MalformedMessage
+from quire.engine.wire.protocol import AddRequests, ClientMessage, CoreMessage
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _remove_queue_limits(socket: zmq.Socket[Any]) -> None:
     socket.setsockopt(zmq.RCVHWM, 0)
 
 
-class FrontChannel(_Channel[CoreMessage]):
+class ClientChannel(_Channel[CoreMessage]):
     """The front end's socket, read by callbacks of the event loop instead of a task."""
 
     def __init__(self, address: str) -> None:
@@ -130,7 +130,7 @@ class FrontChannel(_Channel[CoreMessage]):
         self._loop.add_reader(self._socket.fileno(), self._receive_all)
         self._loop.call_soon(self._receive_all)
 
-    def send(self, message: FrontMessage | AddRequests) -> None:
+    def send(self, message: ClientMessage | AddRequests) -> None:
         """Queue a message to the core.
 
         Raises:
@@ -162,7 +162,7 @@ class FrontChannel(_Channel[CoreMessage]):
             self._on_message(message)
 
 
-class CoreChannel(_Channel[FrontMessage]):
+class CoreChannel(_Channel[ClientMessage]):
     """The core's socket, with blocking calls."""
 
     def __init__(self, address: str) -> None:
@@ -170,22 +170,22 @@ class CoreChannel(_Channel[FrontMessage]):
         _remove_queue_limits(self._socket)
         self._socket.connect(address)
         self._encoder = Encoder()
-        self._decoder: Decoder[FrontMessage | AddRequests] = Decoder(FrontMessage | AddRequests)
-        self._unpacked: deque[FrontMessage] = deque()
+        self._decoder: Decoder[ClientMessage | AddRequests] = Decoder(ClientMessage | AddRequests)
+        self._unpacked: deque[ClientMessage] = deque()
 
     def send(self, message: CoreMessage) -> None:
         """Queue a message to the front end.
 
         Raises:
-            FrontEndGone: the front end has closed its socket.
+            FrontEndClosed: the front end has closed its socket.
         """
         try:
-            # As in `FrontChannel.send`: a blocking send would wait only where the other socket is closed.
+            # As in `ClientChannel.send`: a blocking send would wait only where the other socket is closed.
             self._socket.send_multipart(self._encoder.encode(message), flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as error:
-            raise FrontEndGone("The front end has closed its socket.") from error
+            raise FrontEndClosed("The front end has closed its socket.") from error
 
-    def receive(self, timeout: float | None) -> FrontMessage | None:
+    def receive(self, timeout: float | None) -> ClientMessage | None:
         """Return the front end's next message, or None if none arrives within `timeout` seconds.
 
         Args:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from quire.api.answers.logprobs import CompletionLogprobColumns, LogprobFormatter, TextPosition, encoded
+from quire.api.answers.logprobs import CompletionLogprobColumns, LogprobFormatter, TextPosition, encode_entries
 from quire.engine.wire.protocol import AddRequest, TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, prompt_of
@@ -44,7 +44,7 @@ def parsed(fragment: orjson.Fragment) -> Any:
 async def test_arrays_are_written_in_steps(count: int) -> None:
     given = entries(count)
     for format_entries in (FORMATTER.chat, FORMATTER.prompt):
-        fragment, ticks = await ticks_during(encoded(given, format_entries))
+        fragment, ticks = await ticks_during(encode_entries(given, format_entries))
         assert parsed(fragment) == format_entries(given)
         assert ticks >= count * WIDTH // 1000
 

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.engine.wire.protocol import AddRequest, SamplingParams
+from quire.engine.wire.protocol import AddRequest
+from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import running_server
 from tests.support.tokenizer import EOS, byte_tokenizer

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.api.pooling import arrays
-from quire.api.pooling.arrays import packed, raw_size, rounded, shape_of
+from quire.api.pooling.arrays import byte_size, cast, round_values, shape_of
 from quire.api.protocol.pooling.requests import EmbedDtype, Endianness
 
 RANDOM = np.random.default_rng(0)
@@ -24,7 +24,7 @@ VALUES = np.concatenate(
 
 
 def raw(values: arrays.Floats, dtype: EmbedDtype, endianness: Endianness) -> bytes:
-    return b"".join(arrays.raw(values, dtype, endianness))
+    return b"".join(arrays.to_bytes(values, dtype, endianness))
 
 
 def json_of(values: arrays.Floats, dtype: EmbedDtype) -> bytes:
@@ -48,31 +48,31 @@ def test_floats_are_rounded_as_torch_does(name: str, kind: torch.dtype, largest:
     values = VALUES[np.abs(VALUES) <= largest]
     wanted = torch.from_numpy(values).to(kind)
     assert raw(values, name, "native") == wanted.view(torch.uint8).numpy().tobytes()  # type: ignore[arg-type]
-    assert np.array_equal(rounded(values, name), wanted.float().numpy())  # type: ignore[arg-type]
+    assert np.array_equal(round_values(values, name), wanted.float().numpy())  # type: ignore[arg-type]
 
 
 def test_values_beyond_float8_become_its_largest() -> None:
     given = np.array([1e6, -1e6, np.nan], np.float32)
-    assert rounded(given, "fp8_e4m3")[:2].tolist() == [448, -448]
-    assert rounded(given, "fp8_e5m2")[:2].tolist() == [57344, -57344]
-    assert np.isnan(rounded(given, "fp8_e4m3")[2])
-    assert np.isnan(rounded(given, "bfloat16")[2])
+    assert round_values(given, "fp8_e4m3")[:2].tolist() == [448, -448]
+    assert round_values(given, "fp8_e5m2")[:2].tolist() == [57344, -57344]
+    assert np.isnan(round_values(given, "fp8_e4m3")[2])
+    assert np.isnan(round_values(given, "bfloat16")[2])
 
 
 def test_integers_keep_the_directions_of_vectors() -> None:
     vectors = RANDOM.normal(size=(50, 384)).astype(np.float32) * 0.05
     for name, middle in (("int8", 0), ("uint8", 128)):
-        numbers = rounded(vectors, name).astype(np.float64) - middle  # type: ignore[arg-type]
+        numbers = round_values(vectors, name).astype(np.float64) - middle  # type: ignore[arg-type]
         assert np.abs(numbers).max() == 127
         cosines = (numbers * vectors).sum(1) / np.linalg.norm(numbers, axis=1) / np.linalg.norm(vectors, axis=1)
         assert cosines.min() > 0.999
-    assert not packed(np.zeros((2, 3), np.float32), "int8").any()
+    assert not cast(np.zeros((2, 3), np.float32), "int8").any()
 
 
 def test_bits_are_signs() -> None:
     vector = np.array([1, -1, 0, 2, -3, 4, 5, -6, 7, -8], np.float32)
-    assert packed(vector, "ubinary").tolist() == [0b10010110, 0b10000000]
-    assert packed(vector, "binary").tolist() == [0b10010110 - 128, 0]
+    assert cast(vector, "ubinary").tolist() == [0b10010110, 0b10000000]
+    assert cast(vector, "binary").tolist() == [0b10010110 - 128, 0]
     assert list(shape_of(vector, "binary")) == [2]
     assert list(shape_of(vector[None].repeat(3, 0), "float16")) == [3, 10]
 
@@ -98,15 +98,15 @@ def test_vectors_of_many_tokens_are_written_in_short_pieces(monkeypatch: pytest.
 
     def counted(values: arrays.Floats, dtype: EmbedDtype) -> arrays.Array:
         converted.append(values.size)
-        return packed(values, dtype)
+        return cast(values, dtype)
 
-    monkeypatch.setattr(arrays, "packed", counted)
+    monkeypatch.setattr(arrays, "cast", counted)
     tokens = RANDOM.normal(size=(700, 100)).astype(np.float32)
     found, as_text, as_base64 = raw(tokens, dtype, "big"), json_of(tokens, dtype), base64_of(tokens, dtype, "big")
     assert max(converted) <= 1 << 14
-    assert np.array_equal(np.array(json.loads(as_text), np.float32), rounded(tokens, dtype).astype(np.float32))
-    whole = packed(tokens, dtype)
+    assert np.array_equal(np.array(json.loads(as_text), np.float32), round_values(tokens, dtype).astype(np.float32))
+    whole = cast(tokens, dtype)
     assert found == (whole.byteswap() if whole.itemsize > 1 else whole).tobytes()
     assert base64.b64decode(json.loads(as_base64)) == found
-    assert raw_size(tokens, dtype) == len(found)
-    assert raw_size(tokens[0], dtype) == len(raw(tokens[0], dtype, "native"))
+    assert byte_size(tokens, dtype) == len(found)
+    assert byte_size(tokens[0], dtype) == len(raw(tokens[0], dtype, "native"))

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from quire.api.pooling import answers
+from quire.api.pooling import responses
 from quire.api.pooling.arrays import Floats, json_of
 from quire.api.protocol.pooling.requests import EmbedDtype
 from tests.support.fake_core import FakeCore
@@ -139,7 +139,7 @@ async def test_what_a_client_does_not_read_is_not_encoded(tmp_path: Path, monkey
         encoded.append(values.size)
         return json_of(values, dtype)
 
-    monkeypatch.setattr(answers, "json_of", counted)
+    monkeypatch.setattr(responses, "json_of", counted)
     async with pooling_server(tmp_path, facts={"embedding_size": 1024}) as server:
         state = server.state
         with silent(server, post({"input": TEXTS}, path=PATH)):

@@ -365,5 +365,5 @@ async def test_calls_of_elsewhere_are_read(tmp_path: Path) -> None:
 
 
 def test_without_servers_their_library_is_not_imported() -> None:
-    code = "import sys, quire.app.serving, quire.api.responses.routes; sys.exit('mcp' in sys.modules)"
+    code = "import sys, quire.app.lifecycle, quire.api.responses.routes; sys.exit('mcp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

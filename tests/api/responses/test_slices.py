@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.api.responses.slices import in_slices
+from quire.api.responses.slices import map_in_slices
 
 
 async def test_others_run_between_the_slices() -> None:
@@ -17,8 +17,8 @@ async def test_others_run_between_the_slices() -> None:
             ticks += 1
 
     counting = asyncio.create_task(count())
-    found = await in_slices(range(3000), lambda part: [(number, ticks) for number in part])
+    found = await map_in_slices(range(3000), lambda part: [(number, ticks) for number in part])
     counting.cancel()
     assert [number for number, _ in found] == list(range(3000))
     assert len({tick for _, tick in found}) > 10  # there are twelve slices of 256
-    assert await in_slices([], list) == []
+    assert await map_in_slices([], list) == []

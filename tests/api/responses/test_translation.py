@@ -16,7 +16,7 @@ from quire.api.protocol.responses import (
     ReasoningText,
     ResponsesRequest,
 )
-from quire.api.responses.translation import as_chat, encoded
+from quire.api.responses.translation import encode_reasoning, to_chat_request
 from tests.support.fake_core import FakeCore
 from tests.support.responses import PATH, TOOLS, answers_with, ask, prompts, reasoning_server, stream
 from tests.support.server import running_server
@@ -82,7 +82,7 @@ async def test_the_result_of_a_call_keeps_its_call(tmp_path: Path) -> None:
 )
 async def test_monsters_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     text = json.dumps({"input": "hi", **fields})
-    bomb = encoded("\0" * (1 << 23))
+    bomb = encode_reasoning("\0" * (1 << 23))
     text = text.replace('"DEEP"', '{"a":' * 300 + "{}" + "}" * 300).replace("BOMB", bomb)
     async with running_server(tmp_path, tool_call_parser="hermes") as server:
         answer = await server.http.post(PATH, content=text, headers={"content-type": "application/json"})
@@ -102,21 +102,21 @@ def test_items_become_messages_in_linear_time() -> None:
     """At sizes at which quadratic costs would take minutes."""
     body = ResponsesRequest(input="hi")
     rules = [InputMessage(role="developer", content="x")] * 200_000
-    (message,) = as_chat(body, rules).messages
+    (message,) = to_chat_request(body, rules).messages
     assert len(str(message.content)) == 200_000 * 3 - 2
     thoughts = [ReasoningItem(type="reasoning", content=[ReasoningText(text="y" * 50)])] * 200_000
-    (message,) = as_chat(body, thoughts).messages
+    (message,) = to_chat_request(body, thoughts).messages
     assert len(message.reasoning or "") == 200_000 * 50
     call = FunctionCall(type="function_call", call_id="c", name="f", arguments="{}")
     said = [call, *[InputMessage(role="assistant", content="z" * 50)] * 200_000]
-    (message,) = as_chat(body, said).messages
+    (message,) = to_chat_request(body, said).messages
     assert len(str(message.content)) == 200_000 * 51 - 1
 
 
 def test_texts_of_one_turn_are_joined_without_empty_ones() -> None:
     call = FunctionCall(type="function_call", call_id="c", name="f", arguments="{}")
     texts = [InputMessage(role="assistant", content=text) for text in ("", "a", "", "b")]
-    (message,) = as_chat(ResponsesRequest(input="hi"), [call, *texts]).messages
+    (message,) = to_chat_request(ResponsesRequest(input="hi"), [call, *texts]).messages
     assert message.content == "a\nb"
 
 

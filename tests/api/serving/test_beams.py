@@ -17,7 +17,8 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import serve_core
 from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, running_client, says

@@ -14,13 +14,13 @@ import torch
 from quire.engine.execution import runner as runner_module
 from quire.engine.execution.pooling import ChunkPooler
 from quire.engine.execution.sampling import sampler as sampler_module
-from quire.engine.execution.sampling.choice import sample_tokens
 from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
+from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.models.decoder import Decoder
-from quire.engine.wire.protocol import PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 
@@ -163,7 +163,7 @@ def test_pooling_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ChunkPooler, "pool", fails)
     engine = Engine(folder)
     engine.add("good", random_prompt(1, 12), greedy(5))
-    engine.add("bad", random_prompt(2, 15), PoolingParams(task="embed", kind="mean"))
+    engine.add("bad", random_prompt(2, 15), PoolingParams(task="embed", pooling_type="mean"))
     engine.run()
     assert "ZeroDivisionError: injected error" in (engine.results["bad"].error or "")
     assert engine.results["good"].tokens == expected

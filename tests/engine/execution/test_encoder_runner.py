@@ -13,7 +13,8 @@ from transformers import BertConfig, BertModel
 
 from quire.config.options import ModelOptions
 from quire.engine.execution.encoder_runner import EncoderRunner
-from quire.engine.wire.protocol import PoolingParams, SamplingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import native
 from tests.support.engine import Engine, random_prompt
 

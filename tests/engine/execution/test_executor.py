@@ -15,14 +15,8 @@ from quire.engine.execution.executor import ParallelExecutor
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.wire.protocol import (
-    AddRequest,
-    ErrorOutput,
-    PooledOutput,
-    PoolingParams,
-    RequestOutput,
-    StepOutput,
-)
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepOutput
 from quire.kernels import native
 from tests.support.engine import Channel
 
@@ -81,7 +75,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def request(name: str, tokens: int = 100) -> AddRequest:
-    return AddRequest(name, np.ones(tokens, np.int32), PoolingParams(task="embed", kind="mean"))
+    return AddRequest(name, np.ones(tokens, np.int32), PoolingParams(task="embed", pooling_type="mean"))
 
 
 def plan(name: str) -> StepPlan:
@@ -101,7 +95,9 @@ def test_a_step_that_is_alone_has_all_cores_and_one_beside_others_has_one(cores:
     runner = Runner()
     executor = ParallelExecutor(find_device("cpu"), runner)
     executor.submit(StepPlan(encoder_requests=[request("alone", 5)])).result()
-    thread = threading.Thread(target=lambda: executor.run_beside(StepPlan(encoder_requests=[request("beside", 5)])))
+    thread = threading.Thread(
+        target=lambda: executor.run_in_this_thread(StepPlan(encoder_requests=[request("beside", 5)]))
+    )
     thread.start()
     thread.join()
     assert runner.threads == [cores, 1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from tests.support.deferred import DeferredExecutor
 from tests.support.engine import Engine, greedy, random_prompt

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.protocol import PoolingParams, SamplingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 

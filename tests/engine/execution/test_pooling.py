@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.protocol import AddRequest, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.tokenizer import write_tokenizer
@@ -52,7 +53,7 @@ def raw(kind: Kind) -> PoolingParams:
     """Hidden states as they are."""
     if kind == "all":
         return PoolingParams(task="token_embed", use_activation=False)
-    return PoolingParams(task="embed", kind=kind, use_activation=False)
+    return PoolingParams(task="embed", pooling_type=kind, use_activation=False)
 
 
 def pool(engine: Engine, prompt: list[int], kind: Kind) -> NDArray[np.float32]:

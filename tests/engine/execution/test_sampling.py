@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.sampling.token_sampling import sample_tokens, uniform
 from quire.engine.scheduling.plan import NewSequence, StepPlan
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import token_mask
 
 VOCAB = 50

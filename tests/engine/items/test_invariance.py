@@ -11,7 +11,8 @@ import pytest
 
 from quire.config.options import ModelOptions
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem, SamplingParams
+from quire.engine.wire.protocol import MediaItem
+from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.audio_models import KINDS, PLACEHOLDER, noise, prompt_with
 from tests.support.engine import Engine, greedy
 
@@ -181,7 +182,7 @@ def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: st
         engine = Engine(audio_folders[kind], block_size=4, encoder_cache_memory=1 << 20 if kept else 1)
         fresh = Engine(audio_folders[kind], enable_prefix_caching=False)
         if not kept and kind in LONG_ITEMS:
-            engine.core.scheduler._encodings._capacity = 10  # type: ignore[union-attr]
+            engine.core.scheduler._encoder_cache._capacity = 10  # type: ignore[union-attr]
         sequence(engine, head, noise(0, 0.8))
         if not kept:
             # Takes the place of the first item's embeddings.

@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM
 
 from quire.config.options import ModelOptions
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.wire.protocol import PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import (
     ENCODERS,

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.wire.protocol import PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine
 from tests.support.hf_encoders import ENCODERS, Array, assert_close, engine_of, make_encoder, output, pool, random_text
 

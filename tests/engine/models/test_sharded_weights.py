@@ -15,13 +15,13 @@ from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from quire.engine.models.fp8 import Fp8Scales
 from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
-from quire.engine.models.names import names_of
 from quire.engine.models.parallel.group import RankGroups
 from quire.engine.models.parallel.placement import Placement
 from quire.engine.models.quantized import unpack_fp8, unpack_mxfp4
 from quire.engine.models.sharded_decoder import ShardedDecoder
 from quire.engine.models.sharded_weights import ShardedWeightFiller
 from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.weight_names import weight_names_of
 from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import allocate
 from tests.support.engine import no_progress
@@ -37,7 +37,7 @@ def fill(folder: Path, placement: Placement) -> tuple[ShardedDecoder, ShardedWei
     allocate(model, torch.float32, torch.device("cpu"))
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)  # what is not filled is noticed
-    names = names_of(config.model_type, config.spec, None)
+    names = weight_names_of(config.model_type, config.spec, None)
     filler = ShardedWeightFiller(model, names, WeightShards(model), tied=config.spec.tied)
     with ReferenceDevice().activate(), Checkpoint(folder) as checkpoint:
         filler.fill(checkpoint.tensors(torch.float32, lambda _: None, filler.window))

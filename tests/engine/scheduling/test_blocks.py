@@ -13,7 +13,7 @@ BLOCKS = 8
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Holders that allocate, publish, share and release blocks at random."""
+    """Holders that allocate, cache, share and release blocks at random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,10 +38,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.holders))
     @rule(data=st.data(), key=st.sampled_from([b"a", b"b", b"c", b"d"]))
-    def publish(self, data: st.DataObject, key: bytes) -> None:
+    def cache_block(self, data: st.DataObject, key: bytes) -> None:
         block = data.draw(st.sampled_from([block for holder in self.holders for block in holder]))
         if block not in self.content:
-            self.pool.publish(block, key)
+            self.pool.cache_block(block, key)
             if self.pool.match([key]) == [block]:
                 self.content[block] = key
 
@@ -78,7 +78,7 @@ def test_least_recently_used_content_is_evicted_first() -> None:
     pool = BlockPool(3, 4)
     (a,), (b,), (c,) = pool.allocate(1), pool.allocate(1), pool.allocate(1)
     for block, key in ((a, b"a"), (b, b"b"), (c, b"c")):
-        pool.publish(block, key)
+        pool.cache_block(block, key)
     pool.release([b])
     pool.release([a])
     pool.release([c])
@@ -94,7 +94,7 @@ def test_the_last_blocks_of_a_sequence_are_evicted_first() -> None:
     pool = BlockPool(3, 4)
     blocks = pool.allocate(3)
     for block, key in zip(blocks, (b"1", b"2", b"3"), strict=True):
-        pool.publish(block, key)
+        pool.cache_block(block, key)
     pool.release(blocks)
     pool.allocate(1)
     assert pool.match([b"1", b"2", b"3"]) == blocks[:2]
@@ -103,7 +103,7 @@ def test_the_last_blocks_of_a_sequence_are_evicted_first() -> None:
 def test_blocks_without_cached_content_are_allocated_first() -> None:
     pool = BlockPool(2, 4)
     (cached,), (uncached,) = pool.allocate(1), pool.allocate(1)
-    pool.publish(cached, b"x")
+    pool.cache_block(cached, b"x")
     pool.release([cached])
     pool.release([uncached])
     assert pool.allocate(1) == [uncached]

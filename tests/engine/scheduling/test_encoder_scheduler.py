@@ -8,7 +8,8 @@ import pytest
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput
 
 
 def make(max_seqs: int = 8, max_tokens: int = 100, *, by_priority: bool = False) -> EncoderScheduler:
@@ -32,7 +33,7 @@ def finish(scheduler: EncoderScheduler, plan: StepPlan, *failed: str) -> list[st
         pooled={name: ones for name in names(plan) if name not in failed},
         errors={name: SequenceError("it broke") for name in failed},
     )
-    outputs = scheduler.finish(plan, result)
+    outputs = scheduler.update(plan, result)
     assert {output.request_id for output in outputs if isinstance(output, ErrorOutput)} <= set(failed)
     scheduler.check()
     return [output.request_id for output in outputs if isinstance(output, PooledOutput)]
@@ -42,26 +43,26 @@ def test_steps_are_filled_up_to_the_token_budget() -> None:
     scheduler = make()
     for number in range(5):
         add(scheduler, f"{number}", 40, flow="batch")
-    first = scheduler.plan()
+    first = scheduler.schedule()
     assert names(first) == ["0", "1"]
     assert first.stats.step_tokens == 80
     assert scheduler.stats().running == 2
     assert scheduler.stats().waiting == 3
     assert finish(scheduler, first) == ["0", "1"]
-    assert names(scheduler.plan()) == ["2", "3"]
+    assert names(scheduler.schedule()) == ["2", "3"]
 
 
 def test_a_request_longer_than_the_budget_runs_alone() -> None:
     scheduler = make()
     add(scheduler, "long", 900)
-    assert names(scheduler.plan()) == ["long"]
+    assert names(scheduler.schedule()) == ["long"]
 
 
 def test_the_number_of_sequences_is_limited() -> None:
     scheduler = make(max_seqs=3)
     for number in range(5):
         add(scheduler, f"{number}", 1)
-    assert len(scheduler.plan().encoder_requests) == 3
+    assert len(scheduler.schedule().encoder_requests) == 3
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -70,22 +71,22 @@ def test_aborted_requests_are_not_answered(running: bool) -> None:
     add(scheduler, "a", 10)
     add(scheduler, "b", 10)
     if running:
-        plan = scheduler.plan()
+        plan = scheduler.schedule()
         scheduler.abort("a")
     else:
         scheduler.abort("a")
-        plan = scheduler.plan()
+        plan = scheduler.schedule()
         assert names(plan) == ["b"]
     assert finish(scheduler, plan) == ["b"]
     assert not scheduler.has_work
-    assert scheduler.plan().is_empty
+    assert scheduler.schedule().is_empty
 
 
 def test_a_failed_request_is_answered_with_its_error() -> None:
     scheduler = make()
     add(scheduler, "a", 10)
     add(scheduler, "b", 10)
-    assert finish(scheduler, scheduler.plan(), "a") == ["b"]
+    assert finish(scheduler, scheduler.schedule(), "a") == ["b"]
     assert not scheduler.has_work
 
 
@@ -94,23 +95,23 @@ def test_priorities_need_the_policy() -> None:
         scheduler = make(by_priority=by_priority)
         add(scheduler, "long", 80, priority=5)
         add(scheduler, "first", 90, priority=-5)
-        assert names(scheduler.plan()) == [expected]
+        assert names(scheduler.schedule()) == [expected]
 
 
 def test_short_requests_of_other_flows_need_not_wait_for_a_step() -> None:
     scheduler = make()
     for number in range(4):
         add(scheduler, f"batch-{number}", 50, flow="batch")
-    running = scheduler.plan()
-    assert scheduler.plan_urgent([running]).is_empty  # of the same flow
+    running = scheduler.schedule()
+    assert scheduler.schedule_urgent([running]).is_empty  # of the same flow
     add(scheduler, "long", 65)
-    assert scheduler.plan_urgent([running]).is_empty
+    assert scheduler.schedule_urgent([running]).is_empty
     scheduler.abort("long")
     add(scheduler, "one", 30)
     add(scheduler, "two", 30)
     add(scheduler, "three", 30)
-    urgent = scheduler.plan_urgent([running])
+    urgent = scheduler.schedule_urgent([running])
     assert names(urgent) == ["one", "two"]
     assert finish(scheduler, urgent) == ["one", "two"]
     assert finish(scheduler, running) == ["batch-0", "batch-1"]
-    assert names(scheduler.plan())[0] == "three"
+    assert names(scheduler.schedule())[0] == "three"

@@ -13,7 +13,8 @@ from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.wire.protocol import AddRequest, SamplingParams, TokensOutput
+from quire.engine.wire.protocol import AddRequest, TokensOutput
+from quire.engine.wire.sampling_params import SamplingParams
 
 BLOCK = 4
 
@@ -60,7 +61,7 @@ class FakeRunner:
         self.extended: dict[str, bool] = {}
 
     def step(self) -> StepPlan:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         for name in plan.removed:
             del self.tables[name]
         for new in plan.new:
@@ -75,7 +76,7 @@ class FakeRunner:
         for item in plan.scheduled:
             self._apply(item)
         sampled = [SampledTokens(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
-        for output in self.scheduler.finish(plan, StepResult(sampled)):
+        for output in self.scheduler.update(plan, StepResult(sampled)):
             assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:

@@ -15,7 +15,9 @@ from quire.engine.build import serve_core
 from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.protocol import PoolingParams, TokenArray, TokenProbs
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import TokenArray
+from quire.engine.wire.sampling_params import TokenProbs
 from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.fake_core import running_client

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from quire.config.options import ModelOptions
 from quire.engine.execution.encoder_runner import CTCRunner
 from quire.engine.models.errors import ModelError
-from quire.engine.wire.protocol import MediaItem, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import MediaItem
 from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio import voice
 from tests.support.ctc import KINDS, expected_positions, make_ctc, save_ctc

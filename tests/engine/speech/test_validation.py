@@ -11,7 +11,9 @@ import pytest
 
 from quire.config.options import ModelOptions
 from quire.engine.models.errors import ModelError
-from quire.engine.wire.protocol import MediaItem, PoolingParams, TimestampRule, TokenProbs
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import MediaItem
+from quire.engine.wire.sampling_params import TimestampRule, TokenProbs
 from tests.support.engine import Engine, greedy
 from tests.support.models import make_model, save_model
 from tests.support.whisper import MELS, POSITIONS, START, item

@@ -10,7 +10,7 @@ import pytest
 
 from quire.config.options import ModelOptions
 from quire.engine.execution.cache import OutOfCacheMemory
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.streaming_models import (
     COLUMNS,

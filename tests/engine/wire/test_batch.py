@@ -9,7 +9,8 @@ import pytest
 
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, RequestRefused
-from quire.engine.wire.protocol import Abort, AddRequest, PooledArray, PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import Abort, AddRequest, PooledArray
 from quire.engine.wire.records import NullObserver, RequestRecord
 from quire.engine.wire.stream import PoolRequest
 from tests.support.fake_core import INFO, FakeCore, prompt_of, running_client
@@ -43,7 +44,7 @@ async def test_results_have_the_order_of_the_requests() -> None:
     async with running_client(core, capacity=8) as client:
         client.observer = records = Records()
         wanted = requests(500)
-        with client.slots(1), client.pooling() as batch:
+        with client.slots(1), client.pool_batch() as batch:
             batch.add(wanted[:300])
             await asyncio.sleep(0)
             batch.add(wanted[300:])
@@ -58,11 +59,11 @@ async def test_a_batch_uses_half_of_the_slots_and_others_find_one(capacity: int)
     core = FakeCore()
     core.hold.set()
     async with running_client(core, capacity=capacity) as client:
-        with client.slots(1), client.pooling() as first:
+        with client.slots(1), client.pool_batch() as first:
             first.add(requests(200))
             assert client.slots_in_use == max(1, capacity // 2)
             if capacity > 1:
-                with client.slots(1), client.pooling() as second:  # of another client, at the same time
+                with client.slots(1), client.pool_batch() as second:  # of another client, at the same time
                     second.add(requests(3))
                     assert client.slots_in_use == capacity // 2 + 1
                     core.hold.clear()
@@ -77,7 +78,7 @@ async def test_what_is_kept_of_a_result_is_up_to_the_caller() -> None:
         return np.array([index, len(array)], np.float32)
 
     async with running_client(FakeCore()) as client:
-        with client.slots(1), client.pooling(on_result=keep) as batch:
+        with client.slots(1), client.pool_batch(on_result=keep) as batch:
             batch.add(requests(12))
             arrays = await batch.results()
     assert [array.tolist() for array in arrays[:2]] == [[0, 9], [1, 9]]
@@ -93,7 +94,7 @@ async def test_what_is_kept_may_take_time_and_holds_its_slot() -> None:
 
     async with running_client(FakeCore(), capacity=8) as client:
         client.observer = records = Records()
-        with client.slots(1), client.pooling(on_result=later) as batch:
+        with client.slots(1), client.pool_batch(on_result=later) as batch:
             batch.add(requests(20))
             results = asyncio.ensure_future(batch.results())
             await until(lambda: len(batch._keeping) == 4)
@@ -120,7 +121,7 @@ async def test_a_batch_that_is_left_or_fails_keeps_nothing_more(fails: bool) -> 
         return array
 
     async with running_client(FakeCore(), capacity=64) as client:
-        with client.slots(1), client.pooling(on_result=forever) as batch:
+        with client.slots(1), client.pool_batch(on_result=forever) as batch:
             batch.add(requests(8))
             await until(lambda: len(batch._keeping) == 8 - fails)
             if fails:
@@ -134,7 +135,7 @@ async def test_a_batch_that_is_left_or_fails_keeps_nothing_more(fails: bool) -> 
 async def test_one_that_is_refused_ends_the_batch() -> None:
     core = FakeCore(info=pooling_info(INFO), refuses=lambda message: len(message.prompt) == 10)
     async with running_client(core) as client:
-        with client.slots(1), client.pooling() as batch:
+        with client.slots(1), client.pool_batch() as batch:
             batch.add(requests(100))
             with pytest.raises(RequestRefused, match="refused"):
                 await batch.results()
@@ -152,7 +153,7 @@ async def test_a_batch_that_is_left_is_aborted_at_once() -> None:
         client.observer = records = Records()
 
         async def wait() -> None:
-            with client.slots(1), client.pooling() as batch:
+            with client.slots(1), client.pool_batch() as batch:
                 batch.add(requests(100))
                 await batch.results()
 
@@ -172,7 +173,7 @@ async def test_a_batch_has_a_time_limit() -> None:
     core = FakeCore()
     core.hold.set()
     async with running_client(core) as client:
-        with client.slots(1), client.pooling(timeout=0.02) as batch:
+        with client.slots(1), client.pool_batch(timeout=0.02) as batch:
             batch.add(requests(3))
             with pytest.raises(DeadlineExceeded):
                 await batch.results()
@@ -183,16 +184,16 @@ async def test_a_batch_has_a_time_limit() -> None:
 async def test_a_batch_ends_with_its_engine() -> None:
     core = FakeCore(die_at_step=1)
     async with running_client(core) as client:
-        with client.slots(1), client.pooling() as batch:
+        with client.slots(1), client.pool_batch() as batch:
             batch.add(requests(100))
             with pytest.raises(EngineDead):
                 await batch.results()
         assert nothing_is_held(client)
-        with client.slots(0) if client.dead is None else pytest.raises(EngineDead), client.pooling():
+        with client.slots(0) if client.dead is None else pytest.raises(EngineDead), client.pool_batch():
             pass
 
 
 async def test_an_empty_batch_has_no_results() -> None:
     async with running_client(FakeCore()) as client:
-        with client.slots(1), client.pooling() as batch:
+        with client.slots(1), client.pool_batch() as batch:
             assert await batch.results() == []

@@ -14,17 +14,10 @@ from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed, RequestRefused
 from quire.engine.wire.launch import ThreadCore
-from quire.engine.wire.protocol import (
-    Abort,
-    AddRequest,
-    ErrorOutput,
-    PoolingParams,
-    SamplingParams,
-    StepStats,
-    TokenLogprobs,
-    TokensOutput,
-)
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import Abort, AddRequest, ErrorOutput, StepStats, TokenLogprobs, TokensOutput
 from quire.engine.wire.records import NullObserver, RequestRecord
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import Delta, GenerateRequest, PooledStream, PoolRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
 from tests.support.tokenizer import EOS, byte_tokenizer

@@ -16,7 +16,7 @@ from quire.engine.wire.client import EngineClient
 from quire.engine.wire.errors import EngineDead
 from quire.engine.wire.launch import ProcessCore, ThreadCore
 from quire.engine.wire.protocol import Ready
-from quire.engine.wire.transport import FrontChannel
+from quire.engine.wire.transport import ClientChannel
 from tests.engine.wire.test_client import collect, request
 from tests.support.fake_core import INFO, FakeCore, running_client
 from tests.support.process import no_children_of
@@ -44,11 +44,11 @@ _EXITS_WITHOUT_SHUTDOWN = """
 import asyncio, functools, time
 from quire.engine.wire.launch import ProcessCore
 from tests.engine.wire.test_launch import ready_then_stuck
-from quire.engine.wire.transport import FrontChannel
+from quire.engine.wire.transport import ClientChannel
 
 async def main():
     handle = ProcessCore()
-    front = FrontChannel(handle.address)
+    front = ClientChannel(handle.address)
     handle.start(ready_then_stuck, print)
     received = asyncio.get_running_loop().create_future()
     front.listen(received.set_result)
@@ -81,7 +81,7 @@ class SlowToRead:
 
 async def test_a_core_that_has_not_connected_is_ended_at_once() -> None:
     handle = ProcessCore()
-    client = EngineClient(FrontChannel(handle.address), byte_tokenizer(), capacity=1)
+    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), capacity=1)
     handle.start(SlowToRead(), client.fail)
     assert handle.pid is not None
     assert not await client.close()
@@ -98,7 +98,7 @@ async def test_a_core_in_a_thread_that_ends_without_a_word_is_noticed() -> None:
         raise KeyboardInterrupt("not an Exception")
 
     handle = ThreadCore()
-    client = EngineClient(FrontChannel(handle.address), byte_tokenizer(), capacity=1)
+    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), capacity=1)
     handle.start(core, client.fail)
     with pytest.raises(EngineDead, match="its thread ended with KeyboardInterrupt"):
         await client.ready()

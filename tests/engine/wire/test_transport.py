@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.wire.errors import FrontEndGone, MalformedMessage
+from quire.engine.wire.errors import FrontEndClosed, MalformedMessage
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
     AddRequest,
     AddRequests,
+    ClientMessage,
     CoreMessage,
-    FrontMessage,
     Ping,
     Pong,
     PooledOutput,
-    PoolingParams,
-    SamplingParams,
     StepOutput,
     StepStats,
     TokenLogprobs,
     TokensOutput,
 )
-from quire.engine.wire.transport import CoreChannel, Decoder, Encoder, FrontChannel
+from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.transport import ClientChannel, CoreChannel, Decoder, Encoder
 from tests.support.process import free_port
 
 
@@ -43,7 +43,7 @@ def test_requests_round_trip(tokens: list[int], seed: int | None, bias: dict[int
         max_tokens=5, seed=seed, logit_bias=bias, stop_token_ids=frozenset({1, 2}), bad_words=((3,), (4, 5))
     )
     sent = AddRequest("id", np.array(tokens, np.int32), params, priority=-3, cache_salt=salt)
-    decoded = Decoder[FrontMessage](FrontMessage).decode(Encoder().encode(sent))
+    decoded = Decoder[ClientMessage](ClientMessage).decode(Encoder().encode(sent))
     assert isinstance(decoded, AddRequest)
     assert decoded.prompt.tolist() == tokens
     assert decoded.prompt.dtype == np.int32
@@ -65,7 +65,7 @@ def test_arrays_of_any_size_round_trip(shape: tuple[int, ...]) -> None:
 async def test_the_core_gets_requests_of_one_message_one_by_one() -> None:
     params = PoolingParams(task="embed")
     requests = [AddRequest(str(size), np.arange(size, dtype=np.int32), params, flow="f") for size in (1, 5000, 0)]
-    with FrontChannel("inproc://test-many") as front, CoreChannel("inproc://test-many") as core:
+    with ClientChannel("inproc://test-many") as front, CoreChannel("inproc://test-many") as core:
         front.send(AddRequests(requests))
         front.send(AddRequests([]))
         front.send(Ping(1))
@@ -89,7 +89,7 @@ def test_outputs_round_trip() -> None:
 @settings(deadline=None)
 def test_random_frames_are_malformed(frames: list[bytes]) -> None:
     with pytest.raises(MalformedMessage):
-        Decoder[FrontMessage](FrontMessage).decode(frames)
+        Decoder[ClientMessage](ClientMessage).decode(frames)
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_arrays_that_do_not_match_their_frames_are_malformed(kind: int, referenc
         }
     )
     with pytest.raises(MalformedMessage):
-        Decoder[FrontMessage](FrontMessage).decode([head, *frames])
+        Decoder[ClientMessage](ClientMessage).decode([head, *frames])
 
 
 def test_a_core_does_not_wait_for_a_front_end_that_has_gone() -> None:
-    front = FrontChannel("inproc://test-gone")
+    front = ClientChannel("inproc://test-gone")
     with CoreChannel("inproc://test-gone") as core:
         core.send(Pong(1))
         front.close()
-        with pytest.raises(FrontEndGone):
+        with pytest.raises(FrontEndClosed):
             send_forever(core)
 
 
@@ -140,7 +140,7 @@ async def test_all_address_schemes_send_in_both_directions(scheme: str) -> None:
             "ipc": f"ipc://{folder}/socket",
             "tcp": f"tcp://127.0.0.1:{free_port()}",
         }[scheme]
-        with FrontChannel(address) as front, CoreChannel(address) as core:
+        with ClientChannel(address) as front, CoreChannel(address) as core:
             core.send(Pong(1))  # the core sends first: the front end cannot send before the core has connected
             received: asyncio.Future[CoreMessage] = asyncio.get_running_loop().create_future()
             front.listen(received.set_result)

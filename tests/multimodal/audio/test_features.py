@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
-from quire.engine.wire.protocol import SpeechToTextInfo
+from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.multimodal.audio.features import (
     SAMPLE_RATE,
     kaldi_columns,

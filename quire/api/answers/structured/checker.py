@@ -54,7 +54,7 @@ class GrammarChecker:
         self._special: dict[str, int] | None = None
         self._loading = asyncio.Lock()
         self._unsupported: str | None = None  # why the model has no grammars
-        self._results: SizedCache[CompilationResult | str] = SizedCache(_CACHE)  # a text says what is wrong
+        self._results: SizedCache[CompilationResult | str] = SizedCache(_CACHE)  # a string is an error message
         self._checking: dict[Key, _Shared] = {}
 
     def start(self) -> None:

@@ -47,7 +47,7 @@ def check(tokens: GrammarTokens, grammar: str) -> CompilationResult:
     Raises:
         GrammarError: it is not valid, or too expensive.
     """
-    complete = completed(grammar)
+    complete = complete_grammar(grammar)
     before = _used_memory()
     matcher = tokens.matcher(complete)
     size = max(_used_memory() - before, len(complete))
@@ -57,7 +57,7 @@ def check(tokens: GrammarTokens, grammar: str) -> CompilationResult:
     return CompilationResult(None if complete is grammar else complete, size)
 
 
-def completed(grammar: str) -> str:
+def complete_grammar(grammar: str) -> str:
     """A grammar with all of its parts in llguidance's format, none of them too deep.
 
     Raises:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.reasoning import ReasoningTags
 from quire.api.answers.structured.checker import CheckedGrammar, GrammarChecker
-from quire.api.answers.structured.tags import tree, triggered
+from quire.api.answers.structured.tags import format_tree, triggered_tags
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.registry import ToolFormat
 from quire.api.http.body import parse_json
@@ -140,9 +140,9 @@ def _structural_tag(content: Any) -> StructuralTagFormat:
 
 def _tags(writer: GrammarWriter, given: StructuralTagFormat) -> str:
     if given.format is not None:
-        return tree(writer, given.format)
+        return format_tree(writer, given.format)
     tags = [(one.begin, writer.json(one.content), one.end) for one in given.structures or ()]
-    return triggered(writer, given.triggers or (), tags)
+    return triggered_tags(writer, given.triggers or (), tags)
 
 
 def _schema(structure: StructuredOutputs, schema: Any) -> Any:

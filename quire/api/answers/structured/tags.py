@@ -11,7 +11,7 @@ from quire.api.answers.grammar_writer import GrammarWriter
 _MAX_DEPTH = 32
 
 
-def triggered(writer: GrammarWriter, triggers: Sequence[str], tags: Sequence[tuple[str, str, str]], *,
+def triggered_tags(writer: GrammarWriter, triggers: Sequence[str], tags: Sequence[tuple[str, str, str]], *,
               at_least_one: bool = False, only_one: bool = False) -> str:  # fmt: skip
     """Free text in which each trigger starts a tag.
 
@@ -42,7 +42,7 @@ def triggered(writer: GrammarWriter, triggers: Sequence[str], tags: Sequence[tup
     return writer.rule(f"{any_tag}{count}" if only_one else f"{any_tag}{count} {writer.anything()}")
 
 
-def tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
+def format_tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
     """An expression for xgrammar's tree of formats.
 
     Raises:
@@ -64,9 +64,9 @@ def tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
             case "any_text":
                 return writer.anything()
             case "sequence":
-                return writer.sequence(*(tree(writer, each, depth + 1) for each in _items(node, "elements")))
+                return writer.sequence(*(format_tree(writer, each, depth + 1) for each in _items(node, "elements")))
             case "or":
-                return writer.either(tree(writer, each, depth + 1) for each in _items(node, "elements"))
+                return writer.either(format_tree(writer, each, depth + 1) for each in _items(node, "elements"))
             case "tag":
                 return _tag(writer, node, depth)
             case "triggered_tags":
@@ -82,15 +82,18 @@ def _tag(writer: GrammarWriter, node: Any, depth: int) -> str:
     begin, end, content = _parts(node)
     if isinstance(content, dict) and content.get("type") == "any_text" and end:
         return writer.sequence(writer.text(begin), writer.until(end))
-    return writer.sequence(writer.text(begin), tree(writer, content, depth + 1), writer.text(end))
+    return writer.sequence(writer.text(begin), format_tree(writer, content, depth + 1), writer.text(end))
 
 
 def _triggered_tags(writer: GrammarWriter, node: Any, depth: int) -> str:
-    tags = [(begin, tree(writer, content, depth + 1), end) for begin, end, content in map(_parts, _items(node, "tags"))]
+    tags = [
+        (begin, format_tree(writer, content, depth + 1), end)
+        for begin, end, content in map(_parts, _items(node, "tags"))
+    ]
     triggers = _items(node, "triggers")
     if not all(isinstance(trigger, str) for trigger in triggers):
         raise ValueError("The `triggers` of the structural tag must be strings.")
-    return triggered(
+    return triggered_tags(
         writer, triggers, tags,
         at_least_one=bool(node.get("at_least_one")), only_one=bool(node.get("stop_after_first")),
     )  # fmt: skip

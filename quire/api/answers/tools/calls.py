@@ -122,7 +122,7 @@ class ToolParser:
         schemas: Schemas,
         make_id: Callable[[int, str], str] = random_id,
     ) -> None:
-        """`parse` reads from the scanner and reports what it finds with the methods below."""
+        """`parse` reads from the scanner and calls the methods below for each piece that it finds."""
         self.scanner = Scanner()
         self.schemas = schemas
         self._make_id = make_id
@@ -156,7 +156,7 @@ class ToolParser:
         self._said = self._said or bool(text)
 
     def begin_text(self) -> None:
-        """Set the content that follows apart from what was reported before."""
+        """Separate the content that follows from the content before."""
         if self._said:
             self._whitespace.take()
             self._begins = True
@@ -188,7 +188,7 @@ def _replace_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def joined(deltas: Iterable[CallDelta]) -> list[CallDelta]:
+def join_calls(deltas: Iterable[CallDelta]) -> list[CallDelta]:
     """Complete calls, merged from their pieces."""
     calls: list[CallDelta] = []
     for delta in deltas:

@@ -46,7 +46,7 @@ def is_strict(tool: FunctionTool | CustomTool) -> bool:
 def as_function(tool: FunctionTool | CustomTool) -> dict[str, Any]:
     """The tool as it is passed to the chat template."""
     if isinstance(tool, FunctionTool):
-        return {**fields.given(tool), "function": fields.given(tool.function)}
+        return {**fields.set_fields(tool), "function": fields.set_fields(tool.function)}
     about = {} if tool.custom.description is None else {"description": tool.custom.description}
     return {"type": "function", "function": {"name": tool.name, **about, "parameters": schema_of(tool)}}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
-from quire.api.answers.tools.references import standalone
+from quire.api.answers.tools.references import standalone_schema
 
 
 def name_is_header(header: str) -> tuple[str, str | None]:
@@ -98,7 +98,7 @@ class DelimitedSyntax:
                 writer.text(self.begin + before),
                 writer.plain(name),
                 writer.text(after + self.header_end),
-                writer.json(standalone(name, schema), spaces=2),
+                writer.json(standalone_schema(name, schema), spaces=2),
                 writer.text(self.fence + self.end),
             )
             for name, schema in schemas.items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
-from quire.api.answers.tools.references import standalone
+from quire.api.answers.tools.references import standalone_schema
 
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
@@ -55,7 +55,7 @@ class HarmonySyntax:
                 writer.text(f"{self.channel}commentary to=functions."),
                 writer.plain(name),
                 writer.text(f" {self.constrain}json{self.message}"),
-                writer.json(standalone(name, schema), spaces=2),
+                writer.json(standalone_schema(name, schema), spaces=2),
             )
             for name, schema in schemas.items()
         ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
-from quire.api.answers.tools.references import embedded
+from quire.api.answers.tools.references import embed_schemas
 from quire.api.answers.tools.scanner import Sink
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -70,7 +70,7 @@ class JsonSyntax:
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for calls of these functions."""
-        parts, root = embedded(schemas)
+        parts, root = embed_schemas(schemas)
         call = writer.json({"anyOf": [self._schema(name, part) for name, part in parts.items()], **root}, spaces=2)
         begins = [begin for begin in self.begins if writer.has_special(begin)] or self.begins
         begin, end = writer.text("".join(begins[:1])), writer.text(self.end)
@@ -103,7 +103,7 @@ class JsonSyntax:
             begun, depth = yield from self._call(out, known_only=known_only)
             if not begun:
                 out.add_text(mark + scan.since_mark)
-                if known_only and depth:  # what is in other JSON is not a call
+                if known_only and depth:  # objects inside of other JSON are not calls
                     yield from scan.read_json(out.add_text, depth=depth + listed)
                 if not self.lines or (yield from scan.read_until(("{", end), out.add_text)) != "{":
                     return
@@ -135,7 +135,7 @@ class JsonSyntax:
         return False
 
     def _call(self, out: ToolParser, *, known_only: bool) -> Generator[None, None, tuple[bool, int]]:
-        """Parse an object; returns whether it was a call, which may be cut off, and the depth inside what was read."""
+        """Parse an object; returns whether it was a call, which may be cut off, and the nesting depth at its end."""
         scan = out.scanner
         if not (yield from scan.accept("{")):
             return False, 0

@@ -14,17 +14,17 @@ _VALUES = frozenset({"const", "enum", "default", "examples"})  # keywords whose 
 _PLACES = frozenset({"$id", "id", "$anchor", "$schema"})  # meaningless or harmful inside another schema
 
 
-def standalone(name: str, schema: Any) -> Any:
-    """The schema of a tool as a schema of its own.
+def standalone_schema(name: str, schema: Any) -> Any:
+    """The schema of a tool as a separate schema.
 
     Raises:
         ValueError: a reference leads nowhere.
     """
-    return next(parts_alone(name, schema, [schema]))
+    return next(standalone_parts(name, schema, [schema]))
 
 
-def parts_alone(name: str, schema: Any, parts: Iterable[Any]) -> Iterator[Any]:
-    """Parts of a tool's schema, each as a schema of its own.
+def standalone_parts(name: str, schema: Any, parts: Iterable[Any]) -> Iterator[Any]:
+    """Parts of a tool's schema, each as a separate schema.
 
     Raises:
         ValueError: a reference leads nowhere.
@@ -38,7 +38,7 @@ def parts_alone(name: str, schema: Any, parts: Iterable[Any]) -> Iterator[Any]:
         yield copy
 
 
-def embedded(schemas: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def embed_schemas(schemas: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The schemas of tools as parts of one schema, and the keywords which that schema needs at its root.
 
     Raises:
@@ -57,7 +57,7 @@ def embedded(schemas: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     }
 
 
-def followed(part: Any, schema: Mapping[str, Any]) -> Any:
+def resolve_reference(part: Any, schema: Mapping[str, Any]) -> Any:
     """What a part of a schema refers to, with the keywords that the part adds; the part if it refers to nothing.
 
     Args:
@@ -75,7 +75,7 @@ def followed(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 class _Bundle:
-    """Copies a part of a tool's schema, with what it refers to."""
+    """Copies a part of a tool's schema, with the definitions that it refers to."""
 
     def __init__(self, name: str, places: _Places, prefix: str = "r", *, current: bool = False) -> None:
         """`prefix`: beginning of definition names. `current`: schemas of several JSON Schema versions become one."""
@@ -147,7 +147,7 @@ class _Bundle:
         return self._keys[pointer]
 
     def _target(self, reference: str, base: str) -> tuple[str, Any]:
-        """Pointer to what a reference leads to, and that."""
+        """Pointer to the target of a reference, and the target."""
         uri, _, fragment = reference.partition("#")
         fragment = unquote(fragment)
         origin = self._places.origin(uri, base) if uri else base
@@ -165,7 +165,7 @@ class _Bundle:
 
 
 class _Places:
-    """The places in a schema from which references start, and those that have names."""
+    """The schemas that references are resolved against: by `$id`, and by anchors."""
 
     def __init__(self, schema: Any) -> None:
         self.schema = schema
@@ -175,7 +175,7 @@ class _Places:
         return self._pointers.get(uri, self._pointers.get(urljoin(self._ids.get(base, ""), uri)))
 
     def base_of(self, pointer: str) -> str:
-        """Pointer to the innermost schema with an `$id` around a place."""
+        """Pointer to the innermost schema with an `$id` around a pointer."""
         while pointer and pointer not in self._ids:
             pointer = pointer.rpartition("/")[0]
         return pointer

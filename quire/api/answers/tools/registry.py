@@ -180,7 +180,7 @@ _GEMMA = BraceSyntax(begin="<start_function_call>", end="<end_function_call>", q
 _LONGCAT = JsonSyntax(begins=("<longcat_tool_call>",), end="</longcat_tool_call>")
 _GRANITE_20B = JsonSyntax(begins=("<function_call>",))
 _MINIMAX_M1 = JsonSyntax(begins=("<tool_calls>",), end="</tool_calls>", lines=True, skipped=("<think>", "</think>"))
-# The first one of version 3.1, the others of version 3, where a call is a message of its own.
+# The first one of version 3.1, the others of version 3, where each call is a separate message.
 _GIGACHAT = JsonSyntax(
     begins=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>"),
     dropped=("<|message_sep|>", "</s>"),

@@ -66,12 +66,12 @@ class Scanner:
         return taken
 
     def take_match(self, pattern: re.Pattern[str]) -> str:
-        """Read what the pattern matches next."""
+        """Read the next match of the pattern."""
         found = pattern.match(self._text, self._at)
         return "" if found is None else self.take(found.end() - self._at)
 
     def mark(self) -> None:
-        """Begin to record what is read."""
+        """Begin to record the text that is read."""
         self._read = []
 
     @property

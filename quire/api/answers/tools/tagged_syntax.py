@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
-from quire.api.answers.tools.references import followed, parts_alone, standalone
+from quire.api.answers.tools.references import resolve_reference, standalone_parts, standalone_schema
 from quire.api.answers.tools.values import Types, as_json, properties_of, shapes_of, texts_of, types_of
 
 _TEXT = frozenset({"string"})  # types of a value that is written as plain text
@@ -28,7 +28,7 @@ class TaggedSyntax:
         function: texts before the name, after it, and after the call. A name without a tag after it ends with its line.
         parameter: texts before the name of an argument, after it, and after its value.
         value: text before the value, in addition to the tag after the name; empty if there is none.
-        padded: values are on lines of their own.
+        padded: values are on separate lines.
         typed: an attribute after the name of an argument says whether its value is a string.
     """
 
@@ -81,7 +81,7 @@ class TaggedSyntax:
         """
         calls = []
         for name, schema in schemas.items():
-            standalone(name, schema)  # all references lead somewhere
+            standalone_schema(name, schema)  # all references lead somewhere
             before, after, end = map(writer.text, self._tags())
             shapes = writer.either(
                 writer.sequence(*self._parameters(writer, shape, schema, name)) for shape in shapes_of(schema)
@@ -100,13 +100,13 @@ class TaggedSyntax:
             raise ValueError(f"The `properties` of the tool {name!r} must be an object.")
         if not isinstance(required, list | None):
             raise ValueError(f"`required` of the tool {name!r} must be an array.")
-        alone = parts_alone(name, schema, (properties or {}).values())
+        alone = standalone_parts(name, schema, (properties or {}).values())
         for (key, part), schema_alone in zip((properties or {}).items(), alone, strict=True):
-            rule = self._argument(writer, key, schema_alone, followed(part, schema), schema)
+            rule = self._argument(writer, key, schema_alone, resolve_reference(part, schema), schema)
             yield rule if key in (required or ()) else f"{rule}?"
 
     def _argument(self, writer: GrammarWriter, key: str, alone: Any, part: Any, schema: Mapping[str, Any]) -> str:
-        """An expression for an argument. `alone`: its schema as one of its own; `part`: as a part of the tool's."""
+        """An expression for an argument. `alone`: its schema as a separate schema; `part`: as a part of the tool's."""
         line, is_text = "\n" if self.padded else "", types_of(part, schema) == _TEXT
         attribute = f'" string="{str(is_text).lower()}' if self.typed else ""
         value = f"\n{self.value}" if self.value else ""
@@ -124,7 +124,7 @@ class TaggedSyntax:
     def _arguments(
         self, out: ToolParser, schema: Mapping[str, Any], mark: str | None
     ) -> Generator[None, None, str | None]:
-        """Parse the arguments to the end of the call; returns the mark that ended it. `mark`: what was read already."""
+        """Parse the arguments to the end of the call; returns the mark that ended it. `mark`: already read."""
         scan, properties, count = out.scanner, properties_of(schema), 0
         before, after, _ = self.parameter
         marks = self._breaks

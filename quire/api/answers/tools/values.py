@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quire.api.answers.tools.references import followed
+from quire.api.answers.tools.references import resolve_reference
 
 _MAX_DEPTH = 8  # of alternatives in alternatives
 _CONSTANTS = {"true": True, "false": False, "null": None}
@@ -26,7 +26,7 @@ def types_of(part: Any, schema: Mapping[str, Any], depth: int = 0) -> Types:
         schema: the schema that references point into.
         depth: number of alternatives around the part.
     """
-    part = followed(part, schema)
+    part = resolve_reference(part, schema)
     if not isinstance(part, Mapping) or depth > _MAX_DEPTH:
         return None
     kind = part.get("type")
@@ -50,7 +50,7 @@ def texts_of(part: Any, schema: Mapping[str, Any], key: str, depth: int = 0) -> 
     Raises:
         ValueError: there is a list of values, but no text in it.
     """
-    part = followed(part, schema)
+    part = resolve_reference(part, schema)
     if not isinstance(part, Mapping) or depth > _MAX_DEPTH:
         return None
     if "enum" in part or "const" in part:
@@ -76,10 +76,10 @@ def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def shapes_of(schema: Mapping[str, Any]) -> list[Any]:
     """The schemas of the objects that the arguments may be: one, or several alternatives."""
-    shape = followed(schema, schema)
+    shape = resolve_reference(schema, schema)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(shape, Mapping) and "properties" not in shape and isinstance(shape.get(keyword), list):
-            return [followed(one, schema) for one in shape[keyword]]
+            return [resolve_reference(one, schema) for one in shape[keyword]]
     return [shape]
 
 

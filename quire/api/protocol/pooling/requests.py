@@ -17,7 +17,7 @@ EmbedDtype = Literal[
 Endianness = Literal["native", "big", "little"]
 MaxTokens = Annotated[int, Field(ge=0, lt=1 << 31)]
 Truncation = Annotated[int, Field(ge=-1, lt=1 << 31)]
-_TEXTS, _CHAT = "texts", "a chat"  # discriminator tags; errors leave out what is not the name of a field
+_TEXTS, _CHAT = "texts", "a chat"  # discriminator tags; errors leave them out, as they are not names of fields
 
 
 class PoolingFields(RequestBody):
@@ -92,7 +92,7 @@ class EmbedFields(BaseModel):
     """Options of embeddings."""
 
     dimensions: Annotated[int, Field(lt=1 << 31)] | None = Field(
-        None, description="length of the embeddings, for models that support shorter ones (Matryoshka)"
+        None, description="length of the embeddings, for models that support shorter embeddings (Matryoshka)"
     )
     use_activation: bool | None = Field(None, description="normalize to length 1; default: the model's setting")
     normalize: bool | None = Field(None, description="older name of use_activation")
@@ -169,13 +169,13 @@ class ScoringFields(ActivationFields, PoolingFields):
     """Fields of requests that compare queries and documents."""
 
     max_tokens_per_query: MaxTokens | None = Field(
-        0, description="truncate longer ones to this number of tokens; 0: no truncation"
+        0, description="truncate longer texts to this number of tokens; 0: no truncation"
     )
     max_tokens_per_doc: MaxTokens | None = Field(
-        0, description="truncate longer ones to this number of tokens; 0: no truncation"
+        0, description="truncate longer texts to this number of tokens; 0: no truncation"
     )
     instruction: Annotated[str, Field(max_length=1 << 13)] | None = Field(
-        None, description="what makes a document relevant, for models whose prompt contains an instruction"
+        None, description="description of relevant documents, for models with an instruction in their prompts"
     )
     chat_template_kwargs: TemplateVariables | None = None
 
@@ -202,7 +202,7 @@ class ScoreRequest(ScoringFields):
         return self
 
 
-# Names of the first texts, and those that the second ones may have.
+# Name of the field with the first texts, and possible names of the field with the second texts.
 SCORE_FIELDS: dict[str, tuple[str, ...]] = {
     "queries": ("documents", "items"),
     "data_1": ("data_2",),

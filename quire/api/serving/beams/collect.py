@@ -17,8 +17,8 @@ from quire.api.serving.generation import SequenceResult, collect
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer
 from quire.engine.wire.errors import DeadlineExceeded, RequestFailed
-from quire.engine.wire.protocol import SamplingParams
-from quire.engine.wire.records import AnswerGroup, RequestTimes
+from quire.engine.wire.records import RequestTimes, SequenceGroup
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.multimodal.tokenizer import Tokenizer
 
@@ -97,7 +97,7 @@ class _PromptSearch:
         first = self._times is None
         for index, beam in enumerate(self._search.running):
             prompt = np.append(self._request.prompt, np.array(beam.tokens, np.int32)).astype(np.int32)
-            group = AnswerGroup(self._options.width if first and not index else 0)
+            group = SequenceGroup(self._options.width if first and not index else 0)
             yield replace(self._request, prompt=prompt, params=self._params, timeout=timeout, group=group)
 
     def advance(self, results: Sequence[SequenceResult]) -> None:

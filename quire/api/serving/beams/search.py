@@ -80,7 +80,7 @@ class BeamSearch:
         return score
 
     def _may_improve(self, best: Beam) -> bool:
-        """Whether the best beam that goes on would, at its present length, be among the answers."""
+        """Whether the best running beam would, at its present length, be among the answers."""
         return len(self.best) < self.options.width or self._score(best) > self.best[-1][0]
 
 

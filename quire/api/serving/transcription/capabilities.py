@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.api.http.errors import InvalidRequest, shortened
+from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.protocol import SpeechToTextInfo
+from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.streaming import StreamingInfo
 from quire.multimodal.audio.frames import frame_samples
 
@@ -88,7 +88,7 @@ def check_options(model: str, capabilities: Capabilities, options: Transcription
         for code in codes:
             if code not in capabilities.languages:
                 raise InvalidRequest(
-                    f"Unsupported language: {shortened(code)!r}. Languages of the model `{model}`: "
+                    f"Unsupported language: {shorten(code)!r}. Languages of the model `{model}`: "
                     f"{', '.join(sorted(capabilities.languages))}.",
                     field,
                 )

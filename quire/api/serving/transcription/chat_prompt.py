@@ -117,7 +117,7 @@ async def transcription_prompt(served: ServedModel, options: TranscriptionOption
     if info.kind == "qwen3_asr":
         _require(served, _MARK)
     rendered = await renderer.chat(
-        Conversation(**conversation, audio=info.text), room=served.info.max_model_len, tenant=tenant
+        Conversation(**conversation, audio=info.text), max_tokens=served.info.max_model_len, tenant=tenant
     )
     return rendered.prompt
 

@@ -19,7 +19,8 @@ from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.protocol import MediaItem, SamplingParams, TokenArray
+from quire.engine.wire.protocol import MediaItem, TokenArray
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.items import audio_items, token_count

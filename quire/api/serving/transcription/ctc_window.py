@@ -16,7 +16,8 @@ from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, Wi
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
 from quire.engine.wire.client import EngineClient
-from quire.engine.wire.protocol import PoolingParams, SpeechToTextInfo
+from quire.engine.wire.model_info import SpeechToTextInfo
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.stream import PoolRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.reader import AudioReader

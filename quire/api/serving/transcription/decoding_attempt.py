@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quire.api.serving.transcription.quality import Quality, compression_ratio
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.tokenizer import Tokenizer
 

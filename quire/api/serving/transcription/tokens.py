@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.protocol import SpeechToTextInfo, TimestampRule, TokenArray
+from quire.engine.wire.model_info import SpeechToTextInfo
+from quire.engine.wire.protocol import TokenArray
+from quire.engine.wire.sampling_params import TimestampRule
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from quire.multimodal.tokenizer import Tokenizer
 

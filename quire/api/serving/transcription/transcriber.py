@@ -47,8 +47,8 @@ Samples = NDArray[np.float32]
 class Transcriber:
     """Transcribes with one model.
 
-    The caller of `transcribe` has reserved one place with `EngineClient.slots`. Further windows run beside the first
-    while half of all places are free.
+    The caller of `transcribe` has reserved one slot with `EngineClient.slots`. Further windows run concurrently while
+    half of all slots are free.
     """
 
     def __init__(self, served: ServedModel) -> None:
@@ -139,7 +139,7 @@ class Transcriber:
     async def detect_language(self, audio: Samples) -> dict[str, float]:
         """The probability of each language in the first window of audio, by ISO code; empty for one language.
 
-        The caller has reserved a place.
+        The caller has reserved a slot.
 
         Raises:
             EngineError: the engine failed.

@@ -22,7 +22,9 @@ from quire.api.serving.transcription.types import TranscriptionOptions, Word
 from quire.api.serving.transcription.words import timed_words, within_segments
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.protocol import MediaItem, PoolingParams, SamplingParams, TokenProbs
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import MediaItem
+from quire.engine.wire.sampling_params import SamplingParams, TokenProbs
 from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
 from quire.multimodal.audio.cuts import Window, quietest
 from quire.multimodal.audio.features import HOP, SAMPLE_RATE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine.execution.inputs import StepInputs
-from quire.engine.models.inputs import Attend, CrossAttend
+from quire.engine.models.inputs import StepAttention, StepCrossAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +19,16 @@ class PreparedAttention:
         static: it reads nothing but the step's static inputs, so that its kernel calls can be replayed in other steps.
     """
 
-    attend: Attend
+    attend: StepAttention
     static: bool
-    cross: CrossAttend | None = None
+    cross: StepCrossAttention | None = None
 
 
 class AttentionBackend(Protocol):
     """Attention over one KV cache."""
 
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
-        """Prepare what all layers of a step share.
+        """Prepare the inputs that all layers of a step share.
 
         `attend` writes the keys and values of the whole step before any query reads, so sequences of one step may
         share the blocks that the step fills.

@@ -1,4 +1,4 @@
-"""Attention by the compiled kernels, which read pages in place: sequences of different lengths cost nothing extra."""
+"""Attention by the compiled kernels, which read pages in place, also of sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
-from quire.engine.execution.attention.cross import native_cross
-from quire.engine.execution.attention.paged import DecodeTokens, PagedAttend, QueryAttention, VarlenSpans
+from quire.engine.execution.attention.cross_attention import native_cross_attention
+from quire.engine.execution.attention.paged import DecodeTokens, PagedAttention, QueryAttention, VarlenSpans
 from quire.engine.execution.attention.reference import sequential_ranges
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import StepInputs
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.request_table import RequestTable
 from quire.kernels import native
 from quire.kernels.paged_attention import supports_pages, supports_varlen
 
@@ -38,8 +38,8 @@ class NativeAttention(AttentionBackend):
         else:
             all_rows, static = sequential_ranges(inputs.spans, self._table, group_lengths=False), False
         logits_rows = DecodeTokens(metadata.logits.block_tables, metadata.logits.seq_lens)
-        attend = PagedAttend(self._cache.layers, inputs.slots, all_rows, indices, logits_rows)
-        cross = None if inputs.cross is None else native_cross(self._cache.layers, inputs.cross)
+        attend = PagedAttention(self._cache.layers, inputs.slots, all_rows, indices, logits_rows)
+        cross = None if inputs.cross is None else native_cross_attention(self._cache.layers, inputs.cross)
         return PreparedAttention(attend, static, cross)
 
 

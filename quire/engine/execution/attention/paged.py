@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.cache import LayerCache
-from quire.engine.models.inputs import Attend
+from quire.engine.models.inputs import StepAttention
 from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.paged_attention import (
     AttentionMetadata,
@@ -80,7 +80,7 @@ class SequentialRanges(QueryAttention):
 
 
 @dataclass(frozen=True, slots=True)
-class PagedAttend(Attend):
+class PagedAttention(StepAttention):
     """Attention of a decoder's step over the paged KV cache.
 
     Attributes:

@@ -9,17 +9,17 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
-from quire.engine.execution.attention.cross import gathered_cross
+from quire.engine.execution.attention.cross_attention import reference_cross_attention
 from quire.engine.execution.attention.paged import (
     DecodeTokens,
-    PagedAttend,
+    PagedAttention,
     PrefillSpan,
     QueryAttention,
     SequentialRanges,
 )
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import Span, StepInputs
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.request_table import RequestTable
 
 
 class ReferenceAttention(AttentionBackend):
@@ -33,9 +33,9 @@ class ReferenceAttention(AttentionBackend):
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         self._cache.ensure_mapped(inputs.last_block)
         all_rows = sequential_ranges(inputs.spans, self._table, group_lengths=True)
-        attend = PagedAttend(self._cache.layers, inputs.slots, all_rows, inputs.model.logits_indices)
+        attend = PagedAttention(self._cache.layers, inputs.slots, all_rows, inputs.model.logits_indices)
         spans, table = inputs.spans, self._table
-        cross = gathered_cross(self._cache.layers, spans, table) if table.cross_blocks.size else None
+        cross = reference_cross_attention(self._cache.layers, spans, table) if table.cross_blocks.size else None
         return PreparedAttention(attend, static=False, cross=cross)
 
 

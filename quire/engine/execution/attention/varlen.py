@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.inputs import Attend
+from quire.engine.models.inputs import StepAttention
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
 
 
-class VarlenAttend(Attend):
+class VarlenAttention(StepAttention):
     """Attention of an encoder's step: each sequence attends to itself, and no keys or values are stored."""
 
     def __init__(self, cu_seqlens: Tensor) -> None:

@@ -15,8 +15,8 @@ from quire.engine.execution.cache import HostKVCache, KVCache
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import InputBuilder, NativeInputBuilder
 from quire.engine.execution.memory import free_memory
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import MAX_TOKENS, StepGraphs, StepRunner
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.kernels import native
 

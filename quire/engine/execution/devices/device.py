@@ -11,8 +11,8 @@ import torch
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import InputBuilder
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import StepRunner
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.engine.models.loader import LoadTarget
 

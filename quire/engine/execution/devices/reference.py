@@ -17,14 +17,14 @@ from quire.engine.execution.cache import KVCache, LayerCache, scale_bytes
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import InputBuilder, NumpyInputBuilder
 from quire.engine.execution.memory import free_memory
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
-from quire.engine.execution.table import RequestTable
 from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.kernels import native
 
 
 class TorchKVCache(KVCache):
-    """A KV cache in which the keys and the values of each layer are tensors of their own."""
+    """A KV cache in which the keys and the values of each layer are separate tensors."""
 
     def __init__(self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         extra = scale_bytes(dtype)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
+from quire.engine.execution.request_table import Changes
 from quire.engine.execution.runner import Computed, ModelRunner
-from quire.engine.execution.table import Changes
 from quire.engine.scheduling.plan import SampledTokens, StepResult
 
 

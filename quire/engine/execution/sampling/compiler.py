@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests, each on a thread of its own, and keeps compiled ones while there is room."""
+"""Compiles the grammars of requests, each in a separate thread, and caches compiled grammars within a memory limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
 from quire.engine.execution.sampling.thread_stacks import start_thread
 from quire.engine.wire.grammar import GrammarError, GrammarTokens
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.sized_cache import Key, key_of
 
 _CAPACITY = 1 << 30  # bytes of compiled grammars that requests need
@@ -70,7 +70,7 @@ class _Entry:
 
 
 class GrammarCompiler:
-    """Belongs to the engine's thread. Grammars that requests need are held, others while there is room."""
+    """Used by the engine's thread only. Grammars of running requests are kept, others within a memory limit."""
 
     def __init__(
         self, folder: Path, vocab_size: int, capacity: int = _CAPACITY, idle_capacity: int = _IDLE_CAPACITY
@@ -152,7 +152,7 @@ class GrammarCompiler:
             thread.join(_JOIN)
 
     def _has_room(self, size: int) -> bool:
-        """Whether a grammar may be compiled now. A single one may, whatever its size."""
+        """Whether a grammar may be compiled now. A single grammar of any size may."""
         used = sum(entry.size for entry in self._entries.values() if entry.users and not entry.waits)
         return used == 0 or used + size <= self._capacity
 

@@ -13,16 +13,17 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.thread_stacks import executor
-from quire.engine.execution.table import RequestTable
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.grammar import problem_of
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.sampling import Masks, apply_token_bitmask, mask_words
 
 logger = logging.getLogger(__name__)
 _ALLOW_ALL = 0xFFFFFFFF  # a word of a mask
-# Processor time of masks, in seconds. The library's limits bound what a token creates, not what it visits.
+# Processor time of masks, in seconds. The library's limits bound the states that a token creates, but not those that
+# it visits.
 _PER_STEP = 0.05  # of all sequences; each has an equal share within these bounds:
 _PER_TOKEN, _LEAST_PER_TOKEN = 0.01, 0.002
 _AT_ONCE = 0.25  # that the sequences of a grammar may use beyond it; later tokens regain it
@@ -51,7 +52,7 @@ class GrammarState:
     """The parser state of one sequence."""
 
     def __init__(self, compiled: Future[LLMatcher], usage: GrammarUsage | None = None) -> None:
-        """`compiled`: the grammar, which has been compiled; `usage`: counts what this sequence does."""
+        """`compiled`: the grammar, which has been compiled; `usage`: counts the time that this sequence spends."""
         self._compiled = compiled
         self._usage = usage or GrammarUsage()
         self._matcher: LLMatcher | None = None
@@ -94,7 +95,7 @@ class GrammarState:
 
 
 class GrammarProcessor:
-    """Applies the masks of grammars after all logits processors, whatever these allow."""
+    """Applies the masks of grammars after all logits processors, so that grammars take precedence."""
 
     def __init__(self, initial_state: Callable[[SamplingParams], GrammarState | None], vocab_size: int) -> None:
         """`initial_state`: see `Sampler`."""
@@ -129,7 +130,7 @@ class GrammarProcessor:
         self._unseen.append((row, [token]))
 
     def start_masks(self) -> None:
-        """Start to compute, on a thread of its own, the masks that follow the tokens observed since the last call."""
+        """Start to compute, in another thread, the masks that follow the tokens observed since the last call."""
         if self._unseen:
             steps = [(self._states[row], tokens, self._masks[row]) for row, tokens in self._unseen]
             self._unseen = []
@@ -157,7 +158,7 @@ def _advance(
     steps: Sequence[tuple[GrammarState, Sequence[int], NDArray[np.uint32]]], before: Future[None] | None
 ) -> None:
     if before is not None:
-        before.result()  # raises again what was raised before
+        before.result()  # raises the earlier exception again
     allowed = max(_LEAST_PER_TOKEN, min(_PER_TOKEN, _PER_STEP / len(steps)))
     for state, tokens, mask in steps:
         state.advance(tokens, mask, allowed)

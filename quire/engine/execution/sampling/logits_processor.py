@@ -7,14 +7,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.engine.execution.table import RequestTable
-from quire.engine.wire.protocol import SamplingParams
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.wire.sampling_params import SamplingParams
 
 
 class RowState(Protocol):
     """State of the rows that use a sampling parameter.
 
-    An exception of `add` or `observe` fails the row's sequence; the other rows go on.
+    An exception of `add` or `observe` fails the row's sequence; the other rows continue.
     """
 
     @property

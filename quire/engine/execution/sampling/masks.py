@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor
-from quire.engine.execution.table import RequestTable
-from quire.engine.wire.protocol import SamplingParams, TimestampRule
+from quire.engine.wire.sampling_params import SamplingParams, TimestampRule
 from quire.kernels.sampling import Masks, apply_token_bitmask
 
 State = TypeVar("State")
@@ -166,7 +166,7 @@ class Timestamps(_ByRow[TimestampRule]):
 
 
 def _continue_pairs(logits: Tensor, output: NDArray[np.int32], rule: TimestampRule) -> None:
-    """Forbid what cannot follow an output: a third timestamp, text inside a pair, and an earlier time."""
+    """Forbid tokens that cannot follow the output: a third timestamp, text inside a pair, and an earlier time."""
     stamps = output[output >= rule.begin]
     if not len(stamps):
         return

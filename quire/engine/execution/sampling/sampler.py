@@ -8,7 +8,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from quire.engine.execution.sampling.choice import sample_tokens, uniform
+from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
 from quire.engine.execution.sampling.logprobs import top_logprobs
@@ -21,9 +21,10 @@ from quire.engine.execution.sampling.masks import (
     Timestamps,
 )
 from quire.engine.execution.sampling.penalties import Penalties
-from quire.engine.execution.table import RequestTable
+from quire.engine.execution.sampling.token_sampling import sample_tokens, uniform
 from quire.engine.scheduling.plan import SequenceError
-from quire.engine.wire.protocol import SamplingParams, TokenLogprobs
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -55,7 +56,7 @@ class Sampler:
         self._grammars = GrammarProcessor(grammar_state, vocab_size)
         self._processors: list[LogitsProcessor] = [
             AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), BeginSuppress(),
-            Timestamps(),  # last: it weighs what the others have left
+            Timestamps(),  # last: it compares the tokens that the others allow
         ]  # fmt: skip
         self._stateful: list[RowState] = [*self._processors, self._grammars]
         self._processors_in_use: list[LogitsProcessor] = []  # by the rows of the table

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-# Twice the stack of the front end's worker processes: what compiles there compiles here. Only used pages take memory.
+# Twice the stack of the front end's worker processes: a grammar that compiles there compiles here as well. Only used
+# pages take memory.
 _STACK = 128 << 20  # bytes
 _changing = threading.Lock()
 

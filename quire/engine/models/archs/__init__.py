@@ -7,7 +7,10 @@ from typing import Any
 
 from quire.engine.models.archs.audio import qwen2_audio, qwen3_asr, voxtral
 from quire.engine.models.archs.bert import bert, deberta_v2, distilbert, electra, mpnet, roberta
-from quire.engine.models.archs.classic import (
+from quire.engine.models.archs.ctc import hubert, parakeet, wav2vec2
+from quire.engine.models.archs.gemma import gemma2, gemma3
+from quire.engine.models.archs.granite_speech import granite_speech
+from quire.engine.models.archs.layer_norm_decoders import (
     bloom,
     cohere,
     falcon,
@@ -20,14 +23,11 @@ from quire.engine.models.archs.classic import (
     stablelm,
     starcoder2,
 )
-from quire.engine.models.archs.ctc import hubert, parakeet, wav2vec2
-from quire.engine.models.archs.gemma import gemma2, gemma3
-from quire.engine.models.archs.granite_speech import granite_speech
 from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
-from quire.engine.models.archs.modern import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.archs.moonshine import moonshine
 from quire.engine.models.archs.phi4_multimodal import phi4_multimodal
+from quire.engine.models.archs.rope_encoders import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
 from quire.engine.models.archs.voxtral_realtime import voxtral_realtime
 from quire.engine.models.archs.whisper import whisper
 from quire.engine.models.errors import UnsupportedModel

@@ -40,7 +40,7 @@ def roberta(config: Any) -> EncoderSpec:
 
 def mpnet(config: Any) -> EncoderSpec:
     """MPNet: RoBERTa's positions and a relative bias, no token types."""
-    if config.relative_attention_num_buckets != _MPNET_BUCKETS:  # transformers uses 32 whatever the config says
+    if config.relative_attention_num_buckets != _MPNET_BUCKETS:  # transformers always uses 32
         raise UnsupportedModel(f"relative_attention_num_buckets must be {_MPNET_BUCKETS}")
     bias = RelativeBias(buckets=_MPNET_BUCKETS, max_distance=128)
     attn = _attention(config, relative_bias=bias)
@@ -48,7 +48,7 @@ def mpnet(config: Any) -> EncoderSpec:
 
 
 def electra(config: Any) -> EncoderSpec:
-    """ELECTRA: BERT with embeddings of a size of their own."""
+    """ELECTRA: BERT with another size of embeddings than of hidden states."""
     size = config.embedding_size
     return _encoder(config, _attention(config), size=size if size != config.hidden_size else None)
 

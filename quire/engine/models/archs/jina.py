@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.engine.models.archs.classic import alibi_slopes
+from quire.engine.models.archs.layer_norm_decoders import alibi_slopes
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.spec import Embeddings, EncoderSpec, GatedMLP, GroupedAttention, Layer, LayerNorm, QKNorm
 

@@ -41,7 +41,7 @@ def whisper(config: Any) -> DecoderSpec:
         embeddings=Embeddings(positions=config.max_target_positions),
         tied=config.tie_word_embeddings,
         encoder=AudioEncoderSpec(
-            stem=ConvStem(channels=config.num_mel_bins, act="gelu"),  # whatever the other activations are
+            stem=ConvStem(channels=config.num_mel_bins, act="gelu"),  # independent of activation_function
             positions=LearnedPositions(),
             hidden=hidden,
             layers=(encoder_layer,) * config.encoder_layers,

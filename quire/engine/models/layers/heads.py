@@ -21,7 +21,7 @@ class HeadLayer(nn.Module):
     def __init__(self, spec: Dense, hidden: int) -> None:
         super().__init__()
         size_in = spec.size_in or hidden
-        # In float32 from here on: the rows are few, and their results are what users get.
+        # In float32 from here on: the rows are few, and their results are returned to users.
         self.weight = nn.Parameter(torch.empty(spec.size_out, size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(spec.size_out), requires_grad=False) if spec.bias else None
         self.act = spec.act

@@ -60,7 +60,7 @@ class QueryBlock(nn.Module):
 
 
 class QueryAttention(nn.Module):
-    """Attention of the queries of each window to rows of their own."""
+    """Attention of the queries of each window to the rows of that window."""
 
     def __init__(self, spec: QueryProjector, source: int) -> None:
         """`source`: elements of a row that is attended to."""

@@ -253,7 +253,7 @@ class ConvWeights(nn.Module):
 
 
 def windows(x: Tensor, width: int, stride: int = 1) -> Tensor:
-    """(outputs, width * channels): what each output of a convolution reads of x (columns, channels).
+    """(outputs, width * channels): the elements of x (columns, channels) that each output of a convolution reads.
 
     A view: columns are adjacent in memory.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.inputs import AdaptedRows, Attend, CrossAttend, RowSet
+from quire.engine.models.inputs import AdaptedRows, RowSet, StepAttention, StepCrossAttention
 from quire.engine.models.spec import Rope
 from quire.kernels.qk_norm_rope import CosSin
 
@@ -26,13 +26,13 @@ class StepContext:
     """
 
     ropes: dict[Rope, CosSin]
-    attend: Attend
+    attend: StepAttention
     logits_indices: Tensor | None = None
     last_token_only: bool = False
     cu_seqlens: Tensor | None = None
     relative_bias: Tensor | None = None
     relative_positions: Tensor | None = None
-    cross: CrossAttend | None = None
+    cross: StepCrossAttention | None = None
     adapted: AdaptedRows | None = None
 
     def adapted_rows(self, *, last_layer: bool) -> RowSet | None:

@@ -13,9 +13,9 @@ import pytest
 from openai import pydantic_function_tool
 from pydantic import BaseModel
 
-from quire.api.answers.structured.compilation import completed
+from quire.api.answers.structured.compilation import complete_grammar
 from quire.api.answers.structured.constraint import grammar_of
-from quire.api.answers.tools.calls import joined
+from quire.api.answers.tools.calls import join_calls
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.registry import FORMATS
 from quire.api.http.errors import InvalidRequest
@@ -100,7 +100,7 @@ def plan_of(name: str, schemas: dict[str, dict[str, Any]], **fields: Any) -> Too
 
 def text_of(tokens: GrammarTokens, plan: ToolPlan, rng: Random) -> str:
     """A random text that the grammar allows; values tend to end soon."""
-    matcher = tokens.matcher(completed(grammar_of(None, tokens.special, plan=plan)))
+    matcher = tokens.matcher(complete_grammar(grammar_of(None, tokens.special, plan=plan)))
     given: list[int] = []
     soon = set(byte_tokenizer().encode('"]}<').ids)
     while not matcher.is_stopped():
@@ -123,14 +123,14 @@ def test_calls_match_schemas_with_references(tokens: GrammarTokens, name: str) -
         plan = plan_of(name, schemas, required=True, parallel=False)
         for seed in range(1 if len(schemas) == 1 else 8):
             text = text_of(tokens, plan, Random(seed))
-            (call,) = joined(plan.format.parser(schemas).push(text, last=True).calls)
+            (call,) = join_calls(plan.format.parser(schemas).push(text, last=True).calls)
             jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])
 
 
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_strict_tools_may_refer_to_definitions(tokens: GrammarTokens, name: str) -> None:
     plan = plan_of(name, SCHEMAS, strict=frozenset(["plant", "root"]))
-    tokens.matcher(completed(grammar_of(None, tokens.special, plan=plan)))
+    tokens.matcher(complete_grammar(grammar_of(None, tokens.special, plan=plan)))
 
 
 @pytest.mark.parametrize("name", CONSTRAINED)

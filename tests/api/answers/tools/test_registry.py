@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.api.answers.tools.calls import joined
+from quire.api.answers.tools.calls import join_calls
 from quire.api.answers.tools.registry import FORMATS
 
 SCHEMAS: dict[str, Any] = {
@@ -221,7 +221,7 @@ RECORDED += [
 def read(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     parser = FORMATS[name].parser(SCHEMAS)
     parts = [parser.push(piece) for piece in pieces] + [parser.push("", last=True)]
-    calls = joined(call for part in parts for call in part.calls)
+    calls = join_calls(call for part in parts for call in part.calls)
     return "".join(part.content for part in parts), [(call.name or "", call.arguments) for call in calls]
 
 
@@ -368,7 +368,7 @@ def test_harmony_holds_reasoning_and_answer() -> None:
 
 def test_each_call_has_an_id_of_its_own() -> None:
     parser = FORMATS["mistral"].parser(SCHEMAS)
-    calls = joined(parser.push("[TOOL_CALLS]now{}[TOOL_CALLS]now{}", last=True).calls)
+    calls = join_calls(parser.push("[TOOL_CALLS]now{}[TOOL_CALLS]now{}", last=True).calls)
     assert len({call.id for call in calls}) == 2
     assert all(len(call.id or "") == 9 for call in calls)
     kimi = FORMATS["kimi_k2"].parser(SCHEMAS)

@@ -1,0 +1,155 @@
+"""Serves models over HTTP until a signal arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from multiprocessing.connection import Connection
+
+import uvloop
+
+from quire.api.mcp.servers import ToolServers
+from quire.api.responses.errors import StoreFailed
+from quire.api.responses.service import ResponseService
+from quire.api.responses.store import ResponseStore
+from quire.api.serving.models import ServerState
+from quire.app.engines import RunningEngine, memory_share
+from quire.app.exits import end_process
+from quire.app.factory import create_app
+from quire.app.models import ModelSource
+from quire.app.server import Server
+from quire.app.supervision import supervise
+from quire.config.commands import Serve
+from quire.config.options import (
+    ConnectionOptions,
+    EngineOptions,
+    LimitOptions,
+    MediaOptions,
+    RealtimeOptions,
+    ServerOptions,
+)
+from quire.config.tool_servers import urls_by_label
+from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import model_config_of
+from quire.engine.wire.errors import EngineDead
+from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.errors import ModelFileError, PromptError
+from quire.multimodal.media.sources import media_policy
+from quire.realtime.sessions import Sessions
+from quire.realtime.transcribers import transcriber_factory
+
+logger = logging.getLogger("quire")
+
+
+def serve(
+    settings: Serve,
+    sources: Sequence[ModelSource],
+    model_configs: Sequence[Connection],
+    sockets: list[socket.socket],
+) -> int:
+    """Serve the models, then end the process with its exit status. Returns the status if it did not get to serve.
+
+    Args:
+        settings: settings of the command.
+        sources: the models.
+        model_configs: configs of the models, which are being read.
+        sockets: sockets to listen on.
+    """
+    try:
+        status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))
+        if settings.uds is not None:
+            settings.uds.unlink(missing_ok=True)
+        end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
+    except (EngineDead, ModelError, ModelFileError, PromptError, StoreFailed) as error:
+        logger.error("cannot serve: %s", error)
+    return 1
+
+
+async def _serve(
+    settings: Serve,
+    sources: Sequence[ModelSource],
+    model_configs: Sequence[Connection],
+    sockets: list[socket.socket],
+) -> int:
+    store = ResponseStore(settings.response_store, settings.response_ttl, settings.response_store_size)
+    async with aclosing(store):
+        opening = asyncio.ensure_future(store.open())
+        opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if loading fails first
+        if settings.response_store is not None:
+            await opening
+        async with _engines(settings, sources, model_configs) as engines:
+            await opening  # a file in the default location is opened while the models load
+            return await _serve_models(settings, engines, store, sockets)
+
+
+async def _serve_models(
+    settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, sockets: list[socket.socket]
+) -> int:
+    models = await asyncio.gather(*(engine.loaded() for engine in engines))
+    state = ServerState(
+        models=models,
+        limits=LimitOptions.of(settings),
+        strict_fields=settings.strict_fields,
+        trust_request_chat_template=settings.trust_request_chat_template,
+        tokenizer_info=settings.enable_tokenizer_info_endpoint,
+        include_usage=settings.enable_force_include_usage,
+        tokens_as_ids=settings.return_tokens_as_token_ids,
+        stall_timeout=settings.stall_timeout,
+        sse_keep_alive_interval=settings.sse_keep_alive_interval,
+        transcription_events=settings.transcription_events,
+        media=media_policy(MediaOptions.of(settings)),
+        max_audio_parts=settings.max_audio_parts,
+    )
+    metrics = Metrics(
+        max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
+    )
+    for index, model in enumerate(models):
+        model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
+        observer.describe_cache(model.info, EngineOptions.of(settings))
+    options = ServerOptions.of(settings)
+    responses = ResponseService(state, store, ToolServers(urls_by_label(settings.tool_server), settings.tool_timeout))
+    sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, transcriber_factory())
+    app = create_app(state, metrics, responses, sessions, options)
+    server = Server(
+        app,
+        state,
+        responses,
+        options,
+        ConnectionOptions.of(settings),
+        sessions,
+        int(settings.max_realtime_event_size),
+    )
+    gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
+    watching = [
+        asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
+        for engine in engines
+    ]
+    watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
+    try:
+        await server.serve(sockets)
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+    return 1 if server.failed or not server.started else 0
+
+
+@asynccontextmanager
+async def _engines(
+    settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Connection]
+) -> AsyncIterator[list[RunningEngine]]:
+    """The engines of all models, which load concurrently, and are stopped at the end."""
+    engines: list[RunningEngine] = []
+    try:
+        share = memory_share(sources)
+        engines.extend(
+            RunningEngine(source, model_config_of(reading), settings, share)
+            for source, reading in zip(sources, model_configs, strict=True)
+        )
+        yield engines
+    finally:
+        await asyncio.gather(*(engine.stop() for engine in engines))

@@ -1,0 +1,59 @@
+"""Writes docs/flags-of-other-servers.md: `python -m quire.config.other_servers.page > FILE`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.config.other_servers.others import LLAMA_SERVER, OLLAMA
+from quire.config.other_servers.table import OtherServerFlag
+from quire.config.other_servers.vllm import VLLM
+
+_HEAD = """# Flags of other servers
+
+`quire serve` accepts vLLM's flags: after `vllm` is replaced by `quire`, most command lines work as they are. A
+flag that Quire has under another name, or with values of other names, is translated; one that is not needed is
+accepted. For each of these flags one line in the log says so. Any other flag is refused with the name of Quire's, if
+there is one. Underscores may be written for dashes.
+
+Flags of llama-server, which has other names and units, are refused with the name of Quire's. For ollama, the table
+has the environment variables of `ollama serve` and the lines of a Modelfile. All flags of Quire are in
+[settings](configuration.md).
+
+This page is written by `python -m quire.config.other_servers.page`; a test keeps it up to date.
+"""
+
+
+def page() -> str:
+    """The text of docs/flags-of-other-servers.md."""
+    tables = (
+        ("vLLM", "flag of `vllm serve`", VLLM),
+        ("llama-server", "flag of `llama-server`", LLAMA_SERVER),
+        ("ollama", "variable or parameter of ollama", OLLAMA),
+    )
+    return "\n".join([_HEAD, *(_section(title, column, flags) for title, column, flags in tables)])
+
+
+def _section(title: str, column: str, flags: Sequence[OtherServerFlag]) -> str:
+    rows = [_row(flag, accepted=title == "vLLM") for flag in flags]
+    return "\n".join([f"## {title}", "", f"| {column} | Quire's | |", "|---|---|---|", *rows, ""])
+
+
+def _row(flag: OtherServerFlag, *, accepted: bool) -> str:
+    names = ", ".join(f"`{name}`" for name in flag.names)
+    cells = [names, f"`{flag.ours}`" if flag.ours else "", "; ".join(_remarks(flag, accepted=accepted))]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _remarks(flag: OtherServerFlag, *, accepted: bool) -> list[str]:
+    remarks = []
+    if flag.kind == "ignored":
+        values = " or ".join(f"`{value}`" for value in flag.only)
+        remarks.append(f"accepted with {values}, refused with other values" if flag.only else "accepted without effect")
+    elif flag.kind == "refused" and accepted:
+        remarks.append("refused")
+    remarks += [f"`{value}` is `{ours}`" for value, ours in flag.values.items()]
+    return [*remarks, flag.note] if flag.note else remarks
+
+
+if __name__ == "__main__":
+    print(page(), end="")  # noqa: T201 writes the page

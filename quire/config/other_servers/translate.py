@@ -1,0 +1,147 @@
+"""From a command line that was written for another server to Quire's own flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from quire.config.command import ConfigError
+from quire.config.other_servers import values
+from quire.config.other_servers.others import LLAMA_SERVER
+from quire.config.other_servers.table import OtherServerFlag
+from quire.config.other_servers.vllm import VLLM
+
+_LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains")  # vLLM's take several values after one flag
+# Values that need more than another name; each gives all flags that replace the flag.
+_CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
+    "--max-model-len": values.context_length,
+    "--max-num-batched-tokens": lambda value: ["--max-num-batched-tokens", values.count(value)],
+    "--kv-cache-memory-bytes": lambda value: ["--kv-cache-memory-bytes", values.count(value)],
+    "--h11-max-incomplete-event-size": lambda value: ["--max-header-size", value],
+    "--allowed-origins": lambda value: values.repeated("--allowed-origins", value),
+    "--limit-mm-per-prompt": values.media_limits,
+    "--speculative-config": values.speculative_config,
+    "--structured-outputs-config": values.structured_outputs,
+    "--model": lambda value: [value],
+}
+
+
+def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list[str], list[str]]:
+    """Quire's flags for those of a command line, and a note for each flag that was replaced or has no effect.
+
+    `own`: Quire's flags. What is in no table stays as it is.
+
+    Raises:
+        ConfigError: a flag of another server has no counterpart, or not with this value.
+    """
+    given, models, result, notes = list(arguments), list[str](), list[str](), list[str]()
+    model_given = not arguments[0].startswith("-") if arguments else False
+    model_given = model_given or any(argument.partition("=")[0] == "--model" for argument in arguments)
+    while given:
+        argument = given.pop(0)
+        name, equals, value = _parts(argument)
+        found = _find(name, own)
+        if found is None:
+            result.append(name + equals + value if name in own else argument)
+            if name in _LISTS and model_given and not equals:
+                result += (values_given := _repeated(name, given))
+                if len(values_given) > 1:
+                    count = 1 + values_given.count(name)
+                    notes.append(f"{name} has {count} values, as in vLLM; a model has to be named before them")
+            continue
+        if found.kind == "refused":
+            raise ConfigError(_refusal(name, found))
+        if not found.switch and not equals:
+            value = _next_value(name, given)
+            while found.kind == "ignored" and given and given[0].isdecimal():  # vLLM's lists of numbers
+                given.pop(0)
+        replaced, note = _replaced(name, found, value)
+        (models if found.ours == "MODEL" else result).extend(replaced)
+        notes += note
+    return [*models, *result], notes
+
+
+def _parts(argument: str) -> tuple[str, str, str]:
+    """Name, equals sign and value of an argument; -O3 is short for -O=3."""
+    if re.fullmatch(r"-O\d", argument):
+        return "-O", "=", argument[2:]
+    name, equals, value = argument.partition("=")
+    return _normal(name) if name.startswith("--") else name, equals, value
+
+
+def _normal(name: str) -> str:
+    """vLLM takes underscores and dashes alike."""
+    return "--" + name[2:].replace("_", "-")
+
+
+def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:
+    """The entry of a flag; None if it is Quire's own and needs no change, or is in no table."""
+    entry = _BY_NAME.get(name)
+    if entry is None and name.startswith("--no-"):
+        entry = _BY_NAME.get("--" + name.removeprefix("--no-"))
+        entry = entry if entry is not None and entry.switch else None
+    if entry is None and "." in name:
+        entry = _BY_NAME.get(name.partition(".")[0])
+        if entry is not None and entry.kind == "translated_to":
+            raise ConfigError(f"quire serve: {name} is not supported; of {entry.names[0]}: {entry.note}")
+    if entry is None or entry.kind == "same":
+        return None
+    return None if name in own and not (entry.values or name in _CONVERTERS) else entry
+
+
+def _next_value(name: str, given: list[str]) -> str:
+    if not given or given[0].startswith("--"):
+        raise ConfigError(f"quire serve: {name} expects a value")
+    return given.pop(0)
+
+
+def _repeated(name: str, given: list[str]) -> list[str]:
+    """The flag's further values, each behind the repeated flag; the first flag has been passed on."""
+    if not given or given[0].startswith("-"):
+        return []
+    result = [given.pop(0)]
+    while given and not given[0].startswith("-") and "=" not in result[0]:
+        result += [name, given.pop(0)]
+    return result
+
+
+def _replaced(name: str, flag: OtherServerFlag, value: str) -> tuple[list[str], list[str]]:
+    """Quire's flags that replace a flag, and a note for the log."""
+    shown = name if flag.switch else f"{name} {value}"
+    if flag.kind == "ignored":
+        if flag.only and value not in flag.only:
+            raise ConfigError(_refusal(shown, flag))
+        return [], [f"{shown} has no effect: {flag.note}"]
+    if flag.switch:
+        ours = _negated(flag.ours) if name.startswith("--no-") else flag.ours
+        return [ours], [f"{name} is taken as {ours}"]
+    convert = _CONVERTERS.get(flag.names[0])
+    try:
+        new = convert(value) if convert is not None else [flag.ours, flag.values.get(value, value)]
+    except ValueError as error:
+        raise ConfigError(f"quire serve: {shown} is not supported: {error}") from error
+    if new in ([name, value], [value]):
+        return new, []
+    if not new:
+        return new, [f"{shown} has no effect: it is the default, or sets nothing that Quire has"]
+    remark = f" ({flag.note})" if convert is None and flag.note else ""
+    return new, [f"{shown} is taken as {' '.join(new)}{remark}"]
+
+
+def _negated(flag: str) -> str:
+    return "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag.removeprefix("--")
+
+
+def _refusal(shown: str, flag: OtherServerFlag) -> str:
+    """Names Quire's flag if there is one."""
+    server = "llama-server" if flag in LLAMA_SERVER else "vLLM"
+    ours = f"; Quire's is {flag.ours}" if flag.ours else ""
+    return f"quire serve: {shown} of {server} is not supported{ours}" + (f": {flag.note}" if flag.note else "")
+
+
+_BY_NAME: Mapping[str, OtherServerFlag] = {
+    _normal(name) if name.startswith("--") else name: flag
+    for table in (LLAMA_SERVER, VLLM)  # vLLM's meaning of a name comes first
+    for flag in table
+    for name in flag.names
+}

@@ -1,0 +1,82 @@
+"""Values of vLLM's flags that Quire writes in another way. A value that cannot be translated is a ValueError."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 1 << 10,
+    "M": 1 << 20,
+    "G": 1 << 30,
+    "T": 1 << 40,
+}
+_NGRAM = ("ngram", "[ngram]", "ngram_gpu")
+
+
+def count(value: str) -> str:
+    """A number that may be written as 16k (16,000) or 16K (16,384). Other text is returned unchanged."""
+    match = _COUNT.fullmatch(value)
+    return value if match is None else str(int(Decimal(match[1]) * _UNITS[match[2]]))
+
+
+def context_length(value: str) -> list[str]:
+    """--max-model-len; `auto` and -1 mean as many tokens as fit into memory, which is Quire's default."""
+    return [] if value in ("auto", "-1") else ["--max-model-len", count(value)]
+
+
+def repeated(flag: str, value: str) -> list[str]:
+    """A list, in JSON or as one name."""
+    names = _json(value) if value.startswith("[") else [value]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("it expects a list of strings")
+    return [part for name in names for part in (flag, name)]
+
+
+def speculative_config(value: str) -> list[str]:
+    """--speculative-config as JSON."""
+    config = _object(value)
+    if config.get("method", config.get("model")) not in _NGRAM:
+        raise ValueError("the only method is ngram, which is Quire's --speculative-method ngram")
+    tokens = config.get("num_speculative_tokens")
+    return ["--speculative-method", "ngram", *([] if tokens is None else ["--num-speculative-tokens", str(tokens)])]
+
+
+def structured_outputs(value: str) -> list[str]:
+    """--structured-outputs-config as JSON."""
+    config = _object(value)
+    parser = config.pop("reasoning_parser", None)
+    if unknown := sorted(config.keys() - {"backend"}):
+        raise ValueError(f"{', '.join(unknown)} cannot be set")
+    return ["--reasoning-parser", str(parser)] if parser else []
+
+
+def media_limits(value: str) -> list[str]:
+    """--limit-mm-per-prompt as JSON: a number of each kind of media, or an object with `count`."""
+    limit = _object(value).get("audio")
+    limit = limit.get("count") if isinstance(limit, dict) else limit
+    if limit is not None and type(limit) is not int:
+        raise ValueError("the limit of audio is not a number")
+    return [] if limit is None else ["--max-audio-parts", str(limit)]
+
+
+def _object(value: str) -> dict[str, Any]:
+    config = _json(value)
+    if not isinstance(config, dict):
+        raise ValueError("it expects a JSON object")
+    return config
+
+
+def _json(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

@@ -1,0 +1,236 @@
+"""vLLM's flags of `vllm serve`."""
+
+from __future__ import annotations
+
+from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
+
+_ONE_MACHINE = "Quire runs a model once, on one machine"
+_ADAPTERS = "adapters are not supported; merge the adapter into the model"
+_MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
+_GPU = "it applies to GPUs only"
+_PROXY = "put a reverse proxy in front of Quire"
+_BUILT_IN = "the engine has no plugins"
+_FORMAT = "only Hugging Face's file format is read"
+_MEMORY = "weights and KV cache are always in main memory"
+_REPOSITORY = "all files are read from the model's directory or repository"
+
+VLLM: tuple[OtherServerFlag, ...] = (
+    # server
+    *same("--host", "--port", "--uds", "--api-key", "--served-model-name", "--root-path", "--tool-server"),
+    *same("--ssl-keyfile", "--ssl-certfile"),
+    translated_to("--config", "--config", "a TOML file with Quire's names, not YAML"),
+    translated_to("--model", "MODEL", "a positional argument"),
+    translated_to("--allowed-origins", "--allowed-origins", "a list in JSON, or names; none are allowed by default"),
+    *ignored("--allowed-methods --allowed-headers", "all are allowed to --allowed-origins", only=['["*"]', "*"]),
+    *refused("--allow-credentials --middleware --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers", _PROXY),
+    *refused("--enable-ssl-refresh", "restart the server when its certificate has changed", "--ssl-certfile"),
+    translated_to("--uvicorn-log-level", "--log-level", values={"critical": "error", "trace": "debug"}),
+    translated_to("--disable-uvicorn-access-log", "--no-access-log", switch=True),
+    *refused("--disable-access-log-for-endpoints", "all requests are logged, or none", "--no-access-log"),
+    *ignored_switch(
+        "--disable-log-requests --enable-log-requests",
+        "prompts are never logged; --access-log logs requests",
+        "--access-log",
+    ),
+    *ignored_switch("--disable-log-stats", "no statistics are logged; /metrics has them"),
+    *ignored_switch("--enable-log-deltas --enable-log-outputs --log-error-stack", "outputs are never logged"),
+    *ignored_switch("--aggregate-engine-logging", "there is only one engine process"),
+    *ignored("--max-log-len", "prompts are never logged"),
+    *refused("--log-config-file --logging-config", "logs go to standard error", "--log-level"),
+    *same("--log-level"),
+    *same("--sse-keep-alive-interval", "--shutdown-timeout"),
+    translated_to("--max-num-queued-reqs", "--max-num-queued-seqs", "a request with n choices counts as n sequences"),
+    *refused("--max-num-queued-tokens", "sequences are counted, not tokens", "--max-num-queued-seqs"),
+    translated_to("--h11-max-header-count", "--max-header-count"),
+    translated_to("--h11-max-incomplete-event-size", "--max-header-size"),
+    *ignored_switch("--disable-frontend-multiprocessing", "the engine runs in a thread", "--engine-process"),
+    *ignored("--api-server-count|-asc", "one process serves HTTP", only=["1"]),
+    *ignored_switch("--enable-request-id-headers", "every response has X-Request-Id"),
+    *ignored_switch("--enable-server-load-tracking", "/load always counts requests"),
+    *ignored_switch("--enable-prompt-tokens-details", "usage always has token details"),
+    *ignored_switch("--enable-per-request-metrics", "set `return_metrics` in requests"),
+    *ignored_switch("--enable-scale-out", "/inference/v1/generate is always enabled"),
+    *same("--enable-force-include-usage", "--enable-tokenizer-info-endpoint", "--return-tokens-as-token-ids"),
+    *refused("--disable-fastapi-docs --enable-offline-docs --fingerprint-mode --fingerprint-value", _PROXY),
+    *refused("--grpc-port --tokens-only --headless", "Quire serves HTTP only"),
+    *refused("--otlp-traces-endpoint --collect-detailed-traces", "there is no tracing; /metrics has latencies"),
+    *ignored("--show-hidden-metrics-for-version", "no metric is hidden"),
+    *refused(
+        "--kv-cache-metrics --kv-events-config --custom-histogram-buckets",
+        "the metrics in /metrics cannot be configured",
+    ),
+    *refused(
+        "--kv-cache-metrics-sample --cudagraph-metrics --profiler-config",
+        "the metrics in /metrics cannot be configured",
+    ),
+    *ignored_switch("--enable-logging-iteration-details --enable-layerwise-nvtx-tracing", "/metrics has latencies"),
+    *ignored_switch("--fail-on-environ-validation", "unknown variables of Quire are always refused"),
+    # chats
+    *same("--chat-template", "--default-chat-template-kwargs", "--trust-request-chat-template", "--reasoning-parser"),
+    *same("--tool-call-parser"),
+    *ignored("--chat-template-content-format", "it is detected in the chat template", only=["auto"]),
+    *ignored("--response-role", "the role of answers is always assistant", only=["assistant"]),
+    *ignored_switch("--enable-auto-tool-choice", "automatic tool choice is always enabled", "--tool-call-parser"),
+    *ignored_switch("--enable-reasoning", "it is detected in the chat template", "--reasoning-parser"),
+    *refused("--exclude-tools-when-tool-choice-none", "leave `tools` out of such requests"),
+    *refused("--tool-parser-plugin", "parser plugins are not supported", "--tool-call-parser"),
+    *refused("--reasoning-parser-plugin", "parser plugins are not supported", "--reasoning-parser"),
+    *ignored(
+        "--guided-decoding-backend --structured-outputs-config.backend --tool-strict-level",
+        "llguidance is the only grammar backend",
+    ),
+    translated_to("--structured-outputs-config.reasoning_parser", "--reasoning-parser"),
+    translated_to("--structured-outputs-config", "--reasoning-parser", "only its key reasoning_parser has an effect"),
+    translated_to("--generation-config", "--generation-config", values={"vllm": "none"}),
+    *same("--override-generation-config", "--max-logprobs"),
+    *ignored(
+        "--logprobs-mode",
+        "log-probabilities are computed before sampling parameters are applied",
+        only=["raw_logprobs"],
+    ),
+    *refused(
+        "--logits-processors --logits-processor-pattern",
+        "custom logits processors are not supported; use `logit_bias` or `allowed_token_ids` in requests",
+    ),
+    *ignored("--stream-interval", "streams send each token as soon as it is generated", only=["1"]),
+    # model
+    *same("--revision", "--hf-overrides", "--seed"),
+    translated_to("--max-model-len", "--max-model-len", "also as 16k, 16K or auto"),
+    translated_to("--dtype", "--dtype", values={"half": "float16", "float": "float32"}),
+    translated_to("--model-impl", "--model-impl", values={"vllm": "quire"}),
+    translated_to(
+        "--quantization -q", "--quantization", "the format of a quantized checkpoint is read from its config.json"
+    ),
+    *ignored("--tokenizer-mode --config-format", _FORMAT, only=["auto", "hf", "fast", "mistral"]),
+    *ignored("--load-format", _FORMAT, only=["auto", "hf", "safetensors", "mistral"]),
+    *ignored_switch("--trust-remote-code", "code from model repositories is never run", "--model-impl"),
+    *refused("--code-revision --tokenizer-revision", "all files are read from one revision", "--revision"),
+    *refused("--tokenizer --hf-config-path", _REPOSITORY),
+    *refused("--download-dir", "set the environment variable HF_HUB_CACHE"),
+    *refused("--hf-token", "set the environment variable HF_TOKEN"),
+    *same("--task", "--pooler-config"),
+    translated_to("--runner", "--task", values={"pooling": "auto", "auto": "auto", "generate": "generate"}),
+    translated_to("--convert", "--convert", values={"auto": "none"}),
+    *refused("--skip-tokenizer-init --enable-prompt-embeds", "prompts must be text or token ids"),
+    *refused("--disable-sliding-window", "sliding windows cannot be disabled", "--max-model-len"),
+    *ignored(
+        "--safetensors-load-strategy --max-parallel-loading-workers --ignore-patterns",
+        "weights are always read in one pass",
+    ),
+    *ignored("--model-loader-extra-config --pt-load-map-location", "weights are always read in one pass"),
+    *ignored(
+        "--safetensors-prefetch-num-threads --safetensors-prefetch-block-size", "weights are always read in one pass"
+    ),
+    *ignored_switch("--use-tqdm-on-load", "the progress bar is shown in terminals only"),
+    *ignored_switch(
+        "--allow-deprecated-quantization", "the format of a quantized checkpoint is read from its config.json"
+    ),
+    *refused(
+        "--quantization-config", "the format of a quantized checkpoint is read from its config.json", "--quantization"
+    ),
+    *refused("--enable-sleep-mode", "stop the server instead; it starts in seconds"),
+    *refused("--enable-lora --lora-modules", _ADAPTERS),
+    *refused("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --fully-sharded-loras", _ADAPTERS),
+    *refused("--default-mm-loras --enable-tower-connector-lora --specialize-active-lora", _ADAPTERS),
+    *ignored("--lora-extra-vocab-size --long-lora-scaling-factors", _ADAPTERS),
+    *refused(
+        "--rope-scaling --rope-theta", "override `rope_parameters` or `rope_scaling` of config.json", "--hf-overrides"
+    ),
+    # memory and scheduling
+    *same("--max-num-seqs", "--scheduling-policy", "--block-size", "--kv-cache-dtype"),
+    translated_to("--max-num-batched-tokens", "--max-num-batched-tokens", "also as 8k or 8K"),
+    translated_to(
+        "--gpu-memory-utilization",
+        "--kv-cache-free-memory-fraction",
+        "a share of the memory that is free after loading, for KV caches alone",
+    ),
+    translated_to("--kv-cache-memory-bytes", "--kv-cache-memory-bytes", "also as 4g or 4G"),
+    *refused("--max-num-scheduled-tokens", "a step has only one token limit", "--max-num-batched-tokens"),
+    *refused("--num-gpu-blocks-override", "set the size of the KV cache", "--kv-cache-memory-bytes"),
+    *same("--enable-prefix-caching"),
+    translated_to(
+        "--prefix-caching-hash-algo",
+        "--prefix-caching-hash-algo",
+        values={"sha256_cbor": "sha256", "xxhash_cbor": "xxhash"},
+    ),
+    *ignored("--swap-space", "preempted sequences are recomputed, never swapped"),
+    *ignored("--cpu-offload-gb --kv-offloading-size --kv-offloading-backend", _MEMORY),
+    *ignored("--offload-backend --offload-group-size --offload-num-in-group --offload-prefetch-step", _MEMORY),
+    *ignored("--offload-params --cpu-offload-params", _MEMORY),
+    *ignored_switch("--calculate-kv-scales", "scales are always computed", "--kv-cache-dtype"),
+    *ignored_switch("--enable-chunked-prefill", "long prompts are always computed in chunks"),
+    *refused("--no-enable-chunked-prefill", "long prompts are always in chunks", "--max-num-batched-tokens"),
+    *ignored(
+        "--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold",
+        "running sequences are always scheduled before waiting prompts",
+        ours="--max-num-batched-tokens",
+    ),
+    *ignored("--preemption-mode", "preempted sequences are always recomputed", only=["recompute"]),
+    *ignored("--num-scheduler-steps --scheduler-delay-factor --performance-mode", "every step is scheduled separately"),
+    *ignored_switch("--multi-step-stream-outputs --disable-async-output-proc", "every step is scheduled separately"),
+    *ignored_switch("--use-v2-block-manager", "there is only one block manager"),
+    *ignored_switch("--async-scheduling", "steps on the CPU run one after the other"),
+    *ignored_switch("--disable-hybrid-kv-cache-manager", "all layers use the same kind of block"),
+    *refused("--scheduler-cls", "the scheduler cannot be replaced", "--scheduling-policy"),
+    translated_to(
+        "--speculative-config",
+        "--speculative-method",
+        "only the method ngram is supported; see also --num-speculative-tokens",
+    ),
+    translated_to("--speculative-config.method", "--speculative-method"),
+    translated_to("--speculative-config.num_speculative_tokens", "--num-speculative-tokens"),
+    *ignored(
+        "--speculative-config.prompt_lookup_max --speculative-config.prompt_lookup_min",
+        "the longest matching n-gram is always used",
+    ),
+    translated_to("--spec-method", "--speculative-method"),
+    translated_to("--spec-tokens", "--num-speculative-tokens"),
+    *refused(
+        "--speculative-model --spec-model", "the only method is ngram, which has no draft model", "--speculative-method"
+    ),
+    *refused("--kv-transfer-config --ec-transfer-config", "KV caches are not sent to other servers"),
+    # machines and devices
+    translated_to("--device", "--device", values={"auto": "cpu"}),
+    *same("--tensor-parallel-size", "--pipeline-parallel-size", "--enable-expert-parallel"),
+    translated_to("-tp", "--tensor-parallel-size"),
+    translated_to("-pp", "--pipeline-parallel-size"),
+    translated_to("-ep", "--enable-expert-parallel", switch=True),
+    *ignored("--data-parallel-size|-dp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
+    *ignored("--data-parallel-size-local|-dpl --renderer-num-workers", _ONE_MACHINE, only=["1"]),
+    *ignored_switch("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", _ONE_MACHINE),
+    *ignored("--prefill-context-parallel-size|-pcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
+    *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size --eplb-config", _ONE_MACHINE),
+    *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _ONE_MACHINE),
+    *ignored_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
+    *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
+    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph --device-ids", _ONE_MACHINE),
+    *ignored(
+        "--nnodes|-n --decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"
+    ),
+    *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
+    *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
+    *refused("--worker-cls --worker-extension-cls --io-processor-plugin --weight-transfer-config", _BUILT_IN),
+    *refused("--additional-config --enable-return-routed-experts", _BUILT_IN),
+    *ignored("--distributed-executor-backend", _ONE_MACHINE, only=["mp", "uni"], ours="--engine-process"),
+    *ignored_switch("--enable-eplb --enable-dbo", _ONE_MACHINE),
+    *ignored_switch("--disable-custom-all-reduce", _ONE_MACHINE),
+    *ignored("--all2all-backend --expert-placement-strategy", _ONE_MACHINE),
+    *ignored_switch("--enforce-eager", "step graphs do not change results"),
+    *ignored("--compilation-config|-cc|-O --optimization-level --max-seq-len-to-capture", _GPU),
+    *ignored("--cudagraph-capture-sizes --max-cudagraph-capture-size --attention-backend", _GPU),
+    *ignored("--attention-config|-ac --moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
+    *ignored("--kernel-config --linear-backend --ir-op-priority --mamba-backend --override-attention-dtype", _GPU),
+    *ignored("--mamba-block-size --mamba-cache-mode", "state-space models (Mamba) are not supported"),
+    *ignored_switch("--kv-sharing-fast-prefill --enable-cumem-allocator", _GPU),
+    *ignored_switch("--disable-cascade-attn --enable-flashinfer-autotune --enable-mfu-metrics", _GPU),
+    # media
+    *same("--allowed-media-domains", "--allowed-local-media-path"),
+    translated_to("--limit-mm-per-prompt", "--max-audio-parts", "the value of `audio` in the JSON object"),
+    *ignored("--mm-processor-kwargs --media-io-kwargs --mm-processor-cache-gb", _MEDIA),
+    *ignored("--mm-encoder-tp-mode --mm-processor-cache-type --video-pruning-rate", _MEDIA),
+    *ignored("--mm-encoder-attn-backend --mm-shm-cache-max-object-size-mb --mm-hasher-algorithm", _MEDIA),
+    *ignored_switch("--trust-request-mm-kwargs", _MEDIA),
+    *ignored_switch("--language-model-only --skip-mm-profiling --interleave-mm-strings", _MEDIA),
+    *ignored_switch("--disable-chunked-mm-input --disable-mm-preprocessor-cache", _MEDIA),
+    *refused("--enable-mm-embeds --mm-encoder-only", _MEDIA),
+)

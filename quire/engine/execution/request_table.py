@@ -1,0 +1,148 @@
+"""RequestTable: a fixed row for each sequence in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.engine.scheduling.plan import NewSequence, PromptExtension, StepPlan
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Row:
+    """The runner's state of a sequence, besides the table's arrays."""
+
+    request_id: str
+    params: SamplingParams | PoolingParams
+    prompt_len: int
+    prompt_logprobs: int | None
+
+
+class Changes(NamedTuple):
+    """Rows that were freed, those that were then filled, and those whose prompt has become longer."""
+
+    freed: list[int]
+    filled: list[int]
+    extended: list[int]
+
+
+class RequestTable:
+    """Token ids and block tables of the sequences in the batch, by row.
+
+    Attributes:
+        tokens: (rows, context_len) int32; lengths: (rows,) known tokens of each row.
+        rope_offsets: (rows,) int64 to add to positions for an index into the rope tables, see `RopeTables`.
+        long_rope_rows: rows where it is not 0.
+        blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
+        cross_blocks: (rows, blocks of an item) int32 block tables of encoded positions; cross_lengths: (rows,) int64.
+        adapted_rows: rows that are computed with the model's adapter.
+        rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
+        rows_with_token_probs: rows that ask for probabilities after a position of their prompt.
+    """
+
+    def __init__(
+        self, rows: int, context_len: int, block_size: int, rope_switch: int | None = None, cross_len: int = 0
+    ) -> None:
+        """`cross_len`: encoded positions of the longest item that a sequence attends to; 0: none."""
+        self.block_size = block_size
+        self._rope_switch = rope_switch or 0
+        self.tokens = np.zeros((rows, context_len), np.int32)
+        self.lengths = np.zeros(rows, np.int32)
+        self.rope_offsets = np.zeros(rows, np.int64)
+        self.long_rope_rows: set[int] = set()
+        self.blocks = np.zeros((rows, -(-context_len // block_size)), np.int32)
+        self.num_blocks = np.zeros(rows, np.int32)
+        self.cross_blocks = np.zeros((rows, -(-cross_len // block_size)), np.int32)
+        self.cross_lengths = np.zeros(rows, np.int64)
+        self.adapted_rows: set[int] = set()
+        self.rows_with_prompt_logprobs: set[int] = set()
+        self.rows_with_token_probs: set[int] = set()
+        self._rows: dict[int, Row] = {}
+        self._index: dict[str, int] = {}
+        self._free = list(range(rows - 1, -1, -1))
+
+    def __getitem__(self, row: int) -> Row:
+        return self._rows[row]
+
+    def params_of(self, rows: Iterable[int]) -> list[SamplingParams]:
+        """The sampling parameters of rows whose sequences generate."""
+        return cast("list[SamplingParams]", [self._rows[row].params for row in rows])
+
+    def row_of(self, request_id: str) -> int:
+        """Row of a sequence in the batch."""
+        return self._index[request_id]
+
+    def apply(self, plan: StepPlan) -> Changes:
+        """Apply a plan's changes to the batch."""
+        freed = [self._remove(request_id) for request_id in plan.removed]
+        filled = [self._add(new) for new in plan.new]
+        extended = [self._extend(extension) for extension in plan.prompt_extensions]
+        for item in plan.scheduled:
+            if item.new_blocks:
+                row = self._index[item.request_id]
+                held = self.num_blocks[row]
+                self.blocks[row, held : held + len(item.new_blocks)] = item.new_blocks
+                self.num_blocks[row] = held + len(item.new_blocks)
+            if item.draft:  # after the known tokens; sampled tokens then overwrite it
+                known = self.lengths[self._index[item.request_id]]
+                self.tokens[self._index[item.request_id], known : known + len(item.draft)] = item.draft
+        return Changes(freed, filled, extended)
+
+    def append(self, row: int, token: int) -> None:
+        """Append a sampled token."""
+        if self.lengths[row] < self.tokens.shape[1]:
+            self.tokens[row, self.lengths[row]] = token
+            self.lengths[row] += 1
+
+    def known_tokens(self, row: int) -> NDArray[np.int32]:
+        """Prompt and output so far."""
+        return self.tokens[row, : self.lengths[row]]
+
+    def check(self) -> None:
+        """Assert that rows, index and free list are consistent."""
+        assert sorted(self._index.values()) == sorted(self._rows), "rows and index differ"
+        assert len(self._free) + len(self._rows) == len(self.lengths), "rows got lost"
+
+    def _add(self, new: NewSequence) -> int:
+        row = self._free.pop()
+        self._rows[row] = Row(new.request_id, new.params, new.prompt_len, new.prompt_logprobs)
+        self._index[new.request_id] = row
+        if new.prompt_logprobs is not None:
+            self.rows_with_prompt_logprobs.add(row)
+        self.tokens[row, : len(new.tokens)] = new.tokens
+        self.lengths[row] = len(new.tokens)
+        self.rope_offsets[row] = self._rope_switch if new.uses_long_rope else 0
+        if new.uses_long_rope:
+            self.long_rope_rows.add(row)
+        if new.adapted:
+            self.adapted_rows.add(row)
+        self.num_blocks[row] = 0
+        if new.cross_attention is not None:
+            self.cross_blocks[row, : len(new.cross_attention.blocks)] = new.cross_attention.blocks
+            self.cross_lengths[row] = new.cross_attention.length
+        if isinstance(new.params, SamplingParams) and new.params.token_probs is not None:
+            self.rows_with_token_probs.add(row)
+        return row
+
+    def _extend(self, extension: PromptExtension) -> int:
+        row = self._index[extension.request_id]
+        begin = int(self.lengths[row])
+        self.tokens[row, begin : begin + len(extension.tokens)] = extension.tokens
+        self.lengths[row] = self._rows[row].prompt_len = begin + len(extension.tokens)
+        return row
+
+    def _remove(self, request_id: str) -> int:
+        row = self._index.pop(request_id)
+        del self._rows[row]
+        self.rows_with_prompt_logprobs.discard(row)
+        self.rows_with_token_probs.discard(row)
+        self.long_rope_rows.discard(row)
+        self.adapted_rows.discard(row)
+        self._free.append(row)
+        return row

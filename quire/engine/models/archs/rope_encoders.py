@@ -1,0 +1,122 @@
+"""Encoders with RoPE, such as ModernBERT, Nomic Embed and GTE; decoders that attend in both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.engine.models.archs.rope import max_positions, rope_of
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.pooler_spec import Dense, HeadStep
+from quire.engine.models.spec import (
+    DecoderSpec,
+    Embeddings,
+    EncoderSpec,
+    GatedMLP,
+    GroupedAttention,
+    Layer,
+    LayerNorm,
+    Rope,
+)
+
+
+def modernbert(config: Any) -> EncoderSpec:
+    """ModernBERT: local and global layers with different RoPE parameters, norms before the branches."""
+    norm = LayerNorm(eps=config.norm_eps, bias=config.norm_bias)
+    dim = config.hidden_size // config.num_attention_heads
+    attns = {
+        kind: _attention(
+            config,
+            rope_of(config, dim, kind),
+            bias=config.attention_bias,
+            window=config.sliding_window + 1 if kind == "sliding_attention" else None,
+        )
+        for kind in set(config.layer_types)
+    }
+    ffn = GatedMLP(size=config.intermediate_size, act=config.hidden_activation, bias=config.mlp_bias)
+    layers = [
+        Layer(attn=attns[kind], ffn=ffn, pre_attn_norm=index > 0) for index, kind in enumerate(config.layer_types)
+    ]
+    return _encoder(config, layers, norm, Embeddings(norm=norm), final_norm=True)
+
+
+def nomic_bert(config: Any) -> EncoderSpec:
+    """Nomic Embed: BERT with a rope and gated feed-forward layers, without biases."""
+    norm = LayerNorm(eps=config.layer_norm_eps)
+    attn = _attention(config, _rope(config), bias=False)
+    layer = Layer(
+        attn=attn, ffn=GatedMLP(size=config.intermediate_size, act=config.hidden_act), pre_norm=False, post_ln=True
+    )
+    embeddings = Embeddings(types=config.type_vocab_size, norm=norm)
+    return _encoder(config, [layer] * config.num_hidden_layers, norm, embeddings, final_norm=False)
+
+
+def gte(config: Any) -> EncoderSpec:
+    """GTE v1.5 and multilingual: BERT with a rope and gated feed-forward layers."""
+    norm = LayerNorm(eps=config.layer_norm_eps)
+    attn = _attention(config, _rope(config), bias=True)
+    ffn = GatedMLP(size=config.intermediate_size, act=config.hidden_act, down_bias=True)
+    embeddings = Embeddings(types=config.type_vocab_size, norm=norm)
+    layers = [Layer(attn=attn, ffn=ffn, pre_norm=False, post_ln=True)] * config.num_hidden_layers
+    return _encoder(config, layers, norm, embeddings, final_norm=False)
+
+
+def modernbert_head(config: Any) -> tuple[HeadStep, ...]:
+    """ModernBERT's dense layer and norm."""
+    size = config.hidden_size
+    dense = Dense(size_in=0, size_out=size, act=config.classifier_activation, bias=config.classifier_bias)
+    return (dense, LayerNorm(eps=config.norm_eps, bias=config.norm_bias))
+
+
+def is_bidirectional(config: Any) -> bool:
+    """Whether the config of a decoder sets bidirectional attention."""
+    return bool(getattr(config, "use_bidirectional_attention", False)) or getattr(config, "is_causal", True) is False
+
+
+def as_encoder(spec: DecoderSpec) -> EncoderSpec:
+    """A decoder's layers with attention in both directions (EmbeddingGemma, GTE-Qwen2)."""
+    return EncoderSpec(
+        hidden=spec.hidden,
+        vocab=spec.vocab,
+        layers=spec.layers,
+        norm=spec.norm,
+        max_positions=spec.max_positions,
+        embeddings=spec.embeddings,
+        final_norm=spec.final_norm,
+    )
+
+
+def _attention(config: Any, rope: Rope, *, bias: bool, window: int | None = None) -> GroupedAttention:
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return GroupedAttention(
+        heads=heads,
+        kv_heads=heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        rope=rope,
+        qkv_bias=bias,
+        out_bias=bias,
+        window=window,
+    )
+
+
+def _rope(config: Any) -> Rope:
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return rope_of(config, dim, partial=True)
+
+
+def _encoder(
+    config: Any, layers: list[Layer], norm: LayerNorm, embeddings: Embeddings, *, final_norm: bool
+) -> EncoderSpec:
+    if not layers:
+        raise UnsupportedModel("the model's config.json describes a model without layers")
+    per_type = "full_attention" in (getattr(config, "rope_parameters", None) or {})
+    return EncoderSpec(
+        hidden=config.hidden_size,
+        vocab=config.vocab_size,
+        layers=tuple(layers),
+        norm=norm,
+        max_positions=config.max_position_embeddings if per_type else max_positions(config),
+        embeddings=embeddings,
+        final_norm=final_norm,
+    )

@@ -1,0 +1,66 @@
+"""Names of the tensors of encoders after BERT."""
+
+from __future__ import annotations
+
+from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames, swap_halves
+
+_ENCODER_LAYER = LAYER.replace("layers", r"encoder\.layers?")
+_EMBEDDINGS = (
+    (r"embeddings\.(?:word|tok)_embeddings\.weight", "embed.weight"),
+    (r"embeddings\.token_type_embeddings\.weight", "embed_sum.types"),
+    (r"(?:embeddings\.LayerNorm|embeddings\.norm|emb_ln)" + KIND, "embed_sum.norm.{kind}"),
+)
+_COLBERT = ((r"linear\.weight", "heads.token_embed.0.weight"),)
+_MODERNBERT = (
+    *_EMBEDDINGS,
+    (LAYER + r"attn\.Wqkv" + KIND, "attn.qkv.{kind}"),
+    (LAYER + r"attn\.Wo" + KIND, "attn.out.{kind}"),
+    (LAYER + r"attn_norm" + KIND, "attn_norm.{kind}"),
+    (LAYER + r"mlp_norm" + KIND, "ffn_norm.{kind}"),
+    (LAYER + r"mlp\.Wi" + KIND, "ffn.gate_up.{kind}"),
+    (LAYER + r"mlp\.Wo" + KIND, "ffn.down.{kind}"),
+    (r"final_norm" + KIND, "norm.{kind}"),
+    (r"head\.dense" + KIND, "heads.classify.0.{kind}"),
+    (r"head\.norm" + KIND, "heads.classify.1.{kind}"),
+    (r"classifier" + KIND, "heads.classify.2.{kind}"),
+    *_COLBERT,
+)
+_NOMIC = (
+    *_EMBEDDINGS,
+    (_ENCODER_LAYER + r"attn\.Wqkv" + KIND, "attn.qkv.{kind}"),
+    (_ENCODER_LAYER + r"attn\.out_proj" + KIND, "attn.out.{kind}"),
+    (_ENCODER_LAYER + r"norm1" + KIND, "attn_post_ln.{kind}"),
+    (_ENCODER_LAYER + r"norm2" + KIND, "ffn_post_ln.{kind}"),
+    (_ENCODER_LAYER + r"mlp\.fc(?P<part>11|12)" + KIND, "ffn.gate_up.{kind}"),
+    (_ENCODER_LAYER + r"mlp\.fc2" + KIND, "ffn.down.{kind}"),
+)
+_GTE = (
+    *_EMBEDDINGS,
+    (_ENCODER_LAYER + r"attention\.qkv_proj" + KIND, "attn.qkv.{kind}"),
+    (_ENCODER_LAYER + r"attention\.o_proj" + KIND, "attn.out.{kind}"),
+    (_ENCODER_LAYER + r"attn_ln" + KIND, "attn_post_ln.{kind}"),
+    (_ENCODER_LAYER + r"mlp_ln" + KIND, "ffn_post_ln.{kind}"),
+    (_ENCODER_LAYER + r"mlp\.up_gate_proj" + KIND, "ffn.gate_up.{kind}"),
+    (_ENCODER_LAYER + r"mlp\.down_proj" + KIND, "ffn.down.{kind}"),
+)
+_HEADS = (
+    *_COLBERT,
+    (r"pooler\.dense" + KIND, "heads.classify.0.{kind}"),
+    (r"classifier" + KIND, "heads.classify.{last}.{kind}"),
+)
+_MASKED_LM = r"pooler\.dense\.\w+|cls\..*|lm_head\..*|head\..*|decoder\..*"
+
+
+def rope_encoder_names(model_type: str, head_steps: int) -> WeightNames | None:
+    """How a newer encoder names its tensors; None for other models. `head_steps`: of the classification head."""
+    heads = tuple((pattern, target.replace("{last}", str(max(0, head_steps - 1)))) for pattern, target in _HEADS)
+    match model_type:
+        case "modernbert":
+            return WeightNames(_MODERNBERT, ignored=_MASKED_LM)
+        case "nomic_bert":
+            return WeightNames((*_NOMIC, *heads), r"(?:model|nomic_bert)\.", _MASKED_LM)
+        case "gte" | "new":
+            return WeightNames(
+                (*_GTE, *heads), r"(?:model|gte|new)\.", _MASKED_LM, convert={"ffn.gate_up.weight": swap_halves}
+            )
+    return None

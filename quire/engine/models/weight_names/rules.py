@@ -1,0 +1,92 @@
+"""Rules that map the names of a checkpoint's tensors to a model's parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+LAYER = r"layers\.(?P<layer>\d+)\."
+KIND = r"\.(?P<kind>weight|bias)"
+_PARTS = {"q": 0, "k": 1, "v": 2, "query": 0, "key": 1, "value": 2} | {"gate": 0, "up": 1, "w1": 0, "w3": 1, "w2": None}
+_PARTS |= {"12": 0, "11": 1}  # Nomic's gate and up
+_OWN = re.compile(r"heads\..*")  # parameters that are read from other files than the checkpoint
+
+
+def swap_halves(weight: Tensor) -> Tensor:
+    """All gates before all ups, from a tensor that has the ups first."""
+    return weight.roll(len(weight) // 2, 0)
+
+
+def linear_weight(weight: Tensor) -> Tensor:
+    """(outputs, inputs, width) of a convolution as the weight of a linear layer, see `ConvStemLayer`."""
+    return weight.transpose(1, 2).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTarget:
+    """The parameter that a checkpoint's tensor fills.
+
+    Attributes:
+        parameter: name of the model's parameter; with `stacked`, "{expert}" stands for the expert's index.
+        part: index of the projection within a fused weight; None for all of them.
+        stacked: the tensor holds all experts, input before output, and interleaves gate and up (gpt-oss).
+        convert: takes the tensor into our order.
+    """
+
+    parameter: str
+    part: int | None = None
+    stacked: bool = False
+    convert: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class WeightNames:
+    """How an architecture names its tensors.
+
+    Attributes:
+        rules: pattern -> parameter. Groups: layer, kind, part (of a fused weight), expert and stacked.
+        prefixes: a pattern of the prefix that all names have in some checkpoints.
+        ignored: a pattern of tensors that are not needed if the model has no parameter for them.
+        gamma_beta: old checkpoints call weight and bias of norms gamma and beta.
+        convert: functions that reorder a tensor, by the parameter's name after the layer.
+        zero_keys: a pattern of biases of queries, keys and values whose part for keys no checkpoint has: it is 0.
+    """
+
+    rules: Sequence[tuple[str, str]]
+    prefixes: str = r"model\."
+    ignored: str = r"(?!)"
+    gamma_beta: bool = False
+    convert: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    zero_keys: str = r"(?!)"
+    _compiled: list[tuple[re.Pattern[str], str]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_compiled", [(re.compile(pattern), target) for pattern, target in self.rules])
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether a tensor is not needed."""
+        return re.fullmatch(self.ignored, self._bare(name)) is not None
+
+    def target(self, name: str, parameters: Container[str]) -> WeightTarget | None:
+        """The parameter that a checkpoint's tensor belongs to; None if the model has none of that name."""
+        if _OWN.fullmatch(name):
+            return WeightTarget(name) if name in parameters else None
+        name = self._bare(name)
+        for pattern, target in self._compiled:
+            if match := pattern.fullmatch(name):
+                groups = match.groupdict()
+                inner = target.format_map(groups)
+                parameter = (f"layers.{groups['layer']}." if "layer" in groups else "") + inner
+                if parameter.replace("{expert}", "0") in parameters:
+                    part = _PARTS[groups["part"]] if "part" in groups else None
+                    return WeightTarget(parameter, part, "stacked" in groups, self.convert.get(inner))
+        return None
+
+    def _bare(self, name: str) -> str:
+        name = re.sub(rf"^(?:{self.prefixes})", "", name)
+        if self.gamma_beta:
+            name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        return name

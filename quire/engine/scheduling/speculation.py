@@ -1,0 +1,50 @@
+"""Speculation: which sequences of a step get drafts, and how long these are."""
+
+from __future__ import annotations
+
+from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.plan import SampledTokens
+from quire.engine.scheduling.request import Request
+from quire.engine.wire.protocol import StepStats
+
+# A step of up to this many tokens takes about as long as one token: reading the weights dominates on a CPU.
+_MEMORY_BOUND_TOKENS = 24
+
+
+class Speculation:
+    """Limits the draft tokens of each step, and counts the accepted ones. Drafts come from `Request.drafter`."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        """`limits`, `pool`: those of the scheduler."""
+        self._limits = limits
+        self._pool = pool
+        self._left = 0  # draft tokens that this step may still have
+
+    def begin_step(self, decoding: int) -> None:
+        """Begin to schedule a step. `decoding`: number of sequences that need one token."""
+        self._left = max(0, _MEMORY_BOUND_TOKENS - decoding)
+
+    def draft(self, request: Request, room: int) -> tuple[int, ...]:
+        """At most `room` draft tokens for a sequence that needs only its next token; () for other sequences.
+
+        A draft never preempts a sequence.
+        """
+        if request.drafter is None or not request.generates or request.steps_in_flight:
+            return ()
+        if len(request.tokens) - request.computed != 1 or request.computed < request.prompt_len:
+            return ()
+        held = (len(request.blocks) + self._pool.num_free) * self._pool.block_size
+        longest = request.max_draft(self._limits.max_model_len, self._limits.rope_switch)
+        draft = request.drafter.draft(request.tokens, min(room, self._left, held - len(request.tokens), longest))
+        self._left -= len(draft)
+        return draft
+
+    def record(self, request: Request, sampled: SampledTokens, drafted: int, stats: StepStats) -> None:
+        """Count the accepted tokens of a verified draft of `drafted` tokens; 0: the sequence had no draft."""
+        if drafted and request.drafter is not None:
+            accepted = len(sampled.tokens) - 1
+            request.drafter.update(drafted, accepted)
+            stats.drafts += 1
+            stats.drafted_tokens += drafted
+            stats.accepted_tokens += accepted

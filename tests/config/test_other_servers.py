@@ -1,0 +1,176 @@
+"""Command lines of vLLM work, or are refused by name."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config.command import ConfigError
+from quire.config.commands import Serve
+from quire.config.other_servers.others import LLAMA_SERVER, OLLAMA
+from quire.config.other_servers.page import page
+from quire.config.other_servers.vllm import VLLM
+
+OWN = {Serve.flag(name) for name in Serve.model_fields}
+
+_QWEN = "Qwen/Qwen3-8B"
+_MISTRAL = "mistralai/Mistral-7B-Instruct-v0.3"
+
+# Of vLLM's documentation and of model cards; each with what it sets, or the flag that is refused.
+DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
+    (
+        "NousResearch/Meta-Llama-3-8B-Instruct --dtype auto --api-key token-abc123",
+        {"model": ("NousResearch/Meta-Llama-3-8B-Instruct",), "api_key": ("token-abc123",)},
+    ),
+    ("meta-llama/Llama-2-7b-hf --uds /tmp/vllm.sock", {"uds": Path("/tmp/vllm.sock")}),  # noqa: S108 only parsed
+    (
+        "meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice --tool-call-parser llama3_json "
+        "--chat-template examples/tool_chat_template_llama3.1_json.jinja",
+        {"tool_call_parser": "llama3_json", "chat_template": Path("examples/tool_chat_template_llama3.1_json.jinja")},
+    ),
+    (
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --enable-reasoning --reasoning-parser deepseek_r1",
+        {"reasoning_parser": "deepseek_r1"},
+    ),
+    ("facebook/opt-13b --tensor-parallel-size 4", {"tensor_parallel_size": 4}),
+    (
+        "gpt2 --tensor-parallel-size 4 --pipeline-parallel-size 2",
+        {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+    ),
+    ("meta-llama/Llama-2-7b-hf --enable-lora --lora-modules sql=a", "--enable-lora of vLLM is not supported"),
+    (
+        f"{_QWEN} --port 8000 --enable-prefix-caching "
+        '--speculative_config \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+        {"enable_prefix_caching": True, "speculative_method": "ngram", "num_speculative_tokens": 5},
+    ),
+    (
+        f"{_MISTRAL} --tokenizer_mode mistral --config_format mistral --load_format mistral "
+        "--tool-call-parser mistral --enable-auto-tool-choice",
+        {"model": (_MISTRAL,), "tool_call_parser": "mistral"},
+    ),
+    (
+        f'{_QWEN} --hf-overrides \'{{"rope_parameters": {{"factor": 4.0}}}}\' --max-model-len 131072',
+        {"hf_overrides": {"rope_parameters": {"factor": 4.0}}, "max_model_len": 131072},
+    ),
+    (f"{_QWEN} --rope-scaling '{{}}' --max-model-len 131072", "Quire's is --hf-overrides"),
+    (
+        "gradientai/Llama-3-8B-Instruct-Gradient-1048k --swap-space 16 --disable-log-requests "
+        "--tensor_parallel_size 1 --max_model_len 65000",
+        {"max_model_len": 65000},
+    ),
+    ("openai/gpt-oss-20b --tool-call-parser openai --async-scheduling", {"tool_call_parser": "openai"}),
+    (
+        "--model facebook/opt-125m --host 0.0.0.0 --dtype half --gpu-memory-utilization 0.9 --enforce-eager",
+        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "kv_cache_free_memory_fraction": 0.9},  # noqa: S104
+    ),
+    (
+        "Qwen/Qwen2.5-VL-7B-Instruct --limit-mm-per-prompt '{\"image\": 5}' --trust-remote-code --max-num-seqs 5",
+        {"max_num_seqs": 5},
+    ),
+]
+
+# More of the same kinds.
+COMMON: list[tuple[str, dict[str, Any]]] = [
+    ("m --reasoning-parser deepseek_r1 --max-model-len 16k", {"max_model_len": 16000}),
+    ("m -tp 8 -pp 2 -ep", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "enable_expert_parallel": True}),
+    ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
+    (
+        "m --served-model-name a b --no-enable-prefix-caching",
+        {"served_model_name": ("a", "b"), "enable_prefix_caching": False},
+    ),
+    (
+        "m --generation-config vllm --override-generation-config '{\"temperature\": 0.5}' --chat-template x.jinja",
+        {"generation_config": "none", "override_generation_config": {"temperature": 0.5}},
+    ),
+    ("m --max-model-len auto -O3 -O.mode=3", {"max_model_len": None, "model": ("m",)}),
+    ("m --allowed-origins '[\"*\"]' --uvicorn-log-level warning", {"allowed_origins": ("*",), "log_level": "warning"}),
+    ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory_bytes": 4 << 30, "block_size": 32}),
+    ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"model": ("m",), "port": 9}),
+    (
+        'm --runner pooling --hf_overrides \'{"classifier_from_token": ["no", "yes"]}\'',
+        {"task": "auto", "hf_overrides": {"classifier_from_token": ["no", "yes"]}},
+    ),
+    ("m --spec-method ngram --spec-tokens 3", {"speculative_method": "ngram", "num_speculative_tokens": 3}),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), DOCUMENTED, ids=[line for line, _ in DOCUMENTED])
+def test_a_documented_command_line_of_vllm_works_or_is_refused_by_name(
+    line: str, expected: dict[str, Any] | str
+) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError) as refused:
+            Serve.parse(shlex.split(line))
+        assert expected in str(refused.value)
+    else:
+        settings = Serve.parse(shlex.split(line))
+        assert {name: getattr(settings, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("line", "expected"), COMMON, ids=[line for line, _ in COMMON])
+def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> None:
+    settings = Serve.parse(shlex.split(line))
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("m -dp 4", "-dp 4 of vLLM is not supported; Quire's is --tensor-parallel-size: Quire runs a model once"),
+        ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
+        ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: adapters"),
+        ("m --quantization awq", "--quantization expects none, int8 or int4, not 'awq'"),
+        ("m -q fp8", "--quantization expects none, int8 or int4, not 'fp8'"),
+        ("m --kv-cache-dtype fp8", "--kv-cache-dtype expects auto or int8, not 'fp8'"),
+        ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),
+        ("m --speculative-config [1", "--speculative-config"),
+        ("m --speculative-config.model x", "--speculative-config.model is not supported"),
+        ("m --allowed-origins [1]", "it expects a list of strings"),
+        ("m --max-model-len 16x", "--max-model-len expects an integer of at least 1, not '16x'"),
+        ("m --swap-space", "--swap-space expects a value"),
+        ("m --no-enable-chunked-prefill", "Quire's is --max-num-batched-tokens"),
+        ("m --ctx-size 4096", "--ctx-size of llama-server is not supported; Quire's is --max-model-len"),
+        ("m --embedding", "--embedding of llama-server is not supported; Quire's is --convert"),
+        ("m --pooling mean", "--pooling of llama-server is not supported; Quire's is --pooler-config"),
+        ("m -np 4", "-np of llama-server is not supported; Quire's is --max-num-seqs"),
+    ],
+)
+def test_what_quire_cannot_do_is_refused_by_name(line: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Serve.parse(shlex.split(line))
+    assert complaint in str(refused.value)
+
+
+def test_one_line_for_each_flag_says_what_became_of_it() -> None:
+    line = "m --enforce-eager --gpu-memory-utilization 0.8 --disable-uvicorn-access-log --port 1 --dtype bfloat16"
+    eager, memory, log = Serve.parse(shlex.split(line)).notes
+    assert eager.startswith("--enforce-eager has no effect: ")
+    assert memory.startswith("--gpu-memory-utilization 0.8 is taken as --kv-cache-free-memory-fraction 0.8")
+    assert log == "--disable-uvicorn-access-log is taken as --no-access-log"
+
+
+def test_names_of_models_and_lists_are_told_apart() -> None:
+    (note,) = Serve.parse(["m", "--api-key", "secret", "other"]).notes
+    assert note.startswith("--api-key has 2 values")
+    assert Serve.parse(["--served-model-name", "name", "m"]).model == ("m",)
+    two = Serve.parse(["m", "n", "--served-model-name", "a=m", "--served-model-name", "b=n"])
+    assert (two.model, two.served_model_name) == (("m", "n"), ("a=m", "b=n"))
+
+
+def test_the_tables_name_flags_that_exist() -> None:
+    for flag in (*VLLM, *LLAMA_SERVER, *OLLAMA):
+        assert not flag.ours or flag.ours in OWN or flag.ours.replace("--no-", "--") in OWN, flag
+        assert flag.ours or flag.note, flag
+        assert flag.kind != "same" or flag.names == (flag.ours,), flag
+    for table in (VLLM, LLAMA_SERVER, OLLAMA):
+        names = [name for flag in table for name in flag.names]
+        assert len(set(names)) == len(names)
+
+
+def test_the_page_is_up_to_date() -> None:
+    written = Path(__file__).parents[2] / "docs" / "flags-of-other-servers.md"
+    command = "python -m quire.config.other_servers.page > docs/flags-of-other-servers.md"
+    assert written.read_text(encoding="utf-8") == page(), f"run: {command}"
