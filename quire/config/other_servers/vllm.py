@@ -204,9 +204,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
     *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
     *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph --device-ids", _ONE_MACHINE),
-    *ignored(
-        "--nnodes|-n --decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"
-    ),
+    *ignored("--nnodes|-n", _ONE_MACHINE, only=["1"]),
+    *ignored("--decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
     *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
     *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
     *refused("--worker-cls --worker-extension-cls --io-processor-plugin --weight-transfer-config", _BUILT_IN),

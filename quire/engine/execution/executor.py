@@ -63,6 +63,7 @@ class Executor(Protocol):
         Raises:
             RankDied: one has ended.
         """
+        return
 
     def check(self) -> None:
         """Assert that the internal state is consistent."""

@@ -22,7 +22,8 @@ from quire.engine.execution.sampling.sampler import SampledToken, Sampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
-from quire.engine.wire.protocol import TokenLogprobs, TokenProbs
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import TokenProbs
 
 logger = logging.getLogger(__name__)
 _LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts

@@ -31,7 +31,7 @@ class FollowingRunner(ModelRunner):
                 self._table.append(row, token)
 
     @override
-    def _follow(self, changes: Changes) -> None:
+    def _update(self, changes: Changes) -> None:
         pass  # nothing is sampled or pooled here
 
     @override

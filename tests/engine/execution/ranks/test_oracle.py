@@ -13,7 +13,7 @@ import torch
 
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.wire.protocol import TokenProbs
+from quire.engine.wire.sampling_params import TokenProbs
 from tests.engine.models.test_oracle import oracle
 from tests.engine.models.test_quantized import SCALINGS, pack_fp8
 from tests.support.engine import Engine, greedy, random_prompt

@@ -111,7 +111,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("case", "changes", "placement", "complaint"), REFUSED)
 def test_what_cannot_be_divided_is_refused_with_what_is_accepted(
-    case: str, changes: dict[str, Any], placement: dict[str, int], complaint: str
+    case: str, changes: dict[str, Any], placement: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=complaint) as refused:
         part_of(spec(case, **changes), Placement(**placement))
