@@ -19,7 +19,7 @@ from quire.engine.core_config import CoreConfig
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.executor import Executor
 from quire.engine.execution.item_encoder import NoItemEncoder
 from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.ranks.executor import ShardedExecutor
@@ -104,7 +104,7 @@ class Ranks:
         self._workers.send(Allocate(num_blocks, context_len))
         self._workers.collect(Allocated, poll)
 
-    def executor(self, inner: LocalExecutor) -> ShardedExecutor:
+    def executor(self, inner: Executor) -> ShardedExecutor:
         """The executor of all ranks, which then owns the workers. `inner`: that of rank 0."""
         return ShardedExecutor(inner, self._workers, self.groups)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from quire.engine.execution.executor import Executor, FinishedStep, LocalExecutor, PendingStep
+from quire.engine.execution.executor import Executor, FinishedStep, PendingStep
 from quire.engine.execution.ranks.messages import RunStep
 from quire.engine.execution.ranks.workers import Workers
 from quire.engine.models.parallel.group import RankGroups
@@ -19,7 +19,7 @@ class ShardedExecutor(Executor):
 
     max_steps_in_flight = 1
 
-    def __init__(self, inner: LocalExecutor, workers: Workers, groups: RankGroups) -> None:
+    def __init__(self, inner: Executor, workers: Workers, groups: RankGroups) -> None:
         """`inner`: runs the steps of this rank."""
         self._inner = inner
         self._workers = workers
