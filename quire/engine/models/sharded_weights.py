@@ -37,19 +37,27 @@ class ShardedWeightFiller(WeightFiller):
         self.num_layers = shards.num_layers
         self.bytes_read = 0
         self._shards = shards
+        self._cut: set[str] = set()  # tensors that were cut when they were read
 
     def window(self, name: str, shape: Sequence[int]) -> Window | None:
-        """The part of a tensor that has to be read; None if another rank has all of it. It may be too large."""
+        """The part of a tensor that has to be read; None if another rank has all of it.
+
+        It is the rank's part, or the whole tensor, of which the part is taken later.
+        """
         whole = tuple(slice(0, size) for size in shape)
         target = self._names.target(name, self.targets)
-        if target is None:
-            return whole
+        window = whole if target is None else self._window(target, whole)
+        if window is not None and window is not whole:
+            self._cut.add(name)
+        return window
+
+    def _window(self, target: WeightTarget, whole: Window) -> Window | None:
         experts = self._local_experts(target) if target.stacked else range(1)
         parameter = target.parameter.format(expert=experts.start)
         if not experts or self._shards.local(parameter) is None:
             return None
         rows, columns = self._shards.slices(parameter, target.part)
-        if target.convert is not None or len(shape) != 2 + target.stacked:
+        if target.convert is not None or len(whole) != 2 + target.stacked:
             return whole
         if not target.stacked:
             return (rows[0], columns) if len(rows) == 1 else whole
@@ -58,9 +66,8 @@ class ShardedWeightFiller(WeightFiller):
         return slice(experts.start, experts.stop), columns, outputs
 
     @override
-    def stacked_experts(self, target: WeightTarget, count: int) -> range:
-        own = self._local_experts(target)
-        return own if count == len(own) else self._shards.all_experts(_layer(target))
+    def stacked_experts(self, name: str, target: WeightTarget) -> range:
+        return self._local_experts(target) if name in self._cut else self._shards.all_experts(_layer(target))
 
     def _local_experts(self, target: WeightTarget) -> range:
         return self._shards.experts(_layer(target))
@@ -71,7 +78,8 @@ class ShardedWeightFiller(WeightFiller):
         if local is None:
             return
         tensor = tensor if target.convert is None else target.convert(tensor)
-        tensor = self._shards.cut(target.parameter, target.part, tensor, name)
+        if name not in self._cut:
+            tensor = self._shards.cut(target.parameter, target.part, tensor, name)
         if self._shards.is_on_another_rank(target.parameter):
             tensor = torch.zeros(tensor.shape)
         else:

@@ -111,16 +111,13 @@ class WeightShards:
     def cut(self, name: str, part: int | None, tensor: Tensor, source: str) -> Tensor:
         """The part of a tensor that the rank has: a view, unless rows come from several projections.
 
-        A tensor that was cut when it was read stays as it is. `source`: the tensor's name in the checkpoint.
+        `source`: the tensor's name in the checkpoint.
 
         Raises:
             WeightMismatch: the tensor does not have the shape of the parameter.
         """
         shape = self._shape(name, part)
         rows, columns = self.slices(name, part)
-        own = (sum(len(range(*one.indices(shape[0]))) for one in rows), *(len(range(n)[columns]) for n in shape[1:]))
-        if tuple(tensor.shape) == own:
-            return tensor
         if tuple(tensor.shape) != shape:
             raise WeightMismatch(f"{source} has shape {tuple(tensor.shape)}, but the model's is {shape}")
         if len(shape) > 1:

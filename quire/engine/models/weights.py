@@ -145,7 +145,7 @@ class WeightFiller:
             self._copy(name, target, tensor)
 
     def _copy_stacked(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
-        experts = self.stacked_experts(target, len(tensor))
+        experts = self.stacked_experts(name, target)
         if tensor.dim() < 2 or len(tensor) != len(experts):
             raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, but the model has {len(experts)} experts")
         for expert, weights in zip(experts, tensor, strict=True):
@@ -153,8 +153,8 @@ class WeightFiller:
             for part, weight in unstack_expert(parameter, weights):
                 self._copy(name, WeightTarget(parameter, part), weight)
 
-    def stacked_experts(self, target: WeightTarget, count: int) -> range:
-        """Indices of the experts in a stacked tensor of `count` experts."""
+    def stacked_experts(self, name: str, target: WeightTarget) -> range:
+        """Indices of the experts in a stacked tensor."""
         layer = self._model.get_submodule(target.parameter.partition(".{expert}")[0])
         assert isinstance(layer, nn.ModuleList)
         return range(len(layer))

@@ -110,6 +110,10 @@ def test_a_weight_of_the_wrong_shape_is_named_with_the_shape_of_the_whole(tmp_pa
     save_file({**weights, name: weights[name][:, :60].clone()}, folder / "model.safetensors")
     with pytest.raises(WeightMismatch, match=rf"{name} has shape \(64, 60\), but the model's is \(64, 64\)"):
         fill(folder, Placement(1, 2))
+    halves = {name: tensor[: len(tensor) // 2].clone() for name, tensor in weights.items()}
+    save_file(halves, folder / "model.safetensors")  # as large as a rank's part, but not a part
+    with pytest.raises(WeightMismatch, match="has shape"):
+        fill(folder, Placement(1, 2))
     del weights[name]
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(WeightMismatch, match="missing"):

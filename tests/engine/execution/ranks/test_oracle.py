@@ -15,7 +15,7 @@ from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.wire.sampling_params import TokenProbs
 from tests.engine.models.test_oracle import oracle
-from tests.engine.models.test_quantized import SCALINGS, pack_fp8
+from tests.engine.models.test_quantized import SCALINGS, pack_fp8, save_gpt_oss
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 
@@ -116,6 +116,15 @@ def test_packed_weights_are_cut(tmp_path: Path, scaling: str) -> None:
     for parallel in (TP, EP):
         with running(folder, parallel) as engine:
             assert engine.generate(prompt, greedy(TOKENS)).tokens == expected
+
+
+@pytest.mark.parametrize(("size", "parallel"), [(64, TP), (96, TP), (64, EP), (64, PP)], ids=str)
+def test_experts_in_mxfp4_are_cut_anywhere(tmp_path: Path, size: int, parallel: dict[str, Any]) -> None:
+    """Half of 96 is not a multiple of the 32 codes that share a scale."""
+    plain, folder = save_gpt_oss(tmp_path, size)
+    prompt = random_prompt(1, 12)
+    with running(folder, parallel) as engine:
+        assert engine.generate(prompt, greedy(TOKENS)).tokens == Engine(plain).generate(prompt, greedy(TOKENS)).tokens
 
 
 @pytest.mark.parametrize("fields", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}], ids=str)
