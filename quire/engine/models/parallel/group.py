@@ -50,6 +50,7 @@ class RankGroup:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = _TIMEOUT
             self._backend = dist.ProcessGroupNCCL(files, self.rank, self.size, options)
+            self._backend._set_sequence_number_for_group()
             self.all_reduce(torch.zeros(1, device=device))  # NCCL connects at the first call
             return
         options = dist.ProcessGroupGloo._Options()
