@@ -77,6 +77,12 @@ class Ranks:
             )
         check_parallel(config.model_config)
         check_divisible(cast("DecoderSpec", config.model_config.spec), placement)
+        logger.info(
+            "the model is divided among %d ranks: %d share each layer, in %d stages",
+            placement.ranks,
+            placement.tensor_size,
+            placement.stages,
+        )
         self.groups = RankGroups.of(placement)
         self.weight_bytes = self.cache_bytes = 0
         self._workers = Workers(partial(run_rank, config), placement.ranks, launch)
