@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -52,6 +53,7 @@ from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 Poll = Callable[[], None]
+_PREFAULT_AFTER = 0.05  # seconds without a step
 
 
 class Ranks:
@@ -176,9 +178,12 @@ def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection
     try:
         device = find_device(config.model.device)
         with device.activate():
-            runner = _build_follower(config, groups, device, folder, channel)
-            gc.freeze()
+            runner, cache = _build_follower(config, groups, device, folder, channel)
+            if multiprocessing.parent_process() is not None:  # not in a thread of a test
+                gc.freeze()  # as the core does
             while True:
+                while not channel.connection.poll(_PREFAULT_AFTER) and cache.prefault():
+                    pass
                 message = _receive(channel)
                 assert isinstance(message, RunStep)
                 runner.append(message.sampled)
@@ -215,7 +220,7 @@ def _receive(channel: RankChannel) -> Connect | Allocate | RunStep:
 
 def _build_follower(
     config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
-) -> FollowingRunner:
+) -> tuple[FollowingRunner, KVCache]:
     set_threads(config)
     loaded = load_model(config.folder, config.model_config, config.model, device, _no_progress, groups)
     keep_freed_memory()
@@ -242,7 +247,7 @@ def _build_follower(
         NoItemEncoder(),
     )
     channel.send(Allocated())
-    return runner
+    return runner, cache
 
 
 @contextmanager
