@@ -229,7 +229,7 @@ def _build_decoder(
     if streaming is not None:
         streaming.check_context(context_len)
     if ranks is not None:
-        ranks.allocate(num_blocks, context_len, poll)
+        ranks.allocate(num_blocks, context_len)
     model.set_context(context_len)
     cache = allocate_cache(loaded, model, config, device, num_blocks)
     table = request_table(config, model, context_len, cross_len)
@@ -246,6 +246,8 @@ def _build_decoder(
         _aligner(loaded, table, cache),
     )
     executor = LocalExecutor(device, runner, cache)
+    if ranks is not None:
+        ranks.wait_until_ready(poll)
     core = EngineCore(
         _scheduler(options, context_len, num_blocks, model.rope_switch, loaded)
         if streaming is None

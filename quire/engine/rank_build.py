@@ -26,12 +26,12 @@ from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.messages import (
     Allocate,
-    Allocated,
     Connect,
     Counted,
     Failed,
     Loaded,
     RankChannel,
+    Ready,
     RunStep,
     Stop,
     ToWorker,
@@ -107,10 +107,17 @@ class Ranks:
         self.cache_bytes = sum(least * reply.block_bytes for reply in counts)
         return least
 
-    def allocate(self, num_blocks: int, context_len: int, poll: Poll) -> None:
-        """Let all workers allocate their KV caches."""
+    def allocate(self, num_blocks: int, context_len: int) -> None:
+        """Let all workers allocate their KV caches and prepare for steps, as this rank does next."""
         self._workers.send(Allocate(num_blocks, context_len))
-        self._workers.collect(Allocated, poll)
+
+    def wait_until_ready(self, poll: Poll) -> None:
+        """Wait until all workers are ready for steps.
+
+        Raises:
+            RankDied: a worker has failed.
+        """
+        self._workers.collect(Ready, poll)
 
     def executor(self, inner: Executor) -> ShardedExecutor:
         """The executor of all ranks, which then owns the workers. `inner`: that of rank 0."""
@@ -246,7 +253,7 @@ def _build_follower(
         hidden_states(),
         NoItemEncoder(),
     )
-    channel.send(Allocated())
+    channel.send(Ready())
     return runner, cache
 
 

@@ -46,7 +46,7 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
     block_bytes: int
 
 
-class Allocated(msgspec.Struct, frozen=True, tag=True):
+class Ready(msgspec.Struct, frozen=True, tag=True):
     """The worker is ready for steps."""
 
 
@@ -57,7 +57,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToWorker = Connect | Allocate | RunStep | Stop
-FromWorker = Loaded | Counted | Allocated | Failed
+FromWorker = Loaded | Counted | Ready | Failed
 
 
 class RankChannel:
