@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, StringConstraints, WithJsonSchema
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_settings import NoDecode
 
 _SHIELD = "\ufdd0"  # a noncharacter
@@ -31,6 +31,12 @@ def split_always(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
 # Origins never contain commas, so the flag may be a comma-separated list as well.
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_always)]
+Counts = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...],
+    NoDecode,
+    BeforeValidator(split_always),
+    WithJsonSchema({"accepts": "whole numbers above 0, separated by commas"}),
+]
 # An empty key is refused: it is most likely an unset variable, and the server would accept every client.
 Keys = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=r"\S")], ...],

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, WithJsonSchema
 from pydantic_settings import CliImplicitFlag, NoDecode
 
-from quire.config.lists import Keys, Names, Origins
+from quire.config.lists import Counts, Keys, Names, Origins
 from quire.config.tool_servers import ToolServers
 
 Flag = CliImplicitFlag[bool]
@@ -240,15 +240,18 @@ class ModelOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="data type of weights and KV cache; auto: bfloat16, or float32 for float32 checkpoints on CPUs "
-        "without bfloat16 instructions",
+        "without bfloat16 instructions, or float16 for float16 checkpoints on GPUs",
     )
-    quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="quantization of the weights of linear layers while they are loaded"
+    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
+        "none",
+        description="quantization of the weights of linear layers while they are loaded; fp8: on GPUs of compute "
+        "capability 8.9 or more",
     )
-    device: Literal["cpu", "reference"] = Field(
-        "cpu",
-        description="what runs the model; cpu: compiled kernels on the CPU; reference: plain PyTorch on the CPU, "
-        "several times slower, which cpu also uses if the compiled kernels are not installed",
+    device: Literal["auto", "cpu", "cuda", "reference"] = Field(
+        "auto",
+        description="what runs the model; auto: cuda if there is a CUDA device and triton is installed, otherwise cpu; "
+        "cpu: compiled kernels on the CPU; cuda: Triton kernels on the first GPU of CUDA_VISIBLE_DEVICES; reference: "
+        "plain PyTorch on the CPU, several times slower, which cpu also uses if the compiled kernels are not installed",
     )
     max_model_len: PositiveInt | None = Field(
         None, description="context length in tokens; default: that of the model, reduced if the KV cache is smaller"
@@ -340,7 +343,18 @@ class EngineOptions(Options):
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,
         description="share of the memory that is free after the models are loaded, used for the KV caches of all "
-        "models; does not include weights, unlike vLLM's --gpu-memory-utilization",
+        "models; does not include weights, unlike --gpu-memory-utilization; without effect on GPUs",
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="share of a GPU's memory for weights, KV cache and intermediate results together; default: 0.9; on "
+        "CPUs a value replaces that of --kv-cache-free-memory-fraction",
+    )
+    enforce_eager: Flag = Field(False, description="run each step kernel by kernel on a GPU, without CUDA graphs")
+    cudagraph_capture_sizes: Counts = Field(
+        (),
+        description="numbers of sequences of the decode steps for which CUDA graphs are captured; smaller steps are "
+        "padded to the next of them; default: 1, 2, 4 and multiples of 8 up to --max-num-seqs, at most 512",
     )
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),

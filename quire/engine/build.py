@@ -12,6 +12,7 @@ from functools import partial
 from typing import cast
 
 import psutil
+import torch
 from msgspec import structs
 from tqdm import tqdm
 
@@ -24,7 +25,6 @@ from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes,
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
-from quire.engine.execution.executor import LocalExecutor, ParallelExecutor
 from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
 from quire.engine.execution.ranks.errors import RankDied
@@ -33,7 +33,6 @@ from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
@@ -100,9 +99,11 @@ def _report(channel: CoreChannel, error: str) -> None:
 
 
 def build_core(
-    config: CoreConfig, channel: CoreChannel, launch: Launcher = rank_process
+    config: CoreConfig, channel: CoreChannel, device: Device | None = None, launch: Launcher = rank_process
 ) -> tuple[EngineCore, ModelInfo]:
-    """Load a model and build an engine around it. `launch`: starts the other ranks.
+    """Load a model and build an engine around it.
+
+    `device`: what runs the model; None for the device that the options name. `launch`: starts the other ranks.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -111,7 +112,7 @@ def build_core(
         LoadingStopped: the front end asked to stop.
     """
     set_threads(config)
-    device = find_device(config.model.device)
+    device = device or find_device(config.model.device)
     logger.info("%s", device.description)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
         return _build_core(config, channel, device, None)
@@ -138,7 +139,7 @@ def _build_core(
     info = ModelInfo(
         architecture=loaded.architecture,
         implementation=loaded.implementation,
-        device=config.model.device,
+        device=device.name,
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=loaded.vocab_size,
         max_model_len=core.scheduler.limits.max_model_len,
@@ -179,10 +180,10 @@ def _build_encoder(
         max_model_len=loaded.context_len,
         convolutions=() if speech is None else speech.convolutions,
     )
-    runner = _encoder_runner(model, loaded.context_len)
+    runner = _encoder_runner(model, loaded.context_len, device.torch_device)
     return EngineCore(
         EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority"),
-        ParallelExecutor(device, runner),
+        device.encoder_executor(runner),
         channel,
         vocab_size=loaded.vocab_size,
         pooler=loaded.pooler,
@@ -190,11 +191,11 @@ def _build_encoder(
     )
 
 
-def _encoder_runner(model: Encoder | CTCModel, context_len: int) -> PackedRunner:
+def _encoder_runner(model: Encoder | CTCModel, context_len: int, device: torch.device) -> PackedRunner:
     if isinstance(model, CTCModel):
         return CTCRunner(model)
     model.set_context(context_len)
-    return EncoderRunner(model, Pooler(model.pooler_heads, model))
+    return EncoderRunner(model, Pooler(model.pooler_heads, model), device)
 
 
 def _build_decoder(
@@ -211,17 +212,17 @@ def _build_decoder(
     if ranks is not None:
         ranks.connect(device, poll)
     per_block = block_bytes(cache_shapes(model, device), options.block_size, cache_dtype(loaded, config))
-    available = cache_memory(config, device)
-    if max_cached := _cached_embeddings(loaded, options):
-        available -= max_cached * _embedding_bytes(loaded)
+    reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
     streaming = streaming_of(loaded, options, device)
     if streaming is not None:
-        available -= streaming.nbytes
+        reserved += streaming.nbytes
         options = options.model_copy(update={"max_num_seqs": streaming.streams})
         config = replace(config, engine=options)
+    reserved += device.sampler_bytes(options.max_num_seqs, loaded.vocab_size)
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
     needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
+    available = partial(cache_memory, loaded, config, device, reserved)
     num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
     if ranks is not None:
         num_blocks = ranks.least_blocks(num_blocks, poll)
@@ -234,18 +235,20 @@ def _build_decoder(
     cache = allocate_cache(loaded, model, config, device, num_blocks)
     table = request_table(config, model, context_len, cross_len)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
+    inputs, attention = device.input_builder(table, options), device.attention(cache, table, loaded.dtype)
+    sampler = device.sampler(table, loaded.vocab_size, grammars.initial_state, inputs)
     runner = (ModelRunner if ranks is None else LeadingRunner)(
         model,
-        device.input_builder(table),
-        device.attention(cache, table, loaded.dtype),
-        device.step_runner(model),
+        inputs,
+        attention,
+        device.step_runner(model, inputs, attention),
         table,
-        Sampler(table, loaded.vocab_size, grammars.initial_state),
+        sampler,
         hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
         _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
         _aligner(loaded, table, cache),
     )
-    executor = LocalExecutor(device, runner, cache)
+    executor = device.executor(runner, cache, sampler.max_steps_in_flight)
     if ranks is not None:
         ranks.wait_until_ready(poll)
     core = EngineCore(
@@ -290,6 +293,8 @@ def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
 
 
 def _embedding_bytes(loaded: LoadedModel) -> int:
+    if loaded.audio is None:
+        return 0
     return cast("Decoder", loaded.model).spec.hidden * loaded.dtype.itemsize
 
 

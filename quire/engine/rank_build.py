@@ -17,12 +17,14 @@ import torch
 
 from quire.allocator import keep_freed_memory
 from quire.engine.core_config import CoreConfig
-from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import CacheMemory, KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
 from quire.engine.execution.item_encoder import NoItemEncoder
+from quire.engine.execution.memory import free_memory
 from quire.engine.execution.pooling import hidden_states
+from quire.engine.execution.profile import run_largest_step
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.messages import (
     Allocate,
@@ -148,10 +150,20 @@ def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
     return torch.int8 if config.engine.kv_cache_dtype == "int8" else loaded.dtype
 
 
-def cache_memory(config: CoreConfig, device: Device) -> int:
-    """Bytes that this rank's KV cache may be allocated from."""
-    available = device.free_memory() if config.memory_share is None else config.memory_share
-    return available // Placement.of(config.parallel).ranks if device.torch_device.type == "cpu" else available
+def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory:
+    """The memory that this rank's KV cache may take. `reserved`: bytes that the engine needs for other state."""
+    options, model = config.engine, cast("LanguageModel", loaded.model)
+    ranks, share = Placement.of(config.parallel).ranks, config.memory_share
+    if ranks > 1 and device.torch_device.type == "cpu":
+        share = (free_memory() if share is None else share) // ranks
+
+    def largest_step() -> None:
+        model.set_context(loaded.context_len)
+        run_largest_step(
+            model, options.max_num_batched_tokens, options.max_num_seqs, loaded.context_len, device.torch_device
+        )
+
+    return device.cache_memory(options, share, reserved, largest_step)
 
 
 def request_table(config: CoreConfig, model: LanguageModel, context_len: int, cross_len: int = 0) -> RequestTable:
@@ -236,18 +248,19 @@ def _build_follower(
     _receive(channel)
     groups.connect(folder, device.torch_device)
     per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
-    available = cache_memory(config, device)
+    available = partial(cache_memory, loaded, config, device, 0)
     channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
     message = _receive(channel)
     assert isinstance(message, Allocate)
     model.set_context(message.context_len)
     cache = allocate_cache(loaded, model, config, device, message.num_blocks)
     table = request_table(config, model, message.context_len)
+    inputs, attention = device.input_builder(table, config.engine), device.attention(cache, table, loaded.dtype)
     runner = FollowingRunner(
         model,
-        device.input_builder(table),
-        device.attention(cache, table, loaded.dtype),
-        device.step_runner(model),
+        inputs,
+        attention,
+        device.step_runner(model, inputs, attention),
         table,
         Sampler(table, loaded.vocab_size),
         hidden_states(),

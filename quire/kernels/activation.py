@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import native
+from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -32,18 +32,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "linear": lambda x: x,
 }
-_NATIVE = {
-    **dict.fromkeys(("silu", "swish"), "silu"),
-    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+_CANONICAL = {
+    **{name: name for name in ACTIVATIONS},
+    "swish": "silu",
+    "gelu_python": "gelu",
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
 }
+_NATIVE = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu")
+_SEVERAL_OPERATORS = ("quick_gelu", "relu2")  # others are a single kernel of torch
 
 
 def kernel_activation(act: str, size: int) -> str | None:
     """The kernels' name of an activation; None if they do not compute it for rows of `size` elements."""
-    return _NATIVE.get(act) if size % native.LANES == 0 else None
+    name = _CANONICAL.get(act)
+    return name if name in _NATIVE and size % native.LANES == 0 else None
 
 
 def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
@@ -57,6 +59,10 @@ def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
         out = x if in_place else empty(x.shape, x.dtype)
         native.kernels.activation(x=x, out=out, act=name)
         return out
+    if act in _SEVERAL_OPERATORS and gpu.supports(x) and x.is_contiguous():
+        from quire.kernels.triton import activation as kernel
+
+        return kernel.activation(x, act, in_place=in_place)
     return ACTIVATIONS[act](x)
 
 
@@ -68,6 +74,10 @@ def act_and_mul(gate_up: Tensor, act: str) -> Tensor:
         out = empty((*gate_up.shape[:-1], size), gate_up.dtype)
         native.kernels.act_and_mul(gate_up=gate_up, out=out, act=name)
         return out
+    if gpu.supports(gate_up) and gate_up.stride(-1) == 1:
+        from quire.kernels.triton import activation as kernel
+
+        return kernel.act_and_mul(gate_up, _CANONICAL[act])
     return reference(gate_up, act)
 
 
@@ -79,6 +89,15 @@ def reference(gate_up: Tensor, act: str) -> Tensor:
 
 def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """(clamp(up) + 1) * gate * sigmoid(alpha * gate), with gate clamped from above (gpt-oss)."""
+    if gpu.supports(gate_up) and gate_up.stride(-1) == 1:
+        from quire.kernels.triton import activation as kernel
+
+        return kernel.clamped_swiglu(gate_up, alpha, limit)
+    return clamped_swiglu_reference(gate_up, alpha, limit)
+
+
+def clamped_swiglu_reference(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """`clamped_swiglu` in torch."""
     gate, up = gate_up.chunk(2, -1)
     gate = gate.clamp(max=limit)
     return (up.clamp(-limit, limit) + 1) * (gate * torch.sigmoid(gate * alpha))

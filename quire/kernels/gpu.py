@@ -10,8 +10,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import torch
 from torch import Tensor
 
+_FLOAT8 = (8, 9)  # compute capability of GPUs with products of float8
 _INTERPRETER = "TRITON_INTERPRET"  # triton reads it when a kernel is defined
 
 
@@ -32,9 +35,18 @@ def is_interpreted() -> bool:
     return os.environ.get(_INTERPRETER) == "1"
 
 
+def computes_float8(device: torch.device) -> bool:
+    """Whether the kernels multiply float8 numbers there: on GPUs of compute capability 8.9 or more, or interpreted."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= _FLOAT8
+    return _thread.interpreted
+
+
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Run the Triton kernels on CPU tensors in this thread: for tests, as Triton's interpreter is slow.
+
+    The interpreter computes with numpy, which then does not warn of overflows, as GPUs do not.
 
     Raises:
         RuntimeError: TRITON_INTERPRET=1 was not set before the kernels were imported.
@@ -43,6 +55,7 @@ def interpreted() -> Iterator[None]:
         raise RuntimeError(f"Triton kernels run on the CPU only if {_INTERPRETER}=1 is set before they are imported")
     before, _thread.interpreted = _thread.interpreted, True
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     finally:
         _thread.interpreted = before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import native
+from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 
 _MAX_DIM = 16384
@@ -26,6 +26,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, resid
         out = empty(x.shape, x.dtype)
         native.kernels.layer_norm(x=x, residual=residual, weight=weight, bias=bias, out=out, eps=eps)
         return out
+    if gpu.supports(*given) and all(tensor.stride(-1) == 1 for tensor in given):
+        from quire.kernels.triton import layer_norm as kernel
+
+        return kernel.layer_norm(x, weight, bias, eps, residual)
     return reference(x, weight, bias, eps, residual)
 
 

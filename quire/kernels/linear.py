@@ -1,4 +1,4 @@
-"""Linear layers with packed weights: in panels of 32 outputs, as the compiled kernels read them."""
+"""Linear layers with packed weights: in panels of 32 outputs as the compiled kernels read them, or as GPUs do."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from quire.kernels import native
+from quire.kernels import gpu, native
 from quire.kernels.capture import empty
+from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight
 from quire.kernels.panels import pack_panels, take_panel_rows
 from quire.kernels.quantized import PackedInteger, bits_for
 
-Quantization = Literal["none", "int8", "int4"]
+# "fp8_blocks": float8 in blocks, for checkpoints that have such weights
+Quantization = Literal["none", "int8", "int4", "fp8", "fp8_blocks"]
 
 
 class PackedWeight(Protocol):
@@ -72,15 +74,34 @@ class PackedBFloat16:
         return take_panel_rows(self._data, indices, torch.bfloat16)
 
 
+ExactWeight = PackedBFloat16 | PlainGpuWeight  # formats that lose nothing, whose rows can be read
+
+
 def pack_weight(weight: Tensor, quantization: Quantization) -> PackedWeight | None:
-    """The weight in the fastest format for this CPU; None if that is the plain tensor.
+    """The weight in the fastest format for its device; None if that is the plain tensor.
 
     Args:
         weight: (size_out, size_in).
         quantization: the lowest precision that is accepted.
     """
-    if not native.supports(weight):
-        return None
+    if native.supports(weight):
+        return _packed_for_cpu(weight, quantization)
+    if not gpu.supports(weight) or (quantization == "none" and weight.dtype == torch.float32):
+        return None  # torch multiplies float32, whose exact products have no tensor cores; its last bits may differ
+    return PlainGpuWeight(weight) if quantization == "none" else GpuWeight(weight, quantization)
+
+
+def pack_exact_weight(weight: Tensor) -> PackedWeight | None:
+    """The weight in a format that loses nothing, whose product with a row does not depend on how many rows there are.
+
+    None if that is the plain tensor.
+    """
+    if native.supports(weight):
+        return _packed_for_cpu(weight, "none")
+    return PlainGpuWeight(weight) if gpu.supports(weight) else None
+
+
+def _packed_for_cpu(weight: Tensor, quantization: Quantization) -> PackedWeight | None:
     bits = bits_for(weight.shape[1], quantization)
     if bits is not None:
         return PackedInteger(weight, bits)

@@ -1,23 +1,28 @@
-"""Attention over a paged KV cache. The torch references gather the pages of a sequence first; the compiled kernels read
-them in place.
+"""Attention over a paged KV cache. The torch references gather the pages of a sequence first; the compiled kernels and
+those of ``quire.kernels.triton`` read them in place.
 
 Pages of keys and of values are (kv_heads, blocks, block_size, dim), so that gathering leaves the positions of each head
 in order. Their last stride has to be 1. Values may be a view of the keys (latent attention). Pages of int8 have rows as
-in ``int8_pages``, whose last dimension is longer by their scale.
+in ``int8_pages``, whose last dimension is longer by their scale. Pages of float8_e4m3fn share one scale, which the
+params hold; the compiled kernels do not support them.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import native
+from quire.kernels import gpu, native
 from quire.kernels.capture import empty
-from quire.kernels.int8_pages import SCALE, dequantize_rows, quantize_rows
+from quire.kernels.int8_pages import dequantize_rows
 from quire.kernels.softcap import softcap
+from quire.kernels.write_pages import page_dim, supports_rows, triton_supports, with_dense_rows
 
 _MAX_SCORES = 1 << 24  # elements of scores that the reference computes at a time, 64 MiB
 
@@ -32,6 +37,7 @@ class AttentionParams:
         sinks: (heads,) one more logit per head in the softmax, without a value.
         alibi: (heads,) float32; scores lose alibi * distance.
         bias: bias of scores in encoders, see `EncoderAttentionParams.biases`.
+        key_scale: of pages of float8: keys are their elements times this, like value_scale.
     """
 
     scale: float
@@ -40,24 +46,8 @@ class AttentionParams:
     sinks: Tensor | None = None
     alibi: Tensor | None = None
     bias: Tensor | None = None
-
-
-def write_pages(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
-    """Write new keys and values to their slots.
-
-    Args:
-        keys: pages, like values.
-        slots: (tokens,) int64, block * block_size + offset.
-        k: (tokens, kv_heads, dim), like v.
-        v: None if the values are a view of the keys.
-    """
-    new = (k,) if v is None else (k, v)
-    if _is_supported(keys, values, *new) and all(rows.stride(1) == rows.shape[2] for rows in new):
-        native.kernels.write_pages(key_pages=keys, value_pages=values, slots=slots, keys=k, values=v)
-        return
-    block, offset = slots // keys.shape[2], slots % keys.shape[2]
-    for pages, rows in zip((keys, values), new, strict=False):
-        pages[:, block, offset] = (quantize_rows(rows) if pages.dtype is torch.int8 else rows).transpose(0, 1)
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
 
 def paged_decode(
@@ -74,9 +64,9 @@ def paged_decode(
     Returns:
         (sequences, heads, value_dim)
     """
-    if params.alibi is None and supports_pages(keys, values) and _is_supported(keys, values, q):
+    if params.alibi is None and supports_pages(keys, values) and supports_rows(keys, values, q):
         q = _with_dense_heads(q)
-        out = empty((*q.shape[:2], _dim(values)), q.dtype)
+        out = empty((*q.shape[:2], page_dim(values)), q.dtype)
         native.kernels.paged_decode(
             q=q,
             keys=keys,
@@ -90,7 +80,8 @@ def paged_decode(
             softcap=params.softcap or 0.0,
         )
         return out
-    return decode_reference(q, keys, values, block_tables, seq_lens, params)
+    most = block_tables.shape[1] * keys.shape[2]
+    return attend_singles(q, keys, values, block_tables, seq_lens, most, params)
 
 
 def _with_dense_heads(q: Tensor) -> Tensor:
@@ -100,22 +91,10 @@ def _with_dense_heads(q: Tensor) -> Tensor:
 
 def supports_pages(keys: Tensor, values: Tensor) -> bool:
     """Whether compiled attention can read the pages in place, so that sequences of any lengths can share a call."""
-    dims = _dim(keys), _dim(values)
-    return _is_supported(keys, values) and all(
+    dims = page_dim(keys), page_dim(values)
+    return supports_rows(keys, values) and all(
         dim % native.ATTENTION_VECTOR_WIDTH == 0 and dim <= native.MAX_DIM for dim in dims
     )
-
-
-def _dim(pages: Tensor) -> int:
-    return pages.shape[-1] - (SCALE if pages.dtype is torch.int8 else 0)
-
-
-def _is_supported(keys: Tensor, values: Tensor, *rows: Tensor) -> bool:
-    """Whether the kernels can read or write the pages and read rows of queries, keys or values."""
-    if keys.dtype is not torch.int8:
-        return native.supports(keys, values, *rows)
-    fit = all(_dim(pages) % native.LANES == 0 and pages.is_cpu and pages.stride(-1) == 1 for pages in (keys, values))
-    return fit and native.supports(*rows) if rows else fit and native.instructions() is not None
 
 
 def decode_reference(
@@ -124,9 +103,9 @@ def decode_reference(
     """`paged_decode` in torch."""
     count, heads, _ = q.shape
     if not count:
-        return q.new_empty((0, heads, _dim(values)))
+        return q.new_empty((0, heads, page_dim(values)))
     kv_heads = keys.shape[0]
-    k, v = (_gather(pages, block_tables.flatten(), q.dtype).unflatten(1, (count, -1)) for pages in (keys, values))
+    k, v = (rows.unflatten(1, (count, -1)) for rows in _gather(keys, values, block_tables.flatten(), q.dtype, params))
     grouped = q.unflatten(1, (kv_heads, -1)).transpose(0, 1)
     scores = _scores(grouped, k, params)
     position = torch.arange(k.shape[2], device=q.device)
@@ -184,7 +163,7 @@ def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetada
     if params.alibi is not None:
         return _varlen_reference(q, keys, values, spans, params)
     q = _with_dense_heads(q)
-    out = empty((*q.shape[:2], _dim(values)), q.dtype)
+    out = empty((*q.shape[:2], page_dim(values)), q.dtype)
     native.kernels.paged_varlen(
         q=q,
         keys=keys,
@@ -233,9 +212,13 @@ def paged_prefill(
         (tokens, heads, value_dim)
     """
     plain = params.alibi is None
-    if plain and q.dtype is torch.bfloat16 and supports_pages(keys, values) and _is_supported(keys, values, q):
+    if plain and q.dtype is torch.bfloat16 and supports_pages(keys, values) and supports_rows(keys, values, q):
         span = AttentionMetadata(block_table[None], torch.tensor([seq_len]), torch.tensor([0, 1, len(q)]))
         return paged_varlen(q, keys, values, span, params)
+    if gpu.supports(q, keys, values, block_table):
+        length = torch.full((1,), seq_len, dtype=torch.int32, device=q.device)
+        starts = torch.arange(2, dtype=torch.int32, device=q.device) * len(q)
+        return attend_spans(q, keys, values, block_table[None], length, starts, params)
     return prefill_reference(q, keys, values, block_table, seq_len, params)
 
 
@@ -243,7 +226,7 @@ def prefill_reference(
     q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, seq_len: int, params: AttentionParams
 ) -> Tensor:
     """`paged_prefill` in torch."""
-    k, v = (_gather(pages, block_table, q.dtype)[:, :seq_len] for pages in (keys, values))
+    k, v = (rows[:, :seq_len] for rows in _gather(keys, values, block_table, q.dtype, params))
     plain = params.softcap is None and params.sinks is None and params.alibi is None
     if plain and k.shape[-1] == v.shape[-1]:
         return _fused_prefill(q, k, v, params)
@@ -253,8 +236,93 @@ def prefill_reference(
     return torch.cat([_explicit_prefill(chunk, k, v, first + i * rows, params) for i, chunk in enumerate(chunks)])
 
 
-def _gather(pages: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys or values of the given blocks: (kv_heads, positions, dim)."""
+def attend_singles(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    params: AttentionParams,
+) -> Tensor:
+    """Attention of one query per sequence, by the Triton kernel where it runs.
+
+    Args:
+        q: (sequences, heads, dim), each at the last position of its sequence.
+        keys: pages, like values.
+        block_tables: (sequences, blocks) int32.
+        seq_lens: (sequences,) int32 or int64, positions including that of the query; 0: the row is padding, and its
+            result is undefined.
+        max_seq_len: an upper bound of `seq_lens`.
+
+    Returns:
+        (sequences, heads, value_dim)
+    """
+    if not (triton_supports(keys, values) and gpu.supports(q, keys, values, block_tables, seq_lens)):
+        return decode_reference(q, keys, values, block_tables, seq_lens, params)
+    from quire.kernels.triton import paged_decode as kernel
+
+    q, options = with_dense_rows(q), _options(params)
+    return kernel.decode(q, keys, values, block_tables, seq_lens, max_seq_len=max_seq_len, **options)
+
+
+def attend_spans(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    params: AttentionParams,
+) -> Tensor:
+    """Causal attention of spans of queries, the last positions of their sequences, by the Triton kernel where it runs.
+
+    Args:
+        q: (tokens, heads, dim), the spans one behind the other.
+        keys: pages, like values.
+        block_tables: (spans, blocks) int32.
+        seq_lens: (spans,) int32 or int64, positions including those of the queries.
+        query_starts: (spans + 1,) int32, the first query of each span, and their number. Spans may be empty.
+
+    Returns:
+        (tokens, heads, value_dim)
+    """
+    if triton_supports(keys, values) and gpu.supports(q, keys, values, block_tables, seq_lens, query_starts):
+        from quire.kernels.triton import paged_prefill as kernel
+
+        q, options = with_dense_rows(q), _options(params)
+        return kernel.prefill(q, keys, values, block_tables, seq_lens, query_starts, **options)
+    out = []
+    for index, (begin, end) in enumerate(itertools.pairwise(query_starts.tolist())):
+        length = int(seq_lens[index])
+        table = block_tables[index, : -(-length // keys.shape[2])]
+        out.append(prefill_reference(q[begin:end], keys, values, table, length, params))
+    return torch.cat(out)
+
+
+def _options(params: AttentionParams) -> Mapping[str, Any]:
+    """The arguments of the Triton kernels."""
+    return {
+        "scale": params.scale * params.key_scale,
+        "window": params.window,
+        "softcap": params.softcap,
+        "sinks": params.sinks,
+        "alibi": params.alibi,
+        "value_scale": params.value_scale,
+    }
+
+
+def _gather(
+    keys: Tensor, values: Tensor, blocks: Tensor, dtype: torch.dtype, params: AttentionParams
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of the given blocks: (kv_heads, positions, dim) each."""
+    return _rows(keys, blocks, dtype, params.key_scale), _rows(values, blocks, dtype, params.value_scale)
+
+
+def _rows(pages: Tensor, blocks: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    if pages.dtype is torch.float8_e4m3fn:  # which torch has no indexing of
+        rows = pages.view(torch.uint8).index_select(1, blocks).view(pages.dtype).flatten(1, 2)
+        return (rows.float() * scale).to(dtype)
     rows = pages.index_select(1, blocks).flatten(1, 2)
     return dequantize_rows(rows, dtype) if pages.dtype is torch.int8 else rows
 

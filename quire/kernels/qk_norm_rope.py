@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.kernels import native
+from quire.kernels import gpu, native
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
 
@@ -47,12 +47,31 @@ def qk_norm_rope(
     if _is_supported(split, norms, angles):
         _native(split, heads, kv_heads, norms, angles)
         return _parts(split, heads, kv_heads)
+    if gpu.supports(split):
+        return _on_gpu(split, heads, kv_heads, norms, angles)
     q, k, v = _parts(split, heads, kv_heads)
     if norms is not None:
         q, k = (rms_norm(x, weight, norms.eps, norms.offset) for x, weight in ((q, norms.query), (k, norms.key)))
     if angles is not None:
         q, k = (apply_rope(x, angles.cos, angles.sin, interleaved=angles.interleaved) for x in (q, k))
     return q, k, v
+
+
+def _on_gpu(
+    split: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | None, angles: CosSin | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    from quire.kernels.triton import rope as kernel
+
+    both = kernel.qk_norm_rope(
+        split[:, : heads + kv_heads],
+        heads,
+        None if norms is None else (norms.query, norms.key),
+        0.0 if norms is None else norms.eps,
+        0.0 if norms is None else norms.offset,
+        None if angles is None else (angles.cos, angles.sin),
+        interleaved=angles is not None and angles.interleaved,
+    )
+    return both[:, :heads], both[:, heads:], split[:, heads + kv_heads :]
 
 
 def _parts(split: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ def bits_for(size_in: int, quantization: str) -> int | None:
     """Bits per element of a weight with `size_in` inputs; None if it is not quantized."""
     if quantization == "int4" and size_in % GROUP == 0:
         return 4
-    return 8 if quantization != "none" and size_in % native.LANES == 0 else None
+    return 8 if quantization in ("int8", "int4") and size_in % native.LANES == 0 else None
 
 
 class PackedInteger:
@@ -64,23 +64,38 @@ class PackedInteger:
 _Quantized = tuple[Tensor, Tensor, Tensor]  # panels, scales (outputs, groups), corrections (outputs,)
 
 
-def _quantize_to_8_bits(weight: Tensor) -> _Quantized:
+def to_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers of a weight (outputs, inputs) float32: (outputs, inputs) int8, and scales (outputs, 1)."""
     scale = weight.abs().amax(1, keepdim=True) / 127
-    integers = (weight / _nonzero(scale)).round().to(torch.int8)
+    return (weight / _nonzero(scale)).round().to(torch.int8), scale
+
+
+def to_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers of a weight (outputs, inputs) float32 from -8 to 7.
+
+    The element with the largest magnitude of a group is -8, as in llama.cpp's Q4_0.
+
+    Returns:
+        (outputs, groups, GROUP) float32, and scales (outputs, groups).
+    """
+    groups = weight.unflatten(1, (-1, GROUP))
+    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    scale = extreme / -8
+    return (groups / _nonzero(scale)).round().clamp(-8, 7), scale[..., 0]
+
+
+def _quantize_to_8_bits(weight: Tensor) -> _Quantized:
+    integers, scale = to_8_bits(weight)
     corrections = 128 * integers.sum(1, keepdim=True) * scale
     return pack_panels(integers.view(torch.int32)), _padded(scale), _padded(corrections)[:, 0]
 
 
 def _quantize_to_4_bits(weight: Tensor) -> _Quantized:
-    """To integers from -8 to 7, where the element with the largest magnitude is -8, as llama.cpp's Q4_0 does."""
-    groups = weight.unflatten(1, (-1, GROUP))
-    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-    scale = extreme / -8
-    integers = (groups / _nonzero(scale)).round().clamp(-8, 7)
-    corrections = (128 * integers.sum(2) * scale[..., 0]).sum(1, keepdim=True)
+    integers, scale = to_4_bits(weight)
+    corrections = (128 * integers.sum(2) * scale).sum(1, keepdim=True)
     low, high = (integers + 8).to(torch.uint8).flatten(1).unflatten(1, (-1, 2, 4)).unbind(2)
     words = (low | high << 4).flatten(1).view(torch.int32)
-    return pack_panels(words), _padded(scale[..., 0]), _padded(corrections)[:, 0]
+    return pack_panels(words), _padded(scale), _padded(corrections)[:, 0]
 
 
 _QUANTIZE: dict[int, Callable[[Tensor], _Quantized]] = {8: _quantize_to_8_bits, 4: _quantize_to_4_bits}

@@ -15,7 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
         out = empty(x.shape, x.dtype)
         native.kernels.rms_norm(x=x, weight=weight, out=out, eps=eps, offset=offset)
         return out
-    if gpu.supports(x, weight):
+    if gpu.supports(x, weight) and x.stride(-1) == 1:
         from quire.kernels.triton import rms_norm as kernel
 
         return kernel.rms_norm(x, weight, eps, offset)

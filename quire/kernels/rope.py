@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.kernels import gpu
+
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """Rotate the first 2 * cos.shape[-1] elements of each head.
@@ -15,6 +17,15 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Ten
         interleaved: elements 2i and 2i + 1 of x are a pair, instead of i and i + pairs. The result is not interleaved,
             which does not change products of queries and keys.
     """
+    if gpu.supports(x, cos, sin):
+        from quire.kernels.triton import rope as kernel
+
+        return kernel.apply_rope(x, cos, sin, interleaved=interleaved)
+    return reference(x, cos, sin, interleaved=interleaved)
+
+
+def reference(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """`apply_rope` in torch."""
     dim = 2 * cos.shape[-1]
     rotated, unchanged = (x, None) if dim == x.shape[-1] else (x[..., :dim], x[..., dim:])
     first, second = (rotated[..., ::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, -1)

@@ -1,4 +1,7 @@
-"""Token bitmasks over logits, and tokens chosen from logits."""
+"""Token bitmasks over logits, and tokens chosen from logits, on the CPU.
+
+Those of logits that stay on another device: `quire.kernels.token_bitmask` and `choose_tokens`.
+"""
 
 from __future__ import annotations
 

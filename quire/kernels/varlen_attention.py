@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import native
+from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 from quire.kernels.softcap import softcap
 
@@ -54,6 +54,8 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, params
     """
     dim = q.shape[2]
     if not (native.supports(q, k, v) and dim % 2 == 0 and dim <= native.MAX_DIM):
+        if gpu.supports(q, k, v, cu_seqlens):
+            return _by_triton(q, k, v, cu_seqlens, params)
         return reference(q, k, v, cu_seqlens, params)
     q, k, v = (_with_dense_heads(x) for x in (q, k, v))
     out = empty(q.shape, q.dtype)
@@ -71,6 +73,24 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, params
         causal=int(params.causal),
     )
     return out
+
+
+def _by_triton(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, params: EncoderAttentionParams) -> Tensor:
+    from quire.kernels.triton import varlen_attention as kernel
+
+    q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
+    return kernel.varlen_attention(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        scale=params.scale,
+        window=params.window,
+        softcap=params.softcap,
+        alibi_slopes=params.alibi_slopes,
+        biases=None if params.biases is None else params.biases.contiguous(),
+        causal=params.causal,
+    )
 
 
 def _with_dense_heads(x: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
     ("openai/gpt-oss-20b --tool-call-parser openai --async-scheduling", {"tool_call_parser": "openai"}),
     (
         "--model facebook/opt-125m --host 0.0.0.0 --dtype half --gpu-memory-utilization 0.9 --enforce-eager",
-        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "kv_cache_free_memory_fraction": 0.9},  # noqa: S104
+        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "gpu_memory_utilization": 0.9},  # noqa: S104
     ),
     (
         "Qwen/Qwen2.5-VL-7B-Instruct --limit-mm-per-prompt '{\"image\": 5}' --trust-remote-code --max-num-seqs 5",
@@ -74,6 +74,7 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
 
 # More of the same kinds.
 COMMON: list[tuple[str, dict[str, Any]]] = [
+    ("m -q fp8", {"quantization": "fp8"}),
     ("m --reasoning-parser deepseek_r1 --max-model-len 16k", {"max_model_len": 16000}),
     ("m -tp 8 -pp 2 -ep", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "enable_expert_parallel": True}),
     ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
@@ -88,7 +89,8 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m --max-model-len auto -O3 -O.mode=3", {"max_model_len": None, "model": ("m",)}),
     ("m --allowed-origins '[\"*\"]' --uvicorn-log-level warning", {"allowed_origins": ("*",), "log_level": "warning"}),
     ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory_bytes": 4 << 30, "block_size": 32}),
-    ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"model": ("m",), "port": 9}),
+    ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"cudagraph_capture_sizes": (1, 2, 4), "port": 9}),
+    ("m --cudagraph-capture-sizes=1,2 --device cuda", {"cudagraph_capture_sizes": (1, 2), "device": "cuda"}),
     (
         'm --runner pooling --hf_overrides \'{"classifier_from_token": ["no", "yes"]}\'',
         {"task": "auto", "hf_overrides": {"classifier_from_token": ["no", "yes"]}},
@@ -122,8 +124,7 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ("m -dp 4", "-dp 4 of vLLM is not supported; Quire's is --tensor-parallel-size: Quire runs a model once"),
         ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: adapters"),
-        ("m --quantization awq", "--quantization expects none, int8 or int4, not 'awq'"),
-        ("m -q fp8", "--quantization expects none, int8 or int4, not 'fp8'"),
+        ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),
         ("m --kv-cache-dtype fp8", "--kv-cache-dtype expects auto or int8, not 'fp8'"),
         ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),
         ("m --speculative-config [1", "--speculative-config"),
@@ -145,10 +146,10 @@ def test_what_quire_cannot_do_is_refused_by_name(line: str, complaint: str) -> N
 
 
 def test_one_line_for_each_flag_says_what_became_of_it() -> None:
-    line = "m --enforce-eager --gpu-memory-utilization 0.8 --disable-uvicorn-access-log --port 1 --dtype bfloat16"
-    eager, memory, log = Serve.parse(shlex.split(line)).notes
-    assert eager.startswith("--enforce-eager has no effect: ")
-    assert memory.startswith("--gpu-memory-utilization 0.8 is taken as --kv-cache-free-memory-fraction 0.8")
+    line = "m --async-scheduling --max-num-batched-tokens 8k --disable-uvicorn-access-log --port 1 --enforce-eager"
+    scheduling, tokens, log = Serve.parse(shlex.split(line)).notes
+    assert scheduling.startswith("--async-scheduling has no effect: ")
+    assert tokens.startswith("--max-num-batched-tokens 8k is taken as --max-num-batched-tokens 8000")
     assert log == "--disable-uvicorn-access-log is taken as --no-access-log"
 
 

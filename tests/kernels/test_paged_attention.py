@@ -17,8 +17,8 @@ from quire.kernels.paged_attention import (
     paged_decode,
     paged_prefill,
     paged_varlen,
-    write_pages,
 )
+from quire.kernels.write_pages import write_pages
 
 BLOCK = 4
 

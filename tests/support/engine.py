@@ -16,6 +16,7 @@ from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build import build_core
 from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
+from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.models.loader import load_model
@@ -91,6 +92,7 @@ class Engine:
         model: computes in float32 unless it sets another dtype, so that tokens can be compared.
         in_flight: maximum number of steps whose results are pending.
         parallel: ranks that run the model, in threads of this process.
+        device: runs the model instead of the device that `model` names.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Engine:
         model: ModelOptions | None = None,
         in_flight: int = 1,
         parallel: ParallelOptions | None = None,
+        device: Device | None = None,
         **options: Any,
     ) -> None:
         self.channel = Channel()
@@ -125,7 +128,7 @@ class Engine:
         )
         self.core: EngineCore
         self.info: ModelInfo
-        self.core, self.info = build_core(config, self.channel, ThreadRank)  # type: ignore[arg-type]
+        self.core, self.info = build_core(config, self.channel, device, ThreadRank)  # type: ignore[arg-type]
         executor: Any = self.core.executor
         self.runner: Any = executor._inner._runner if isinstance(executor, ShardedExecutor) else executor._runner
         if in_flight > 1:

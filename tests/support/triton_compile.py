@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -18,24 +19,35 @@ import quire.kernels.triton
 from quire.kernels.triton.variants import KernelVariant
 
 _HOPPER = 90
+_SHARED_MEMORY = 227 << 10  # bytes that a program can have on Hopper
 
 
-def compile_variant(variant: KernelVariant, architecture: int = _HOPPER) -> int:
-    """Compile a kernel for a CUDA architecture; returns the bytes of its machine code."""
+def compile_variant(variant: KernelVariant, architecture: int = _HOPPER) -> Any:
+    """Compile a kernel for a CUDA architecture; returns what triton.compile does.
+
+    Raises:
+        ValueError: the kernel needs more shared memory than there is.
+    """
     signature = {**variant.signature, **dict.fromkeys(variant.constants, "constexpr")}
-    source = ASTSource(variant.kernel, signature=signature, constexprs=dict(variant.constants))
+    names = variant.kernel.arg_names
+    divisible = [name for name, kind in variant.signature.items() if kind.startswith("*") or name in variant.divisible]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in divisible}
+    source = ASTSource(variant.kernel, signature=signature, constexprs=dict(variant.constants), attrs=attributes)
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    return len(compiled.asm["cubin"])
+    if compiled.metadata.shared > _SHARED_MEMORY:
+        raise ValueError(f"{compiled.name} needs {compiled.metadata.shared} bytes of shared memory: {variant}")
+    return compiled
 
 
 def main() -> None:
-    """Compile all variants of all modules and print the size of each."""
+    """Compile all variants of all modules and print the sizes of their code and shared memory."""
     architecture = int(sys.argv[1]) if len(sys.argv) > 1 else _HOPPER
     for info in pkgutil.iter_modules(quire.kernels.triton.__path__):
         module = importlib.import_module(f"quire.kernels.triton.{info.name}")
         for variant in getattr(module, "VARIANTS", ()):
-            print(info.name, variant.kernel.__name__, compile_variant(variant, architecture), flush=True)
+            compiled = compile_variant(variant, architecture)
+            print(info.name, compiled.name, len(compiled.asm["cubin"]), compiled.metadata.shared, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from quire.config.other_servers.others import LLAMA_SERVER
 from quire.config.other_servers.table import OtherServerFlag
 from quire.config.other_servers.vllm import VLLM
 
-_LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains")  # vLLM's take several values after one flag
+# vLLM's take several values after one flag.
+_LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains", "--cudagraph-capture-sizes")
 # Values that need more than another name; each gives all flags that replace the flag.
 _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--max-model-len": values.context_length,

@@ -7,11 +7,11 @@ from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_s
 _ONE_MACHINE = "Quire runs a model once, on one machine"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
 _MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
-_GPU = "it applies to GPUs only"
+_GPU = "Quire has one kernel for each operation on a GPU"
 _PROXY = "put a reverse proxy in front of Quire"
 _BUILT_IN = "the engine has no plugins"
 _FORMAT = "only Hugging Face's file format is read"
-_MEMORY = "weights and KV cache are always in main memory"
+_MEMORY = "weights and KV cache are always in the memory of the device that runs the model"
 _REPOSITORY = "all files are read from the model's directory or repository"
 
 VLLM: tuple[OtherServerFlag, ...] = (
@@ -141,8 +141,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
     translated_to("--max-num-batched-tokens", "--max-num-batched-tokens", "also as 8k or 8K"),
     translated_to(
         "--gpu-memory-utilization",
-        "--kv-cache-free-memory-fraction",
-        "a share of the memory that is free after loading, for KV caches alone",
+        "--gpu-memory-utilization",
+        "on CPUs a share of the memory that is free after loading, for KV caches alone",
     ),
     translated_to("--kv-cache-memory-bytes", "--kv-cache-memory-bytes", "also as 4g or 4G"),
     *refused("--max-num-scheduled-tokens", "a step has only one token limit", "--max-num-batched-tokens"),
@@ -169,7 +169,7 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--num-scheduler-steps --scheduler-delay-factor --performance-mode", "every step is scheduled separately"),
     *ignored_switch("--multi-step-stream-outputs --disable-async-output-proc", "every step is scheduled separately"),
     *ignored_switch("--use-v2-block-manager", "there is only one block manager"),
-    *ignored_switch("--async-scheduling", "steps on the CPU run one after the other"),
+    *ignored_switch("--async-scheduling", "steps are always scheduled ahead on GPUs, and never on CPUs"),
     *ignored_switch("--disable-hybrid-kv-cache-manager", "all layers use the same kind of block"),
     *refused("--scheduler-cls", "the scheduler cannot be replaced", "--scheduling-policy"),
     translated_to(
@@ -190,8 +190,7 @@ VLLM: tuple[OtherServerFlag, ...] = (
     ),
     *refused("--kv-transfer-config --ec-transfer-config", "KV caches are not sent to other servers"),
     # machines and devices
-    translated_to("--device", "--device", values={"auto": "cpu"}),
-    *same("--tensor-parallel-size", "--pipeline-parallel-size", "--enable-expert-parallel"),
+    *same("--device", "--tensor-parallel-size", "--pipeline-parallel-size", "--enable-expert-parallel"),
     translated_to("-tp", "--tensor-parallel-size"),
     translated_to("-pp", "--pipeline-parallel-size"),
     translated_to("-ep", "--enable-expert-parallel", switch=True),
@@ -214,9 +213,13 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored_switch("--enable-eplb --enable-dbo", _ONE_MACHINE),
     *ignored_switch("--disable-custom-all-reduce", _ONE_MACHINE),
     *ignored("--all2all-backend --expert-placement-strategy", _ONE_MACHINE),
-    *ignored_switch("--enforce-eager", "step graphs do not change results"),
+    *same("--enforce-eager"),
+    translated_to("--cudagraph-capture-sizes", "--cudagraph-capture-sizes", "also separated by spaces"),
+    *ignored(
+        "--max-cudagraph-capture-size", "all sizes up to --max-num-seqs are captured", ours="--cudagraph-capture-sizes"
+    ),
     *ignored("--compilation-config|-cc|-O --optimization-level --max-seq-len-to-capture", _GPU),
-    *ignored("--cudagraph-capture-sizes --max-cudagraph-capture-size --attention-backend", _GPU),
+    *ignored("--attention-backend", _GPU),
     *ignored("--attention-config|-ac --moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
     *ignored("--kernel-config --linear-backend --ir-op-priority --mamba-backend --override-attention-dtype", _GPU),
     *ignored("--mamba-block-size --mamba-cache-mode", "state-space models (Mamba) are not supported"),

@@ -90,7 +90,7 @@ class Aligner:
         """q: (tokens, len(heads), dim) of a span."""
         cache, table = self._layers[layer], self._table
         length = int(table.cross_lengths[span.row])
-        blocks = torch.from_numpy(table.cross_blocks[span.row, : -(-length // table.block_size)])
+        blocks = torch.from_numpy(table.cross_blocks[span.row, : -(-length // table.block_size)]).to(q.device)
         keys = read_rows(cache.keys, blocks, length, q.dtype)[heads].float()
         scores = pad_heads(q, cache.shape.key_elements).float().transpose(0, 1) @ keys.transpose(1, 2)
         pooling_params = table[span.row].params

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,10 +68,20 @@ def scale_bytes(dtype: torch.dtype) -> int:
     return SCALE if dtype is torch.int8 else 0
 
 
-def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int, available: int) -> int:
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """Memory that KV caches may take. `setting`: the flag that raises it."""
+
+    nbytes: int
+    setting: str
+
+
+def count_blocks(
+    options: EngineOptions, bytes_per_block: int, context_len: int, available: Callable[[], CacheMemory]
+) -> int:
     """Number of blocks to allocate: as configured, or as much as memory and the largest possible need allow.
 
-    `available`: free memory in bytes, or this engine's share of it.
+    `available`: measures the memory that the engine may take, where it is not configured.
 
     Raises:
         OutOfCacheMemory: not even one block fits.
@@ -79,9 +89,9 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
     if options.kv_cache_memory_bytes is not None:
         memory, advice = int(options.kv_cache_memory_bytes), "raise --kv-cache-memory-bytes"
     else:
-        max_needed = options.max_num_seqs * -(-context_len // options.block_size)
-        memory = min(int(available * options.kv_cache_free_memory_fraction), max_needed * bytes_per_block)
-        advice = "free some memory or raise --kv-cache-free-memory-fraction"
+        max_needed, found = options.max_num_seqs * -(-context_len // options.block_size), available()
+        memory = min(found.nbytes, max_needed * bytes_per_block)
+        advice = f"free some memory or raise {found.setting}"
     blocks = memory // bytes_per_block
     if blocks < 1:
         raise OutOfCacheMemory(
@@ -89,6 +99,63 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
             f"{memory} are available; {advice}"
         )
     return blocks
+
+
+class DeviceKVCache(KVCache):
+    """Pages of all layers in one allocation of a device's memory, zero at first.
+
+    Those of a layer are adjacent, and in them all heads of a block.
+
+    Attributes:
+        layers: the pages of each layer.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[CacheShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate the memory.
+
+        Raises:
+            OutOfCacheMemory: the device has not enough.
+        """
+        elements = _elements_per_token(shapes, dtype) * block_size * num_blocks
+        try:
+            memory = torch.zeros(elements, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as error:
+            raise OutOfCacheMemory(
+                f"the {elements * dtype.itemsize} bytes of the KV cache cannot be allocated: "
+                "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
+            ) from error
+        offset = 0
+
+        def pages(heads: int, dim: int) -> Tensor:
+            nonlocal offset
+            view = memory[offset : offset + num_blocks * heads * block_size * dim]
+            offset += len(view)
+            return view.view(num_blocks, heads, block_size, dim).transpose(0, 1)
+
+        self.layers = [_layer_cache(shape, dtype, pages) for shape in shapes]
+
+    @override
+    def ensure_mapped(self, block: int) -> None:
+        pass  # all memory is mapped when it is allocated
+
+    @override
+    def prefault(self) -> bool:
+        return False
+
+
+def _layer_cache(shape: CacheShape, dtype: torch.dtype, pages: Callable[[int, int], Tensor]) -> LayerCache:
+    """The pages of a layer; `pages` allocates those of some heads and elements."""
+    key_row, value_row = (dim + scale_bytes(dtype) for dim in (shape.key_elements, shape.value_elements))
+    keys = pages(shape.heads, key_row)
+    values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, value_row)
+    return LayerCache(keys, values, shape)
 
 
 class HostKVCache(KVCache):
@@ -111,7 +178,6 @@ class HostKVCache(KVCache):
         self._stride = max(1, _PREFAULT_BYTES // (per_block * dtype.itemsize))
         self._ahead = prefault // (per_block * dtype.itemsize)
         self._used = self._mapped = 0  # blocks that were written to, and that are mapped; both count from the first
-        layers: list[LayerCache] = []
         offset = 0
 
         def pages(heads: int, dim: int) -> Tensor:
@@ -121,12 +187,7 @@ class HostKVCache(KVCache):
             offset += heads * block_size * dim
             return view
 
-        for shape in shapes:
-            key_row, value_row = (dim + scale_bytes(dtype) for dim in (shape.key_elements, shape.value_elements))
-            keys = pages(shape.heads, key_row)
-            values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, value_row)
-            layers.append(LayerCache(keys, values, shape))
-        self.layers = layers
+        self.layers = [_layer_cache(shape, dtype, pages) for shape in shapes]
 
     @override
     def ensure_mapped(self, block: int) -> None:

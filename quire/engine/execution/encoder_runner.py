@@ -70,14 +70,16 @@ class PackedRunner(ABC):
 class EncoderRunner(PackedRunner):
     """Runs an encoder of text, and its pooler."""
 
-    def __init__(self, model: Encoder, pooler: Pooler) -> None:
+    def __init__(self, model: Encoder, pooler: Pooler, device: torch.device) -> None:
+        """`device`: that of the model."""
         self.model = model
         self._pooler = pooler
+        self._device = device
 
     def _compute(self, requests: Sequence[AddRequest]) -> Iterator[tuple[AddRequest, PooledArray]]:
         lengths = [len(request.prompt) for request in requests]
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-        inputs = _inputs(requests, offsets, self.model)
+        inputs = _inputs(requests, offsets, self.model, self._device)
         assert inputs.cu_seqlens is not None
         hidden = self.model.run(inputs, VarlenAttention(inputs.cu_seqlens))
         for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
@@ -106,7 +108,9 @@ class CTCRunner(PackedRunner):
             yield request, torch.cat((tokens.float(), logprobs), 1).cpu().numpy()
 
 
-def _inputs(requests: Sequence[AddRequest], offsets: NDArray[np.int64], model: Encoder) -> ModelInputs:
+def _inputs(
+    requests: Sequence[AddRequest], offsets: NDArray[np.int64], model: Encoder, device: torch.device
+) -> ModelInputs:
     tokens = np.concatenate([request.prompt for request in requests]).astype(np.int64)
     positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
     type_ids = None
@@ -116,8 +120,8 @@ def _inputs(requests: Sequence[AddRequest], offsets: NDArray[np.int64], model: E
         ]
         type_ids = torch.from_numpy((positions >= np.repeat(starts, np.diff(offsets))).astype(np.int64))
     return ModelInputs(
-        torch.from_numpy(tokens),
-        torch.from_numpy(positions),
-        type_ids=type_ids,
+        torch.from_numpy(tokens).to(device),
+        torch.from_numpy(positions).to(device),
+        type_ids=None if type_ids is None else type_ids.to(device),
         cu_seqlens=torch.from_numpy(offsets),
     )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +16,6 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.cache import KVCache
-from quire.engine.execution.devices.device import Device
 from quire.engine.scheduling.plan import StepPlan, StepResult
 from quire.kernels import native
 
@@ -39,6 +41,26 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release threads and memory; nothing is executed afterwards."""
+
+
+class RunningStep(Protocol):
+    """A step whose work was submitted to a device."""
+
+    def is_done(self) -> bool:
+        """Whether the device has finished it."""
+
+    def result(self) -> StepResult:
+        """Wait for the device."""
+
+
+class BackgroundRunner(Runner, Protocol):
+    """A runner of steps that a device computes in the background."""
+
+    def start(self, plan: StepPlan) -> RunningStep:
+        """Submit the work of one step."""
+
+
+Activate = Callable[[], AbstractContextManager[None]]  # see `Device.activate`
 
 
 class Executor(Protocol):
@@ -92,15 +114,15 @@ class LocalExecutor(Executor):
 
     max_steps_in_flight = 1
 
-    def __init__(self, device: Device, runner: Runner, cache: KVCache | None = None) -> None:
-        """`cache`: the KV cache of the runner's model; None if it has none."""
-        self._device = device
+    def __init__(self, activate: Activate, runner: Runner, cache: KVCache | None = None) -> None:
+        """`activate`: see `Device.activate`. `cache`: the KV cache of the runner's model; None if it has none."""
+        self._activate = activate
         self._runner = runner
         self._cache = cache
 
     @override
     def submit(self, plan: StepPlan) -> PendingStep:
-        with self._device.activate():
+        with self._activate():
             return FinishedStep(self._runner.execute(plan))
 
     @override
@@ -117,7 +139,7 @@ class LocalExecutor(Executor):
 
 
 @dataclass(frozen=True, slots=True)
-class _RunningStep(PendingStep):
+class _ThreadStep(PendingStep):
     future: Future[StepResult]
 
     @override
@@ -131,6 +153,54 @@ class _RunningStep(PendingStep):
     @override
     def result(self) -> StepResult:
         return self.future.result()
+
+
+class BackgroundExecutor(Executor):
+    """Submits steps to a device from the calling thread, and waits for their results later."""
+
+    def __init__(self, activate: Activate, runner: BackgroundRunner, max_steps_in_flight: int) -> None:
+        """`activate`: see `Device.activate`."""
+        self._activate = activate
+        self._runner = runner
+        self.max_steps_in_flight = max_steps_in_flight
+
+    @override
+    def submit(self, plan: StepPlan) -> PendingStep:
+        with self._activate():
+            return _DeviceStep(self._activate, self._runner.start(plan))
+
+    @override
+    def prefault(self) -> bool:
+        return False
+
+    @override
+    def check(self) -> None:
+        self._runner.check()
+
+    @override
+    def close(self) -> None:
+        self._runner.close()
+
+
+_POLL = 1e-4  # seconds between two looks at a device
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceStep(PendingStep):
+    activate: Activate
+    running: RunningStep
+
+    @override
+    def wait(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not (done := self.running.is_done()) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        return done
+
+    @override
+    def result(self) -> StepResult:
+        with self.activate():
+            return self.running.result()
 
 
 _NICENESS = 10  # of threads that run steps
@@ -151,10 +221,11 @@ class ParallelExecutor(Executor):
     kernels one step runs at a time, on all cores: torch cannot set the number of threads for one calling thread only.
     """
 
-    def __init__(self, device: Device, runner: Runner) -> None:
-        self._device = device
+    def __init__(self, activate: Activate, runner: Runner, cores: int | None = None) -> None:
+        """`activate`: see `Device.activate`. `cores`: steps that run at once; None: as many as the kernels allow."""
+        self._activate = activate
         self._runner = runner
-        self._cores = 1 if native.kernels is None else torch.get_num_threads()
+        self._cores = cores or (1 if native.kernels is None else torch.get_num_threads())
         self.max_steps_in_flight = self._cores + 1  # one that is ready when another one ends
         self._threads = ThreadPoolExecutor(self._cores, "quire-step", initializer=_lower_priority)
         self._in_flight = 0
@@ -163,7 +234,7 @@ class ParallelExecutor(Executor):
     @override
     def submit(self, plan: StepPlan) -> PendingStep:
         self._count(1)
-        return _RunningStep(self._threads.submit(self._run, plan))
+        return _ThreadStep(self._threads.submit(self._run, plan))
 
     def run_in_this_thread(self, plan: StepPlan) -> PendingStep:
         """Run a short step in the calling thread, on one core, though all threads are busy."""
@@ -191,7 +262,7 @@ class ParallelExecutor(Executor):
     def _execute(self, plan: StepPlan, threads: int) -> StepResult:
         if native.kernels is not None:
             native.set_threads(threads)
-        with self._device.activate():
+        with self._activate():
             return self._runner.execute(plan)
 
     def _count(self, change: int) -> None:

@@ -63,7 +63,7 @@ class StepInputs:
         slots: (tokens,) int64 slot mapping, block * block_size + offset in the block.
         last_block: largest block index that the step writes to.
         static: the tensors are at the same addresses in every static step, so that its kernel calls can be replayed.
-        attention: inputs of the compiled attention kernels; None for other backends.
+        attention: inputs of the device's attention kernels; None for the reference.
         cross: inputs of their cross-attention; None in models without it.
     """
 
@@ -72,7 +72,7 @@ class StepInputs:
     slots: Tensor
     last_block: int
     static: bool = False
-    attention: NativeMetadata | None = None
+    attention: NativeMetadata | DeviceMetadata | None = None
     cross: CrossAttentionInputs | None = None
 
     @property
@@ -82,9 +82,9 @@ class StepInputs:
 
     @property
     def num_logits(self) -> int:
-        """Number of logits rows if every sequence needs the logits of its last token only."""
+        """Number of logits rows if every sequence needs the logits of its last token only, without those of padding."""
         indices = self.model.logits_indices
-        return self.num_tokens if indices is None else len(indices)
+        return len(self.spans) if indices is None else len(indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,33 @@ class NativeMetadata:
 
     spans: AttentionMetadata
     logits: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMetadata:
+    """The queries of a step: generated tokens first, each a query of its own, then spans of prompts.
+
+    Rows of padding have a length of 0, so that kernels skip them.
+
+    Attributes:
+        singles: number of queries of one token.
+        block_tables: (singles + spans, blocks) int32.
+        seq_lens: (singles + spans,) int32, positions including those of the query.
+        query_starts: (spans + 1,) int32 first token of each span, counted from that of the first span, and their end.
+        max_query_len: tokens of the longest span.
+        max_seq_len: an upper bound of all lengths.
+        logits_tables: block tables of the rows `logits_indices`, which attend as single tokens.
+        logits_lens: their lengths.
+    """
+
+    singles: int
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_starts: Tensor
+    max_query_len: int
+    max_seq_len: int
+    logits_tables: Tensor
+    logits_lens: Tensor
 
 
 class InputBuilder(Protocol):
@@ -158,7 +185,7 @@ class NativeInputBuilder(InputBuilder):
     @override
     def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         spans = make_spans(scheduled, self._table)
-        queries = _queries(spans)
+        queries = queries_of(spans)
         tokens = spans[-1].offset + spans[-1].count
         static = tokens <= self._max_static_tokens
         arrays = self._static if static else _Arrays(self._table, tokens, len(queries.rows))
@@ -178,7 +205,7 @@ class NativeInputBuilder(InputBuilder):
         return StepInputs(spans, inputs, slots, last_block, static, metadata, cross)
 
 
-class _Queries(NamedTuple):
+class Queries(NamedTuple):
     """The spans of tokens that attend together: single tokens, then longer spans or single tokens of prompts.
 
     Attributes:
@@ -194,7 +221,8 @@ class _Queries(NamedTuple):
     sampling: list[int]
 
 
-def _queries(spans: Sequence[Span]) -> _Queries:
+def queries_of(spans: Sequence[Span]) -> Queries:
+    """The spans of tokens of a step that attend together."""
     rows: list[int] = []
     starts: list[int] = []
     counts: list[int] = []
@@ -214,7 +242,7 @@ def _queries(spans: Sequence[Span]) -> _Queries:
             counts += [1] * count
         if span.samples and not span.draft:
             sampling.append(len(rows) - 1)
-    return _Queries(rows, starts, counts, singles, sampling)
+    return Queries(rows, starts, counts, singles, sampling)
 
 
 class _Arrays:

@@ -19,7 +19,7 @@ from quire.engine.models.decoder import Decoder
 from quire.engine.models.inputs import ItemEmbeddings
 from quire.engine.scheduling.plan import CrossAttentionItem, EncodedItem, PlaceholderTokens, ScheduledSequence, StepPlan
 from quire.engine.wire.protocol import MediaItem
-from quire.kernels.paged_attention import write_pages
+from quire.kernels.write_pages import write_pages
 
 
 class ItemEncoder(Protocol):
@@ -112,7 +112,7 @@ class CrossAttentionEncoder(NoItemEncoder):
         self._cache.ensure_mapped(max(entry.blocks))
         size = self._block_size
         slots = torch.tensor(entry.blocks)[:, None] * size + torch.arange(size)
-        return slots.flatten()[: entry.length]
+        return slots.flatten()[: entry.length].to(self._encoder.sample.device)
 
     def _write(self, encoded: Tensor, slots: Tensor) -> None:
         for index, k, v in self._model.cross_keys_and_values(encoded):

@@ -1,11 +1,12 @@
-"""Free memory of the machine, within a container's limit too."""
+"""Free memory of the machine, within a container's limit too, and of GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
+import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
 # Limit, usage and statistics of control groups version 2 and 1, and the page cache's fields in the statistics.
@@ -30,6 +31,26 @@ def free_memory(cgroup: Path = _CGROUP) -> int:
             used -= min(used, _sum_fields(cgroup / stat_file, cached))
             return min(available, max(0, limit - used))
     return available
+
+
+def gpu_cache_memory(device: torch.device, utilization: float, largest_step: Callable[[], None]) -> int:
+    """Bytes for a KV cache on a GPU: a share of its memory, less what else uses it while the largest step runs.
+
+    Args:
+        device: a CUDA device.
+        utilization: the share, for weights, KV cache and intermediate results together.
+        largest_step: runs the model's largest step, without a KV cache.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    largest_step()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    outside = total - free - torch.cuda.memory_reserved(device)  # kernels, libraries and other processes
+    torch.cuda.empty_cache()
+    return max(0, int(total * utilization) - outside - peak)
 
 
 def _read_int(path: Path) -> int | None:

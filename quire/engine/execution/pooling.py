@@ -62,7 +62,7 @@ class _Mean(_Pooling):
 
     def add(self, hidden: Tensor) -> None:
         if self._sum is None:
-            self._sum = torch.zeros(hidden.shape[1], dtype=torch.float64)
+            self._sum = torch.zeros(hidden.shape[1], dtype=torch.float64, device=hidden.device)
         add_rows(hidden, self._sum)
         self._count += len(hidden)
 
@@ -86,7 +86,8 @@ class _WeightedMean(_Pooling):
         self._count = 0
 
     def add(self, hidden: Tensor) -> None:
-        weights = torch.arange(self._count + 1, self._count + len(hidden) + 1, dtype=torch.float64)
+        first, end = self._count + 1, self._count + len(hidden) + 1
+        weights = torch.arange(first, end, dtype=torch.float64, device=hidden.device)
         total = weights @ hidden.double()
         self._sum = total if self._sum is None else self._sum + total
         self._count += len(hidden)

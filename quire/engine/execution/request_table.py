@@ -36,7 +36,8 @@ class RequestTable:
     """Token ids and block tables of the sequences in the batch, by row.
 
     Attributes:
-        tokens: (rows, context_len) int32; lengths: (rows,) known tokens of each row.
+        tokens: (rows, context_len) int32, negative where the id is unknown, see `append_unknown`; lengths: (rows,)
+            tokens of each row.
         rope_offsets: (rows,) int64 to add to positions for an index into the rope tables, see `RopeTables`.
         long_rope_rows: rows where it is not 0.
         blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
@@ -70,6 +71,10 @@ class RequestTable:
     def __getitem__(self, row: int) -> Row:
         return self._rows[row]
 
+    def holder(self, row: int) -> Row | None:
+        """What a row holds; None if it is free."""
+        return self._rows.get(row)
+
     def params_of(self, rows: Iterable[int]) -> list[SamplingParams]:
         """The sampling parameters of rows whose sequences generate."""
         return cast("list[SamplingParams]", [self._rows[row].params for row in rows])
@@ -99,6 +104,21 @@ class RequestTable:
         if self.lengths[row] < self.tokens.shape[1]:
             self.tokens[row, self.lengths[row]] = token
             self.lengths[row] += 1
+
+    def append_unknown(self, row: int) -> int:
+        """Append a token that was sampled, but whose id only the device knows yet: -1 - row stands for it.
+
+        Returns:
+            Its position, for `set_token`.
+        """
+        position = int(self.lengths[row])
+        self.append(row, -1 - row)
+        return position
+
+    def set_token(self, row: int, position: int, token: int) -> None:
+        """Set the id of a token that was unknown."""
+        if position < self.tokens.shape[1]:
+            self.tokens[row, position] = token
 
     def known_tokens(self, row: int) -> NDArray[np.int32]:
         """Prompt and output so far."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.request_table import Changes, RequestTable
 from quire.engine.execution.sampling.logprobs import top_logprobs
-from quire.engine.execution.sampling.sampler import SampledToken, Sampler
+from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
@@ -38,6 +37,30 @@ class Computed:
     hidden: Tensor | None = None
 
 
+@dataclass(slots=True)
+class StartedStep:
+    """A step whose work was submitted.
+
+    Attributes:
+        known: what is known of its result.
+        pending: tokens that are sampled, with the ids of their sequences.
+    """
+
+    known: StepResult = field(default_factory=StepResult)
+    pending: list[tuple[list[str], PendingTokens]] = field(default_factory=list)
+
+    def is_done(self) -> bool:
+        """Whether all tokens are known."""
+        return all(tokens.is_done() for _, tokens in self.pending)
+
+    def result(self) -> StepResult:
+        """The result of the step; waits for its tokens. Called once."""
+        for request_ids, tokens in self.pending:
+            for request_id, choice in zip(request_ids, tokens.result(), strict=True):
+                _report(request_id, [choice], self.known)
+        return self.known
+
+
 class ModelRunner:
     """Keeps the request table up to date, and runs model, sampler and pooler over it.
 
@@ -54,7 +77,7 @@ class ModelRunner:
         attention: AttentionBackend,
         steps: StepRunner,
         table: RequestTable,
-        sampler: Sampler,
+        sampler: TokenSampler,
         pooler: Pooler,
         items: ItemEncoder,
         aligner: Aligner | None = None,
@@ -69,16 +92,20 @@ class ModelRunner:
         self._pooler = ChunkPooler(table, pooler)
         self._aligner = aligner
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step."""
+        return self.start(plan).result()
+
+    @torch.inference_mode()
+    def start(self, plan: StepPlan) -> StartedStep:
+        """Submit the work of one step to the device; where the device is the CPU, it is then done."""
         changes = self._table.apply(plan)
         if any(changes):
             self._update(changes)
-        result = StepResult()
+        step = StartedStep()
         self.items.update(plan)
         if not plan.scheduled:
-            return result
+            return step
         try:
             self.items.prepare(plan, plan.scheduled)
             computed = self._compute(plan.scheduled)
@@ -86,10 +113,10 @@ class ModelRunner:
             if not self.contains_failures:
                 raise
             logger.exception("a step failed; its sequences are computed one by one")
-            self._execute_alone(plan, result)
+            self._execute_alone(plan, step)
         else:
-            self._finish(computed, result)
-        return result
+            self._finish(computed, step)
+        return step
 
     def _update(self, changes: Changes) -> None:
         """Rows of the table have changed."""
@@ -124,18 +151,22 @@ class ModelRunner:
         items = self.items.embeddings([(span, of_row[span.row]) for span in inputs.spans])
         return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))
 
-    def _finish(self, computed: Computed, result: StepResult) -> None:
+    def _finish(self, computed: Computed, step: StartedStep) -> None:
         """Sample, and add pooled arrays and log-probabilities of prompts to the result."""
-        spans = computed.spans
-        if computed.logits is not None:
-            self._sample(computed.logits, [span for span in spans if span.samples], result)
+        spans, result = computed.spans, step.known
+        sampling = [span for span in spans if span.samples]
+        if computed.logits is not None and any(span.draft for span in sampling):
+            self._verify_drafts(computed.logits, sampling, result)
+        elif computed.logits is not None and sampling:
+            request_ids = [self._table[span.row].request_id for span in sampling]
+            step.pending.append((request_ids, self._sampler.start(computed.logits, [span.row for span in sampling])))
         if computed.hidden is not None:
             self._report_prompts(computed.hidden, [span for span in spans if self._reports_prompt(span)], result)
             self._report_probs(computed.hidden, [span for span in spans if self._wants_probs(span)], result)
             self._pool(computed.hidden, [span for span in spans if span.row in self._pooler.rows], result)
             self._align([span for span in spans if self._aligns(span)], result)
 
-    def _execute_alone(self, plan: StepPlan, result: StepResult) -> None:
+    def _execute_alone(self, plan: StepPlan, step: StartedStep) -> None:
         """Run each sequence of a step that failed, in order: a sequence may read blocks that an earlier one writes."""
         crosses = {new.request_id: new.cross_attention for new in plan.new if new.cross_attention is not None}
         broken: set[int] = set()  # blocks that were not computed
@@ -151,12 +182,12 @@ class ModelRunner:
                 computed = self._compute([item])
             except Exception as error:  # error boundary: only this sequence fails
                 logger.exception("the model failed for request %s", item.request_id)
-                result.errors[item.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
+                step.known.errors[item.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
                 broken.update(blocks[item.start // self._table.block_size :])
                 broken.update(encoded if cross is not None and cross.item is not None else ())
             else:
-                self._finish(computed, result)
-        result.not_encoded.extend(self.items.missing(plan))
+                self._finish(computed, step)
+        step.known.not_encoded.extend(self.items.missing(plan))
 
     def check(self) -> None:
         """Assert that the request table is consistent."""
@@ -181,30 +212,11 @@ class ModelRunner:
             )
         return any(span.draft for span in spans)
 
-    def _sample(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:
-        """Sample from the logits of each span's last known token and of its draft.
-
-        In rounds: a sequence whose draft is confirmed so far samples again from the draft's next token, so each token
-        is sampled from the state after all tokens before it, as without a draft.
-        """
-        end_rows = itertools.accumulate(1 + len(span.draft) for span in spans)
-        firsts = [end - 1 - len(span.draft) for span, end in zip(spans, end_rows, strict=True)]
-        choices: list[list[SampledToken]] = [[] for _ in spans]
-        active = list(range(len(spans)))
-        for depth in itertools.count():
-            if not active:
-                break
-            rows = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
-            for i, choice in zip(active, self._sampler.sample(rows, [spans[i].row for i in active]), strict=True):
-                choices[i].append(choice)
-            active = [i for i in active if _confirmed(spans[i].draft, depth, choices[i][-1])]
+    def _verify_drafts(self, logits: Tensor, spans: Sequence[Span], result: StepResult) -> None:
+        """Sample from the logits of each span's last known token and of its draft."""
+        choices = self._sampler.verify(logits, [span.row for span in spans], [span.draft for span in spans])
         for span, chosen in zip(spans, choices, strict=True):
-            request_id, error = self._table[span.row].request_id, chosen[-1].error
-            if error is not None:
-                result.errors[request_id] = error
-                continue
-            logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
-            result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
+            _report(self._table[span.row].request_id, chosen, result)
 
     @contextmanager
     def _containing(self, span: Span, what: str, result: StepResult) -> Iterator[str]:
@@ -293,8 +305,14 @@ class ModelRunner:
             yield chunk, compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
 
 
-def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
-    return depth < len(draft) and draft[depth] == choice.token and choice.error is None
+def _report(request_id: str, chosen: Sequence[SampledToken], result: StepResult) -> None:
+    """Add the tokens that were sampled for a sequence to the result of a step."""
+    error = chosen[-1].error
+    if error is not None:
+        result.errors[request_id] = error
+        return
+    logprobs = [choice.logprobs for choice in chosen if choice.logprobs is not None]
+    result.sampled.append(SampledTokens(request_id, [choice.token for choice in chosen], logprobs or None))
 
 
 def _rows_to_sample(spans: Sequence[Span]) -> Tensor:

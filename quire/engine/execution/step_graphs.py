@@ -37,7 +37,7 @@ class EagerSteps(StepRunner):
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
-        return compute_logits(self._model.lm_head, hidden)
+        return compute_logits(self._model.lm_head, hidden)[: inputs.num_logits]
 
 
 class StepGraphs(StepRunner):

@@ -154,7 +154,8 @@ class StreamingEncoder(ItemEncoder):
         positions = [torch.arange(start, start + len(x)) for start, x in zip(starts, embedded, strict=True)]
         offsets = torch.tensor([0, *(len(x) for x in embedded)]).cumsum(0)
         attend = self._attend(streams, positions, offsets.tolist())
-        encoded = self._encoder.run(embedded, attend, offsets, positions=torch.cat(positions))
+        device = self._encoder.sample.device
+        encoded = self._encoder.run(embedded, attend, offsets, positions=torch.cat(positions).to(device))
         for stream, stem, values in zip(streams, stems, encoded, strict=True):
             stream.stem = stem
             stream.encoded += len(values)
@@ -181,14 +182,14 @@ class StreamingEncoder(ItemEncoder):
         self, streams: Sequence[_Stream], positions: Sequence[Tensor], offsets: Sequence[int]
     ) -> PagedAttention:
         """The attention of pieces that begin at `offsets` among all of their positions."""
-        size, pages = self._size.block_size, self._size.pages
+        size, pages, device = self._size.block_size, self._size.pages, self._encoder.sample.device
         slots, ranges = [], list[tuple[int, int, QueryAttention]]()
         for stream, own, begin in zip(streams, positions, offsets, strict=False):
             base, start, end = stream.slot * pages, int(own[0]), int(own[-1]) + 1
             slots.append((base + own // size % pages) * size + own % size)
             first = max(0, start - self._window + 1) // size
             table = base + torch.arange(first, (end - 1) // size + 1) % pages
-            span = PrefillSpan(table.to(torch.int32), end - first * size)
+            span = PrefillSpan(table.to(device, torch.int32), end - first * size)
             ranges.append((begin, begin + len(own), span))
         self._cache.ensure_mapped(max(int(one.max()) for one in slots) // size)
-        return PagedAttention(self._cache.layers, torch.cat(slots), SequentialRanges(ranges))
+        return PagedAttention(self._cache.layers, torch.cat(slots).to(device), SequentialRanges(ranges))

@@ -2,6 +2,7 @@
 
 ModelError
 ├── BrokenFolder          files are missing or unreadable
+├── UnavailableDevice     the device that is to run the model is not available
 ├── UnknownArchitecture   no implementation supports this kind of model
 ├── UnsupportedModel      the architecture is supported, but not this variant (quantization, option)
 └── WeightMismatch        a weight is missing, unexpected or of the wrong shape
@@ -16,6 +17,10 @@ class ModelError(Exception):
 
 class BrokenFolder(ModelError):
     """The folder does not contain a readable model."""
+
+
+class UnavailableDevice(ModelError):
+    """The device that is to run the model is not available."""
 
 
 class UnknownArchitecture(ModelError):

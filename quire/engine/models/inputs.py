@@ -69,7 +69,8 @@ class ModelInputs:
         logits_indices: (n,) int64 rows of the last tokens of sequences that sample from them alone; None if these are
             all rows.
         type_ids: (tokens,) int64 token types; None for models without any.
-        cu_seqlens: (sequences + 1,) int64, for encoders: the first token of each sequence, and the number of tokens.
+        cu_seqlens: (sequences + 1,) int64 on the host, for encoders: the first token of each sequence, and the number
+            of tokens.
         items: embeddings of the tokens that stand for items, or that audio is added to; None if there are none.
         adapted: rows that the model's adapter applies to; None: none.
     """

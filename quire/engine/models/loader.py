@@ -44,6 +44,9 @@ from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.streaming import StreamingInfo
+from quire.kernels import gpu
+from quire.kernels.gpu_weights import BLOCK
+from quire.kernels.linear import Quantization
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
@@ -58,11 +61,13 @@ class LoadTarget(Protocol):
         torch_device: the device on which parameters are allocated.
         quantizable_dtypes: dtypes whose weights the device can quantize while they load.
         computes_bfloat16: bfloat16 arithmetic is faster than float32.
+        computes_float16: float16 arithmetic is as fast as bfloat16.
     """
 
     torch_device: torch.device
     quantizable_dtypes: frozenset[torch.dtype]
     computes_bfloat16: bool
+    computes_float16: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +114,17 @@ def load_model(
     if groups is not None:
         check_parallel(config)
     quantize = options.quantization != "none"
+    if options.quantization == "fp8" and not gpu.computes_float8(target.torch_device):
+        raise UnsupportedModel(
+            "--quantization fp8 needs a GPU of compute capability 8.9 or more; none, int8 and int4 are accepted here"
+        )
     if quantize and not target.quantizable_dtypes:
         raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
-            raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
+            names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
+            raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
         total = checkpoint.total_bytes
         if isinstance(config.spec, CTCSpec):
             return _load_ctc(config, config.spec, options, checkpoint, dtype, target, bar)
@@ -127,14 +137,14 @@ def load_model(
         raise UnsupportedModel(
             f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
         )
-    from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 like it
-    from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 a second of imports, for few models
+    from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 a second of imports, for few models
+    from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 like it
 
     hf_config = read_config(folder, options.hf_overrides)
     check_class(hf_config)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
-        model = load_transformers_model(folder, hf_config, dtype)
+        model = load_transformers_model(folder, hf_config, dtype, target.torch_device)
         progress(total)
     vocab = hf_config.get_text_config().vocab_size
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
@@ -172,7 +182,7 @@ def _load_transformer(
     allocate(model, dtype, target.torch_device)
     names = weight_names_of(config.model_type, spec, config.pooler)
     filler_options: dict[str, Any] = {
-        "quantization": options.quantization,
+        "quantization": _quantization(options, config),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
         "extra_layers": config.extra_layers,
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
@@ -327,17 +337,24 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *,
     """The dtype to compute in. `exact`: float32 unless the options say otherwise, since nothing is multiplied."""
     if exact and options.dtype == "auto":
         return torch.float32
-    widened = options.dtype == "float16" and target.torch_device.type == "cpu"
+    widened = options.dtype == "float16" and not target.computes_float16
     if options.dtype != "auto" and not widened:
         dtype: torch.dtype = getattr(torch, options.dtype)
         return dtype
     stored = checkpoint.dtype()
     # CPUs are a hundred times slower in float16, and half as fast in float32.
-    narrow = stored == torch.float16 or (stored == torch.float32 and target.computes_bfloat16)
+    half = stored == torch.float16 and not target.computes_float16
+    narrow = half or (stored == torch.float32 and target.computes_bfloat16)
     fast = torch.bfloat16 if narrow else stored
     if widened:
         logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
     return fast
+
+
+def _quantization(options: ModelOptions, config: ModelConfig) -> Quantization:
+    """Float8 weights of a checkpoint keep their blocks if they are quantized again."""
+    blocks = config.fp8 is not None and config.fp8.block == (BLOCK, BLOCK)
+    return "fp8_blocks" if blocks and options.quantization == "fp8" else options.quantization
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:

@@ -13,7 +13,7 @@ from quire.engine.models.layers.disentangled_attention import DisentangledAttent
 from quire.engine.models.layers.latent_attention import LatentAttentionLayer
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.moe import MoELayer
-from quire.engine.models.layers.norm import make_norm
+from quire.engine.models.layers.norm import add_and_norm, make_norm
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import (
@@ -82,10 +82,12 @@ class TransformerLayer(nn.Module):
             x = self.attn_post_ln(attended, x)
             summed: Tensor = self.ffn_post_ln(ffn(x), x)
             return summed
-        x = add_scaled(x, attended, self.scale)
+        branch, scale = attended, self.scale
         if self.cross is not None:
-            x = add_scaled(x, self.cross(self.cross_norm(x), step, logits_rows=logits_rows))
-        return add_scaled(x, self.ffn_output_norm(ffn(self.ffn_norm(x))), self.scale)
+            x, read = add_and_norm(self.cross_norm, x, branch, scale)
+            branch, scale = self.cross(read, step, logits_rows=logits_rows), 1.0
+        x, read = add_and_norm(self.ffn_norm, x, branch, scale)
+        return add_scaled(x, self.ffn_output_norm(ffn(read)), self.scale)
 
 
 class LayerStack(nn.Module):

@@ -188,8 +188,10 @@ class TransformersModel:
         """Do nothing: the module computes its own position embeddings."""
 
 
-def load_transformers_model(folder: Path, config: Any, dtype: torch.dtype) -> TransformersModel:
+def load_transformers_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> TransformersModel:
     """Load a folder with transformers, for a config that was read from it and is supported.
+
+    It is checked on the CPU before it moves to `device`.
 
     Raises:
         UnsupportedModel: its attention cannot be replaced.
@@ -213,8 +215,10 @@ def load_transformers_model(folder: Path, config: Any, dtype: torch.dtype) -> Tr
     for name, parameter in module.named_parameters():
         check_finite(name, parameter.data)
     try:
-        return TransformersModel(module.eval())
+        model = TransformersModel(module.eval())
     except ModelError:
         raise
     except Exception as error:  # of the model's own code, in the dry run
         raise UnsupportedModel(f"a dry run of the model failed: {type(error).__name__}: {error}") from error
+    module.to(device)
+    return model

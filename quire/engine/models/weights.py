@@ -21,15 +21,26 @@ _MAX_NAMES = 5  # in an error message
 
 
 def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Allocate every parameter of a model built on the meta device, shared ones once."""
+    """Make every parameter of a model that was built on the meta device, shared ones once.
+
+    On devices that do not map memory at the first write, matrices have none until they are filled, and must not be
+    touched: otherwise, a model that is quantized while it is loaded would need memory for all of its plain weights.
+    """
+    lazy = _maps_at_first_write(device)
     made: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             keep = _KEEP_FLOAT32.fullmatch(f"{module_name}.{name}") is not None
             if id(parameter) not in made:
                 data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype, device=device)
+                if data.dim() > 1 and not lazy:
+                    data.untyped_storage().resize_(0)
                 made[id(parameter)] = nn.Parameter(data, requires_grad=False)
             setattr(module, name, made[id(parameter)])
+
+
+def _maps_at_first_write(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 def check_unpacked(name: str, dtype: torch.dtype) -> None:
@@ -161,7 +172,7 @@ class WeightFiller:
 
     def _copy(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
         self._mark_loaded(name, target)
-        destination = self._parameters[target.parameter].data
+        destination = _with_memory(self._parameters[target.parameter].data)
         tensor = tensor if target.convert is None else target.convert(tensor)
         if target.part is not None:
             parts = self._parts(target.parameter)
@@ -199,6 +210,14 @@ class WeightFiller:
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
         return match is not None and 0 <= int(match[1]) - self.num_layers < self._extra_layers
+
+
+def _with_memory(parameter: Tensor) -> Tensor:
+    """The parameter, for which memory is allocated if it has none yet."""
+    storage = parameter.untyped_storage()
+    if storage.nbytes() < parameter.nbytes:
+        storage.resize_(parameter.nbytes)
+    return parameter
 
 
 def _packable(model: nn.Module) -> dict[str, list[Packable]]:

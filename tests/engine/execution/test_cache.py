@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
 import torch
 
 from quire.config.options import EngineOptions
-from quire.engine.execution.cache import HostKVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import DeviceKVCache, HostKVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.devices.reference import ReferenceDevice
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.decoder import CacheShape
+from quire.kernels.int8_pages import SCALE
 
 SHAPES = [CacheShape(2, 8, 8), CacheShape(1, 12, 8, values_in_keys=True)]
 
@@ -21,19 +25,43 @@ def test_block_bytes() -> None:
     assert block_bytes(SHAPES, 16, torch.bfloat16) == (2 * (8 + 8) + 12) * 16 * 2
 
 
+def never() -> NoReturn:
+    pytest.fail("nothing has to be measured")
+
+
 def test_kv_cache_memory_sets_the_number_of_blocks() -> None:
-    assert count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 90, 10_000, 0) == 11
+    assert count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 90, 10_000, never) == 11
     with pytest.raises(OutOfCacheMemory, match="needs 1001 bytes, 1000 are available; raise --kv-cache-memory-bytes"):
-        count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 1001, 10_000, 0)
+        count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 1001, 10_000, never)
 
 
-def test_memory_fraction_is_limited_to_what_max_num_seqs_needs() -> None:
-    options = EngineOptions(kv_cache_free_memory_fraction=0.5, max_num_seqs=4, block_size=16)
-    assert count_blocks(options, 1000, 100_000, 1_000_000) == 500
-    assert count_blocks(options, 1000, 100_000, 300_000) == 150
-    assert count_blocks(options, 1000, 100, 1_000_000) == 4 * 7
-    with pytest.raises(OutOfCacheMemory, match="--kv-cache-free-memory-fraction"):
-        count_blocks(options, 600_000, 100, 1_000_000)
+@pytest.mark.parametrize("setting", ["kv_cache_free_memory_fraction", "gpu_memory_utilization"])
+def test_memory_fraction_is_limited_to_what_max_num_seqs_needs(setting: str) -> None:
+    options = EngineOptions(**{setting: 0.5}, max_num_seqs=4, block_size=16)
+
+    def count(per_block: int, context_len: int, share: int, reserved: int = 0) -> int:
+        available = partial(ReferenceDevice().cache_memory, options, share, reserved, never)
+        return count_blocks(options, per_block, context_len, available)
+
+    assert count(1000, 100_000, 1_000_000) == 500
+    assert count(1000, 100_000, 1_000_000, 200_000) == 400
+    assert count(1000, 100_000, 300_000) == 150
+    assert count(1000, 100, 1_000_000) == 4 * 7
+    with pytest.raises(OutOfCacheMemory, match=f"raise --{setting.replace('_', '-')}"):
+        count(600_000, 100, 1_000_000)
+
+
+def test_pages_of_a_device_are_one_allocation() -> None:
+    layers = DeviceKVCache(SHAPES, 4, 16, torch.float32, torch.device("cpu")).layers
+    assert [tuple(layer.keys.shape) for layer in layers] == [(2, 4, 16, 8), (1, 4, 16, 12)]
+    assert len({layer.keys.untyped_storage().data_ptr() for layer in layers}) == 1
+    assert layers[1].values.data_ptr() == layers[1].keys.data_ptr()
+    for number, pages in enumerate((layers[0].keys, layers[0].values, layers[1].keys)):
+        assert not pages.any()
+        pages.fill_(number + 1)
+    assert [pages.unique().tolist() for pages in (layers[0].keys, layers[0].values)] == [[1.0], [2.0]]
+    int8 = DeviceKVCache(SHAPES[:1], 4, 16, torch.int8, torch.device("cpu")).layers[0]
+    assert int8.keys.shape[-1] == 8 + SCALE
 
 
 def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def plan(name: str) -> StepPlan:
 
 @pytest.mark.skipif(native.kernels is None, reason="steps run one by one without compiled kernels")
 def test_steps_run_at_once(cores: int) -> None:
-    executor = ParallelExecutor(find_device("cpu"), Runner())
+    executor = ParallelExecutor(find_device("cpu").activate, Runner())
     pending = [executor.submit(plan(f"together-{number}")) for number in range(2)]
     assert all(list(step.result().pooled) == [f"together-{number}"] for number, step in enumerate(pending))
     executor.close()
@@ -93,7 +93,7 @@ def test_steps_run_at_once(cores: int) -> None:
 @pytest.mark.skipif(native.kernels is None, reason="without compiled kernels the number of threads is not set")
 def test_a_step_that_is_alone_has_all_cores_and_one_beside_others_has_one(cores: int) -> None:
     runner = Runner()
-    executor = ParallelExecutor(find_device("cpu"), runner)
+    executor = ParallelExecutor(find_device("cpu").activate, runner)
     executor.submit(StepPlan(encoder_requests=[request("alone", 5)])).result()
     thread = threading.Thread(
         target=lambda: executor.run_in_this_thread(StepPlan(encoder_requests=[request("beside", 5)]))
@@ -107,7 +107,7 @@ def test_a_step_that_is_alone_has_all_cores_and_one_beside_others_has_one(cores:
 def test_an_error_of_the_runner_is_raised_by_the_result_of_its_step(cores: int) -> None:
     """And the steps beside and after it have theirs."""
     runner = Runner()
-    executor = ParallelExecutor(find_device("cpu"), runner)
+    executor = ParallelExecutor(find_device("cpu").activate, runner)
     beside, broken, after = executor.submit(plan("long")), executor.submit(plan("broken")), executor.submit(plan("x"))
     runner.may_end.set()
     with pytest.raises(ZeroDivisionError, match="injected error"):
@@ -122,7 +122,7 @@ def test_an_error_of_the_runner_is_raised_by_the_result_of_its_step(cores: int) 
 def test_closing_ends_the_threads(cores: int) -> None:
     """Steps that run end first; the ones that wait for a thread are dropped."""
     runner = Runner()
-    executor = ParallelExecutor(find_device("cpu"), runner)
+    executor = ParallelExecutor(find_device("cpu").activate, runner)
     pending = [executor.submit(plan(f"together-{number}")) for number in range(2)]
     for step in pending:
         step.result()
@@ -134,7 +134,7 @@ def test_closing_ends_the_threads(cores: int) -> None:
 def test_without_compiled_kernels_one_step_runs_at_a_time(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "kernels", None)
     runner = Runner()
-    executor = ParallelExecutor(find_device("cpu"), runner)
+    executor = ParallelExecutor(find_device("cpu").activate, runner)
     assert executor.max_steps_in_flight == 2
     pending = [executor.submit(plan(f"long-{number}")) for number in range(4)]
     runner.may_end.set()
@@ -212,7 +212,7 @@ def test_a_short_request_does_not_wait_for_the_steps_in_flight(waiting: int, cor
 def make_core() -> tuple[EngineCore, Runner, Channel]:
     runner, channel = Runner(), Channel()
     limits = SchedulerLimits(max_seqs=4, max_tokens=100, max_model_len=1000)
-    executor = ParallelExecutor(find_device("cpu"), runner)
+    executor = ParallelExecutor(find_device("cpu").activate, runner)
     core = EngineCore(EncoderScheduler(limits), executor, channel, vocab_size=10)  # type: ignore[arg-type]
     return core, runner, channel
 

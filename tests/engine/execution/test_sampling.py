@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.execution.sampling.token_sampling import sample_tokens, uniform
+from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.scheduling.plan import NewSequence, StepPlan
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import token_mask
+from quire.kernels.sampling_state import uniform
 
 VOCAB = 50
 

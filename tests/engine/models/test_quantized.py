@@ -155,3 +155,9 @@ def test_a_block_size_that_is_none_is_refused(tmp_path: Path, block: Any) -> Non
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="weight_block_size"):
         load(folder)
+
+
+def test_float8_needs_a_gpu(tmp_path: Path) -> None:
+    folder = save_model(make_model("qwen3"), tmp_path)
+    with pytest.raises(ModelError, match=r"--quantization fp8 needs a GPU .* none, int8 and int4 are accepted here"):
+        load(folder, quantization="fp8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 pytest.importorskip("triton")
 
+from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
+
+accept_computed_bounds()
+separate_rows()
+
 
 @pytest.fixture
 def device() -> Iterator[torch.device]:
@@ -21,5 +27,5 @@ def device() -> Iterator[torch.device]:
     if torch.cuda.is_available():
         yield torch.device("cuda")
         return
-    with gpu.interpreted():
+    with gpu.interpreted(), np.errstate(all="ignore"):  # NaN and infinities are no errors in kernels
         yield torch.device("cpu")

@@ -20,9 +20,9 @@ from quire.kernels.paged_attention import (
     paged_decode,
     paged_prefill,
     paged_varlen,
-    write_pages,
 )
 from quire.kernels.take_rows import take_rows
+from quire.kernels.write_pages import write_pages
 
 
 class QueryAttention(Protocol):

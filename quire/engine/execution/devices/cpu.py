@@ -8,24 +8,26 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from typing_extensions import override
 
+from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.native import NativeAttention, supports_cache
 from quire.engine.execution.attention.reference import ReferenceAttention
 from quire.engine.execution.cache import HostKVCache, KVCache
-from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.host import HostDevice
 from quire.engine.execution.inputs import InputBuilder, NativeInputBuilder
-from quire.engine.execution.memory import free_memory
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import MAX_TOKENS, StepGraphs, StepRunner
 from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.kernels import native
 
 
-class CpuDevice(Device):
+class CpuDevice(HostDevice):
     """The CPU with compiled kernels."""
 
+    name = "cpu"
     torch_device = torch.device("cpu")
     quantizable_dtypes = frozenset(native.DTYPES)
+    computes_float16 = False
     cache_alignment = native.ATTENTION_VECTOR_WIDTH
 
     def __init__(self) -> None:
@@ -37,17 +39,13 @@ class CpuDevice(Device):
         return nullcontext()
 
     @override
-    def free_memory(self) -> int:
-        return free_memory()
-
-    @override
     def allocate_cache(
         self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
     ) -> KVCache:
         return HostKVCache(shapes, num_blocks, block_size, dtype, prefault)
 
     @override
-    def input_builder(self, table: RequestTable) -> InputBuilder:
+    def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:
         return NativeInputBuilder(table, MAX_TOKENS)
 
     @override
@@ -58,5 +56,5 @@ class CpuDevice(Device):
         )
 
     @override
-    def step_runner(self, model: LanguageModel) -> StepRunner:
+    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
         return StepGraphs(model)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
 
+from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
-from quire.engine.execution.cache import KVCache
+from quire.engine.execution.cache import CacheMemory, KVCache
+from quire.engine.execution.executor import BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.sampling.pending import TokenSampler
+from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.engine.models.loader import LoadTarget
@@ -21,29 +25,54 @@ class Device(LoadTarget, Protocol):
     """A device that runs models.
 
     Attributes:
+        name: value of ``--device``.
         description: text for the log, e.g. the instruction set of the kernels.
         cache_alignment: keys and values are padded to a multiple of this many elements in pages.
     """
 
+    name: str
     description: str
     cache_alignment: int
 
     def activate(self) -> AbstractContextManager[None]:
-        """Select the device's kernels for the calling thread; around loading and every step."""
+        """Select the device and its kernels for the calling thread; around loading and every step."""
 
-    def free_memory(self) -> int:
-        """Bytes that KV caches may be allocated from."""
+    def cache_memory(
+        self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
+    ) -> CacheMemory:
+        """Measure the memory that the KV cache of an engine may take.
+
+        Args:
+            options: which part of the memory engines may take.
+            share: bytes that the engine may take beside its weights, where several share the memory of the host.
+            reserved: bytes that the engine needs for other state.
+            largest_step: runs the model's largest step, without a KV cache.
+        """
 
     def allocate_cache(
         self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
     ) -> KVCache:
         """Allocate the pages of all layers; `prefault`: bytes to map ahead of their use, where that applies."""
 
-    def input_builder(self, table: RequestTable) -> InputBuilder:
+    def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:
         """The builder of step inputs."""
 
     def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
         """Attention over `cache`; `dtype` is that of queries, keys and values."""
 
-    def step_runner(self, model: LanguageModel) -> StepRunner:
+    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
         """The runner of steps that only need logits of last tokens; it uses step graphs where the device has them."""
+
+    def sampler_bytes(self, rows: int, vocab_size: int) -> int:
+        """Bytes of the device's memory that a sampler takes; `rows` of the request table."""
+
+    def sampler(
+        self, table: RequestTable, vocab_size: int, grammar_states: GrammarStates, inputs: InputBuilder
+    ) -> TokenSampler:
+        """The sampler of tokens."""
+
+    def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:
+        """The executor of a decoder's steps; `max_steps_in_flight` is what its sampler allows."""
+
+    def encoder_executor(self, runner: Runner) -> ParallelExecutor:
+        """The executor of an encoder's steps."""

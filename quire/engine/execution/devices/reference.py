@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.reference import ReferenceAttention
 from quire.engine.execution.cache import KVCache, LayerCache, scale_bytes
-from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.host import HostDevice
 from quire.engine.execution.inputs import InputBuilder, NumpyInputBuilder
-from quire.engine.execution.memory import free_memory
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.models.decoder import CacheShape, LanguageModel
@@ -51,12 +51,14 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-class ReferenceDevice(Device):
+class ReferenceDevice(HostDevice):
     """The CPU with PyTorch's operations alone."""
 
+    name = "reference"
     torch_device = torch.device("cpu")
     quantizable_dtypes: frozenset[torch.dtype] = frozenset()
     computes_bfloat16 = False
+    computes_float16 = False
     cache_alignment = 1
     description = "torch reference kernels"
 
@@ -65,17 +67,13 @@ class ReferenceDevice(Device):
         return native.disabled()
 
     @override
-    def free_memory(self) -> int:
-        return free_memory()
-
-    @override
     def allocate_cache(
         self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
     ) -> KVCache:
         return TorchKVCache(shapes, num_blocks, block_size, dtype)
 
     @override
-    def input_builder(self, table: RequestTable) -> InputBuilder:
+    def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:
         return NumpyInputBuilder(table)
 
     @override
@@ -83,5 +81,5 @@ class ReferenceDevice(Device):
         return ReferenceAttention(cache, table)
 
     @override
-    def step_runner(self, model: LanguageModel) -> StepRunner:
+    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
         return EagerSteps(model)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from quire.engine.execution.request_table import Changes
-from quire.engine.execution.runner import Computed, ModelRunner
-from quire.engine.scheduling.plan import SampledTokens, StepResult
+from quire.engine.execution.runner import Computed, ModelRunner, StartedStep
+from quire.engine.scheduling.plan import SampledTokens
 
 
 class LeadingRunner(ModelRunner):
@@ -35,7 +35,7 @@ class FollowingRunner(ModelRunner):
         pass  # nothing is sampled or pooled here
 
     @override
-    def _finish(self, computed: Computed, result: StepResult) -> None:
+    def _finish(self, computed: Computed, step: StartedStep) -> None:
         """Take part in the output projections of what the core reports."""
         if computed.hidden is None:
             return

@@ -136,6 +136,16 @@ class GrammarProcessor:
             self._unseen = []
             self._computing = self._thread.submit(_advance, steps, self._computing)
 
+    def masks_of(self, rows: Sequence[int]) -> Masks:
+        """A copy of the masks of rows that have a grammar: (len(rows), words)."""
+        self._wait()
+        masks: Masks = self._masks[list(rows)]
+        return masks
+
+    def errors_of(self, rows: Sequence[int]) -> dict[int, SequenceError]:
+        """The errors of those of `rows` that cannot continue, by row; known when their masks are."""
+        return {row: error for row in rows if (error := self._states[row].error) is not None}
+
     def apply(self, logits: Tensor, rows: Sequence[int]) -> dict[int, SequenceError]:
         """Mask logits (rows, vocab) of `rows`; returns the errors of sequences that cannot continue, by index."""
         pairs = [(index, row) for index, row in enumerate(rows) if row in self._states] if self._states else []

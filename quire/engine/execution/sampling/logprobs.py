@@ -13,7 +13,7 @@ from quire.engine.wire.protocol import TokenLogprobs
 def top_logprobs(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
     """Return for each row of raw logits (rows, vocab) its token, then the `alternatives` top tokens."""
     logprobs = logits.log_softmax(-1)
-    own = logprobs.gather(-1, torch.tensor(tokens)[:, None])
+    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
     ranks = (logprobs > own).sum(-1).add_(1).tolist()
     values, ids = logprobs.topk(min(alternatives, logits.shape[-1]), -1)
     rows = zip(tokens, own[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), strict=True)

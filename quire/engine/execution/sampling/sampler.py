@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
@@ -21,39 +23,35 @@ from quire.engine.execution.sampling.masks import (
     Timestamps,
 )
 from quire.engine.execution.sampling.penalties import Penalties
-from quire.engine.execution.sampling.token_sampling import sample_tokens, uniform
+from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
+from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.scheduling.plan import SequenceError
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.sampling_params import SamplingParams
+from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
+GrammarStates = Callable[[SamplingParams], GrammarState | None]  # initial states of grammars; None without a grammar
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SampledToken(NamedTuple):
-    """A sampled token and its log-probabilities, if requested. With an `error` there is no valid token."""
-
-    token: int
-    logprobs: TokenLogprobs | None
-    error: SequenceError | None = None
-
-
-class Sampler:
-    """Samples the next token of each sequence whose known tokens are all computed.
+class Sampler(TokenSampler):
+    """Samples on the CPU: tokens are known at once. Logits of other devices are copied.
 
     A failure in one sequence ends that sequence with an error; the others continue.
     """
+
+    max_steps_in_flight = 1
 
     def __init__(
         self,
         table: RequestTable,
         vocab_size: int,
-        grammar_state: Callable[[SamplingParams], GrammarState | None] = lambda _: None,
+        grammar_states: GrammarStates = lambda _: None,
     ) -> None:
-        """`grammar_state`: makes the initial state of a request's grammar, None if it has none."""
         self._table = table
-        self._grammars = GrammarProcessor(grammar_state, vocab_size)
+        self._grammars = GrammarProcessor(grammar_states, vocab_size)
         self._processors: list[LogitsProcessor] = [
             AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), BeginSuppress(),
             Timestamps(),  # last: it compares the tokens that the others allow
@@ -63,8 +61,8 @@ class Sampler:
         self._states_in_use: list[RowState] = []
         self._errors: dict[int, SequenceError] = {}  # by row
 
+    @override
     def update(self, freed: Iterable[int], filled: Iterable[int]) -> None:
-        """Follow the rows of the table: some were freed, then some were filled."""
         for row in freed:
             self._errors.pop(row, None)
             for processor in self._stateful:
@@ -77,6 +75,10 @@ class Sampler:
         self._processors_in_use = [processor for processor in self._processors if processor.rows]
         self._states_in_use = [state for state in self._stateful if state.rows]
         self._grammars.start_masks()
+
+    @override
+    def start(self, logits: Tensor, rows: Sequence[int]) -> PendingTokens:
+        return KnownTokens(self.sample(logits.cpu(), rows))
 
     def sample(self, logits: Tensor, rows: Sequence[int]) -> list[SampledToken]:
         """The next tokens of `rows` of the table from their logits (rows, vocab) float32, which are changed."""
@@ -103,8 +105,12 @@ class Sampler:
                 errors[i] = self._errors[row]
         return [SampledToken(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
+    @override
+    def verify(self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
+        return verify_in_rounds(self.start, logits.cpu(), rows, drafts)
+
+    @override
     def close(self) -> None:
-        """End the threads of the grammar processor."""
         self._grammars.close()
 
     def _choose(self, logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
@@ -155,6 +161,35 @@ class Sampler:
             logger.exception("sampling for request %s failed", self._table[row].request_id)
             self._errors[row] = SequenceError(f"sampling failed: {type(error).__name__}: {error}")
             return None
+
+
+def verify_in_rounds(
+    start: Callable[[Tensor, Sequence[int]], PendingTokens],
+    logits: Tensor,
+    rows: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+) -> list[list[SampledToken]]:
+    """`TokenSampler.verify` by calls of `TokenSampler.start`.
+
+    A sequence whose draft is confirmed so far samples again from the draft's next token, so each token is sampled from
+    the state after all tokens before it, as without a draft.
+    """
+    ends = itertools.accumulate(1 + len(draft) for draft in drafts)
+    firsts = [end - 1 - len(draft) for draft, end in zip(drafts, ends, strict=True)]
+    choices: list[list[SampledToken]] = [[] for _ in rows]
+    active = list(range(len(rows)))
+    for depth in itertools.count():
+        if not active:
+            break
+        selected = logits if len(active) == len(logits) else logits[[firsts[i] + depth for i in active]]
+        for i, choice in zip(active, start(selected, [rows[i] for i in active]).result(), strict=True):
+            choices[i].append(choice)
+        active = [i for i in active if _confirmed(drafts[i], depth, choices[i][-1])]
+    return choices
+
+
+def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
+    return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 
 def _first(entry: TokenLogprobs, count: int) -> TokenLogprobs:

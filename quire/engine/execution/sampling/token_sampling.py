@@ -13,16 +13,6 @@ from quire.kernels.sampling import argmax, sample, sample_by_inverse_cdf
 
 _SampleRows = Callable[[Tensor, Sequence[SamplingParams], Sequence[float]], list[int]]
 _TOP_P_WIDTHS = (256, 4096)  # numbers of top tokens tried before the whole vocabulary is sorted
-_MASK64 = (1 << 64) - 1
-
-
-def uniform(seed: int, position: int) -> float:
-    """Return a random number in [0, 1) that depends only on its arguments (SplitMix64, Steele et al. 2014).
-
-    The n-th token of a sequence is thus the same in any batch and after preemption.
-    """
-    state = _mix(seed & _MASK64) ^ position
-    return (_mix(state) >> 11) / (1 << 53)
 
 
 def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
@@ -115,10 +105,3 @@ def _sort_by_value_then_id(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]
     ids, order = ids.sort(-1)
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, order)
-
-
-def _mix(state: int) -> int:
-    state = (state + 0x9E3779B97F4A7C15) & _MASK64
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return state ^ (state >> 31)

@@ -45,6 +45,8 @@ class GroupedAttentionLayer(nn.Module):
                 norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
         rope = None if spec.rope is None else step.ropes[spec.rope]
         q, k, v = qk_norm_rope(qkv, spec.heads, spec.kv_heads, norms, rope)
+        if self.alibi is not None and self.alibi.device != q.device:
+            self.alibi = self.alibi.to(q.device)
         params = AttentionParams(spec.scale, spec.window, spec.softcap, self.sinks, self.alibi, step.relative_bias)
         last_token_only = last_layer and step.last_token_only
         attended = step.attend(self.index, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)

@@ -73,9 +73,9 @@ class DisentangledAttentionLayer(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, pos_q: Tensor | None, pos_k: Tensor | None) -> Tensor:
         spec, length = self.spec, q.shape[1]
         scale = 1 / math.sqrt(spec.head_dim * (1 + spec.to_position + spec.from_position))
-        position = torch.arange(length)
+        position = torch.arange(length, device=q.device)
         rows = relative_rows(spec, position[:, None] - position)
-        scores = torch.zeros(spec.heads, length, length)
+        scores = torch.zeros(spec.heads, length, length, device=q.device)
         if pos_k is not None:
             to_position = torch.matmul(q, pos_k.transpose(1, 2))  # (heads, length, rows)
             scores = scores + to_position.gather(2, rows.expand(spec.heads, -1, -1)).float()

@@ -10,7 +10,7 @@ from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.norm import make_norm
 from quire.engine.models.spec import TransformerSpec
 from quire.kernels.add_scaled import add_scaled, scaled
-from quire.kernels.linear import PackedBFloat16, Quantization
+from quire.kernels.linear import ExactWeight, Quantization
 from quire.kernels.take_rows import take_rows
 
 
@@ -99,7 +99,7 @@ class Embedding(Packable):
         return take_rows(self.weight, tokens)
 
     @property
-    def _shared(self) -> PackedBFloat16 | None:
+    def _shared(self) -> ExactWeight | None:
         """The head's packed weight, if rows of the table can be read from it without loss."""
-        found = [head.packed for head in self._tied if isinstance(head.packed, PackedBFloat16)]
+        found = [head.packed for head in self._tied if isinstance(head.packed, ExactWeight)]
         return found[0] if found else None

@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.inputs import RowSet
+from quire.kernels import gpu, native
 from quire.kernels.activation import activation, kernel_activation
 from quire.kernels.add_scaled import add_scaled
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
+from quire.kernels.low_rank import add_low_rank
 from quire.kernels.take_rows import take_rows
 
 
@@ -56,10 +58,13 @@ class Linear(Packable):
         self.adapter: LowRank | None = None
 
     def pack_weights(self, quantization: Quantization) -> None:
-        if self.plain or self.weight is None:
-            return
-        self.packed = pack_weight(self.weight, quantization)
-        if self.packed is not None:
+        if not self.plain and self.weight is not None:
+            self._use(pack_weight(self.weight, quantization))
+
+    def _use(self, packed: PackedWeight | None) -> None:
+        """Replace the weight by a packed one; None: keep it."""
+        self.packed = packed
+        if packed is not None:
             self.weight = None
             if self.bias is not None:  # it may be loaded later, in float32 then
                 self.bias.data = self.bias.data.float()
@@ -116,10 +121,13 @@ class LowRank(nn.Module):
         self.down, self.up = (Linear(weight.shape[1], weight.shape[0]) for weight in (down, up))
         for linear, weight in ((self.down, down), (self.up, up)):
             linear.weight = nn.Parameter(weight, requires_grad=False)
+            linear.plain = not native.supports(weight) and gpu.supports(weight)  # `add_low_rank` reads it
             linear.pack_weights("none")
 
     def add(self, y: Tensor, x: Tensor, rows: RowSet) -> Tensor:
         """y (tokens, size_out), of which some rows get x's product; it may be changed. x: (tokens, size_in)."""
+        if self.down.plain and self.down.weight is not None and self.up.weight is not None:
+            return add_low_rank(y, x, self.down.weight, self.up.weight, rows.indices)
         if rows.indices is None:
             return add_scaled(y, self.up(self.down(x)))
         own = add_scaled(take_rows(y, rows.indices), self.up(self.down(take_rows(x, rows.indices))))

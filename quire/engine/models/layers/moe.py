@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,39 +14,71 @@ from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import ClampedSwigluExperts, GatedExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
 from quire.kernels.activation import act_and_mul, clamped_swiglu
-from quire.kernels.linear import Quantization
+from quire.kernels.experts import can_stack, run_experts
+from quire.kernels.gpu_weights import StackedWeights
+from quire.kernels.linear import Quantization, pack_exact_weight
+from quire.kernels.routing import grouped_sigmoid, softmax_top_k
+
+
+class ExpertLinear(Linear):
+    """A projection of one expert. On GPUs its weight moves to the tensor of all experts once it is loaded."""
+
+    def __init__(self, size_in: int, *parts: int, bias: bool, stack: StackedWeights, index: int) -> None:
+        """`index`: the expert's, in `stack`."""
+        super().__init__(size_in, *parts, bias=bias)
+        self._stack = stack
+        self._index = index
+        self._stacked_bytes = 0
+
+    @override
+    def pack_weights(self, quantization: Quantization) -> None:
+        if self.weight is None or not can_stack(self.weight):
+            super().pack_weights(quantization)
+            return
+        self._stacked_bytes = self._stack.put(self._index, self.weight, quantization)
+        self.weight = None
+
+    @property
+    @override
+    def packed_bytes(self) -> int:
+        return self._stacked_bytes or super().packed_bytes
 
 
 class Expert(nn.Module):
     """One expert: a gated feed-forward. Its weights are packed as soon as they are loaded, expert by expert."""
 
-    def __init__(self, hidden: int, spec: MoE) -> None:
+    def __init__(
+        self, hidden: int, spec: MoE, index: int, gate_up_stack: StackedWeights, down_stack: StackedWeights
+    ) -> None:
         super().__init__()
         self.spec = spec.expert
         bias = isinstance(spec.expert, ClampedSwigluExperts)
-        self.gate_up = Linear(hidden, spec.size, spec.size, bias=bias)
-        self.down = Linear(spec.size, hidden, bias=bias)
+        self.gate_up = ExpertLinear(hidden, spec.size, spec.size, bias=bias, stack=gate_up_stack, index=index)
+        self.down = ExpertLinear(spec.size, hidden, bias=bias, stack=down_stack, index=index)
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
-        gate_up = self.gate_up(x)
-        if isinstance(self.spec, ClampedSwigluExperts):
-            inner = clamped_swiglu(gate_up, self.spec.alpha, self.spec.limit)
-        else:
-            inner = act_and_mul(gate_up, self.spec.act)
-        out: Tensor = self.down(inner)
+        out: Tensor = self.down(_inner(self.gate_up(x), self.spec))
         return out
+
+
+def _inner(gate_up: Tensor, spec: GatedExperts | ClampedSwigluExperts) -> Tensor:
+    """(tokens, 2 * size) to (tokens, size)."""
+    if isinstance(spec, ClampedSwigluExperts):
+        return clamped_swiglu(gate_up, spec.alpha, spec.limit)
+    return act_and_mul(gate_up, spec.act)
 
 
 class Router(Linear):
     """Logits of experts in float32, from a weight that is never quantized.
 
-    The compiled kernel sums in the same order however many tokens a step has; torch's product in float32 does not.
+    Its kernels sum in the same order however many tokens a step has; torch's product in float32 does not.
     """
 
     @override
     def pack_weights(self, quantization: Quantization) -> None:
-        super().pack_weights("none")
+        if self.weight is not None:
+            self._use(pack_exact_weight(self.weight))
 
     def logits(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, experts)."""
@@ -66,12 +100,21 @@ class MoELayer(nn.Module):
         router = spec.router
         self.router = Router(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias)
         self.score_bias = _score_bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
-        self.experts = nn.ModuleList(Expert(hidden, spec) for _ in spec.local_experts)
+        count = len(spec.local_experts)
+        self._stacks = StackedWeights(count), StackedWeights(count)
+        self._biases: tuple[Tensor, Tensor] | None = None
+        self.experts = nn.ModuleList(Expert(hidden, spec, index, *self._stacks) for index in range(count))
         self.shared = _shared_expert(hidden, spec)
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         chosen, weights = self.route(x)
+        out = self._run_stacked(x, chosen, weights) if self._stacks[0].is_used else self._run(x, chosen, weights)
+        out = out if self.shared is None else out + self.shared(x)
+        return out if self._group is None else self._group.all_reduce(out)
+
+    def _run(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Expert by expert, of those that some token has chosen."""
         out = torch.zeros_like(x)
         local = self.spec.local_experts
         for index in chosen.unique().tolist():
@@ -79,31 +122,56 @@ class MoELayer(nn.Module):
                 tokens, rank = (chosen == index).nonzero(as_tuple=True)
                 expert = self.experts[index - local.start]
                 out.index_add_(0, tokens, expert(x[tokens]) * weights[tokens, rank, None].to(x.dtype))
-        out = out if self.shared is None else out + self.shared(x)
-        return out if self._group is None else self._group.all_reduce(out)
+        return out
+
+    def _run_stacked(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """All experts at once, without waiting for the device."""
+        if self._biases is None and isinstance(self.spec.expert, ClampedSwigluExperts):
+            self._biases = self._stack_biases("gate_up"), self._stack_biases("down")
+        gate_up_bias, down_bias = self._biases or (None, None)
+        return run_experts(
+            x,
+            *self._stacks,
+            partial(_inner, spec=self.spec.expert),
+            self._local(chosen),
+            weights,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
+
+    def _local(self, chosen: Tensor) -> Tensor:
+        """Indices among the experts of this rank; -1 for those of others."""
+        local = self.spec.local_experts
+        if len(local) == self.spec.experts:
+            return chosen
+        own = chosen - local.start
+        return own.masked_fill((own < 0) | (own >= len(local)), -1)
+
+    def _stack_biases(self, name: str) -> Tensor:
+        """The biases of a projection of all experts: (experts, outputs). The experts' own become views of them."""
+        linears = [expert.get_submodule(name) for expert in self.experts]
+        biases = [linear.bias for linear in linears if isinstance(linear, Linear) and linear.bias is not None]
+        stack = torch.stack([bias.data for bias in biases])
+        for bias, row in zip(biases, stack, strict=True):
+            bias.data = row
+        return stack
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Indices and weights of each token's experts, both (tokens, top_k)."""
         logits = self.router.logits(x)
-        router = self.spec.router
-        if isinstance(router, GroupedSigmoidRouter):
-            assert self.score_bias is not None
-            return grouped_sigmoid(logits, self.score_bias, router, self.spec.top_k)
-        weights, chosen = logits.softmax(-1).topk(self.spec.top_k, -1)
-        return chosen, weights / weights.sum(-1, keepdim=True) if router.renormalize else weights
-
-
-def grouped_sigmoid(logits: Tensor, bias: Tensor, router: GroupedSigmoidRouter, top_k: int) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V3's router: the bias affects which experts are chosen, but not their weights."""
-    scores = logits.sigmoid()
-    grouped = (scores + bias).unflatten(-1, (router.groups, -1))
-    best = grouped.topk(2, -1).values.sum(-1).topk(router.top_groups, -1).indices
-    kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)
-    chosen = grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2).topk(top_k, -1).indices
-    weights = scores.gather(-1, chosen)
-    if router.renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return chosen, weights * router.scale
+        router, top_k = self.spec.router, self.spec.top_k
+        if isinstance(router, SoftmaxRouter):
+            return softmax_top_k(logits, top_k, renormalize=router.renormalize)
+        assert self.score_bias is not None
+        return grouped_sigmoid(
+            logits,
+            self.score_bias,
+            top_k,
+            groups=router.groups,
+            top_groups=router.top_groups,
+            scale=router.scale,
+            renormalize=router.renormalize,
+        )
 
 
 def _shared_expert(hidden: int, spec: MoE) -> GatedMLPLayer | None:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models import spec
+from quire.kernels.add_rms_norm import add_rms_norm
+from quire.kernels.add_scaled import add_scaled
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.rms_norm import rms_norm
 
@@ -36,6 +38,14 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Normalize the last dimension of x + residual."""
         return layer_norm(x, self.weight, self.bias, self.eps, residual)
+
+
+def add_and_norm(norm: nn.Module, x: Tensor, branch: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """x + branch * scale, and the norm of it. All are (tokens, hidden)."""
+    if isinstance(norm, RMSNorm):
+        return add_rms_norm(x, branch, scale, norm.weight, norm.eps, norm.offset)
+    total = add_scaled(x, branch, scale)
+    return total, norm(total)
 
 
 def make_norm(dim: int, norm: spec.Norm) -> RMSNorm | LayerNorm:

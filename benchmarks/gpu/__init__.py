@@ -1,0 +1,1 @@
+"""Benchmarks on one GPU: engine steps and kernels, relative to the limits of the hardware. See README.md here."""

@@ -1,0 +1,136 @@
+"""Model folders without weights, and random weights on the GPU in place of a checkpoint's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Set
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from quire.engine.models import loader
+from quire.engine.models.checkpoint import Progress
+from quire.engine.models.fp8 import Fp8Scales
+
+_STD = 0.02
+_LLAMA = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 40960}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        **_LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True, "rope_theta": 1e6,
+    },
+    "llama-3-8b": {
+        **_LLAMA, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256, "tie_word_embeddings": False, "rope_theta": 5e5,
+    },
+    "qwen3-30b-a3b": {
+        **_LLAMA, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False,
+        "rope_theta": 1e6, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+}  # fmt: skip
+
+
+def write_folder(shape: str, folder: Path) -> Path:
+    """Write the config.json of a shape to a new folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **SHAPES[shape]}))
+    return folder
+
+
+def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a checkpoint, as in files on the Hugging Face Hub."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    for index in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in _layer(config).items()}
+    return shapes
+
+
+def _layer(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config.get("head_dim", hidden // heads)
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (heads * dim, hidden),
+        "self_attn.k_proj.weight": (kv_heads * dim, hidden),
+        "self_attn.v_proj.weight": (kv_heads * dim, hidden),
+        "self_attn.o_proj.weight": (hidden, heads * dim),
+    }
+    if config["model_type"].startswith("qwen3"):
+        shapes |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    experts = config.get("num_experts", 0)
+    size = config["moe_intermediate_size"] if experts else config["intermediate_size"]
+    mlps = [f"mlp.experts.{expert}" for expert in range(experts)] or ["mlp"]
+    if experts:
+        shapes["mlp.gate.weight"] = (experts, hidden)
+    for mlp in mlps:
+        shapes |= {f"{mlp}.gate_proj.weight": (size, hidden), f"{mlp}.up_proj.weight": (size, hidden)}
+        shapes[f"{mlp}.down_proj.weight"] = (hidden, size)
+    return shapes
+
+
+class RandomCheckpoint:
+    """Stands in for `Checkpoint`: random tensors that the GPU makes."""
+
+    def __init__(self, folder: Path, fp8: Fp8Scales | None = None) -> None:
+        self._shapes = tensor_shapes(json.loads((folder / "config.json").read_text()))
+        self._generator = torch.Generator("cuda").manual_seed(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: there are no files."""
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors."""
+        return len(self._shapes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all tensors in bytes."""
+        return sum(torch.Size(shape).numel() for shape in self._shapes.values()) * torch.bfloat16.itemsize
+
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tensors."""
+        return torch.bfloat16
+
+    def names(self) -> Set[str]:
+        """Names of all tensors."""
+        return self._shapes.keys()
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of a tensor."""
+        return torch.bfloat16
+
+    def equal(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same values."""
+        return False
+
+    def tensors(self, dtype: torch.dtype, progress: Progress) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and tensors; norms are 1."""
+        for name, shape in self._shapes.items():
+            tensor = torch.ones(shape, dtype=torch.bfloat16, device="cuda")
+            if len(shape) > 1:
+                tensor.normal_(std=_STD, generator=self._generator)
+            yield name, tensor
+            progress(tensor.nbytes)
+
+
+def use_random_weights() -> None:
+    """Load random weights in this process, whatever a folder has."""
+    loader.Checkpoint = RandomCheckpoint  # type: ignore[assignment,misc]

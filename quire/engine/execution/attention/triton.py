@@ -1,0 +1,88 @@
+"""Attention by Triton kernels: generated tokens in one call, the spans of prompts in another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
+from quire.engine.execution.attention.cross_attention import PagedCrossAttention
+from quire.engine.execution.attention.paged import PagedAttention, QueryAttention
+from quire.engine.execution.cache import KVCache, LayerCache
+from quire.engine.execution.inputs import CrossAttentionInputs, DeviceMetadata, StepInputs
+from quire.kernels.paged_attention import AttentionParams, attend_singles, attend_spans
+
+
+@dataclass(frozen=True, slots=True)
+class SingleQueries(QueryAttention):
+    """Queries that attend as single tokens, each a row of `tables` (tokens, blocks) int32 and `lengths` (tokens,)."""
+
+    tables: Tensor
+    lengths: Tensor
+    max_len: int
+
+    @override
+    def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
+        return attend_singles(q, cache.keys, cache.values, self.tables, self.lengths, self.max_len, params)
+
+
+@dataclass(frozen=True, slots=True)
+class StepQueries(QueryAttention):
+    """All queries of a step."""
+
+    metadata: DeviceMetadata
+
+    @override
+    def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
+        metadata = self.metadata
+        singles, tables, lengths = metadata.singles, metadata.block_tables, metadata.seq_lens
+        spans = len(metadata.query_starts) - 1
+        out = []
+        if singles or not spans:
+            generated = SingleQueries(tables[:singles], lengths[:singles], metadata.max_seq_len)
+            out.append(generated(q[:singles], cache, params))
+        if spans:
+            out.append(
+                attend_spans(
+                    q[singles:],
+                    cache.keys,
+                    cache.values,
+                    tables[singles:],
+                    lengths[singles:],
+                    metadata.query_starts,
+                    params,
+                )
+            )
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+
+class TritonAttention(AttentionBackend):
+    """Attention over the pages of `cache`."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._layers = cache.layers
+
+    @override
+    def prepare(self, inputs: StepInputs) -> PreparedAttention:
+        metadata = inputs.attention
+        assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
+        logits_rows = SingleQueries(metadata.logits_tables, metadata.logits_lens, metadata.max_seq_len)
+        attend = PagedAttention(
+            self._layers, inputs.slots, StepQueries(metadata), inputs.model.logits_indices, logits_rows
+        )
+        cross = None if inputs.cross is None else _cross(self._layers, inputs.cross)
+        return PreparedAttention(attend, inputs.static, cross)
+
+
+def _cross(layers: Sequence[LayerCache], inputs: CrossAttentionInputs) -> PagedCrossAttention:
+    """Cross-attention, in which all tokens attend as single ones: the positions of an item have no order."""
+    most = inputs.tables.shape[1] * layers[0].keys.shape[2]
+    return PagedCrossAttention(
+        layers,
+        SingleQueries(inputs.tables, inputs.lengths, most),
+        SingleQueries(inputs.logits_tables, inputs.logits_lengths, most),
+    )

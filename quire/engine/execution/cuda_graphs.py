@@ -1,0 +1,136 @@
+"""CUDA graphs of decode steps: captured when the engine starts, one for each number of rows, and replayed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from typing_extensions import override
+
+from quire.config.options import EngineOptions
+from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
+from quire.engine.execution.device_inputs import DeviceInputBuilder
+from quire.engine.execution.inputs import StepInputs
+from quire.engine.execution.step_graphs import EagerSteps, StepRunner
+from quire.engine.models.decoder import LanguageModel
+
+logger = logging.getLogger(__name__)
+_SMALL = (1, 2, 4)  # sizes below multiples of _STRIDE
+_STRIDE = 8
+_WIDE = 256  # above it every other multiple
+_LARGEST = 512  # sequences; larger steps take so long that launching kernels does not matter
+
+
+def capture_sizes(options: EngineOptions) -> tuple[int, ...]:
+    """Numbers of sequences of the decode steps to capture, in ascending order: as configured, else up to all."""
+    if options.cudagraph_capture_sizes:
+        return tuple(sorted({size for size in options.cudagraph_capture_sizes if size <= options.max_num_seqs}))
+    most = min(options.max_num_seqs, _LARGEST)
+    dense, sparse = range(_STRIDE, min(most, _WIDE) + 1, _STRIDE), range(_WIDE + 2 * _STRIDE, most + 1, 2 * _STRIDE)
+    return tuple(sorted({size for size in (*_SMALL, *dense, *sparse, most) if size <= most}))
+
+
+class Graph(Protocol):
+    """The work that a function submits to a device, to be submitted again as a whole."""
+
+    def capture(self, function: Callable[[], None]) -> None:
+        """Call a function once, to find out its work.
+
+        Raises:
+            RuntimeError: it waits for the device, so that it cannot be captured.
+        """
+
+    def replay(self) -> None:
+        """Submit the work."""
+
+
+class CudaGraph(Graph):
+    """A CUDA graph."""
+
+    def __init__(self, pool: object) -> None:
+        """`pool`: memory that it shares with graphs that never run at the same time."""
+        self._pool = pool
+        self._graph = torch.cuda.CUDAGraph()
+
+    @classmethod
+    def sharing_memory(cls) -> Callable[[], CudaGraph]:
+        """A function that makes graphs whose intermediate results share memory."""
+        pool = torch.cuda.graph_pool_handle()
+        return lambda: cls(pool)
+
+    @override
+    def capture(self, function: Callable[[], None]) -> None:
+        function()  # compiles kernels and fills caches
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")  # to fail here, as a failed capture may leave the device unusable
+        try:
+            function()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+            function()
+
+    @override
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class GraphSteps(StepRunner):
+    """Replays the graph of each padded step; others run layer by layer.
+
+    Attributes:
+        graphs: the graphs by number of rows.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        inputs: DeviceInputBuilder,
+        attention: AttentionBackend,
+        new_graph: Callable[[], Graph],
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._attention = attention
+        self._new_graph = new_graph
+        self._eager = EagerSteps(model)
+        self._logits: Tensor | None = None  # of the largest graph
+        self.graphs: dict[int, Graph] = {}
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture a graph of each size, the largest first, as its memory then serves all others."""
+        sizes = sorted(self._inputs.padded_sizes, reverse=True)
+        for size in tqdm(sizes, desc="capturing CUDA graphs", unit="graph", leave=False, disable=None):
+            inputs = self._inputs.blank(size)
+            prepared = self._attention.prepare(inputs)
+            if self._logits is None:
+                shape = (sizes[0], self._model.lm_head.vocab_size)
+                self._logits = torch.empty(shape, dtype=torch.float32, device=inputs.slots.device)
+            graph, out = self._new_graph(), self._logits[:size]
+            try:
+                graph.capture(partial(self._compute, inputs, prepared, out))
+            except RuntimeError as error:
+                logger.warning("the model runs without CUDA graphs: it waits for the device in each step (%s)", error)
+                self.graphs.clear()
+                return
+            self.graphs[size] = graph
+
+    @override
+    def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
+        graph = self.graphs.get(inputs.num_tokens) if inputs.static and attention.static else None
+        plain = inputs.model.items is None and inputs.model.adapted is None
+        if graph is None or self._logits is None or not plain:
+            return self._eager.logits(inputs, attention)
+        graph.replay()
+        return self._model.lm_head.adjust(self._logits[: inputs.num_logits])
+
+    def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
+        hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
+        self._model.lm_head.project(hidden, out=out)

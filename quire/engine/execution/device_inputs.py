@@ -1,0 +1,285 @@
+"""Inputs of the steps of a device that computes in the background: one asynchronous copy for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from quire.engine.execution.inputs import (
+    CrossAttentionInputs,
+    DeviceMetadata,
+    InputBuilder,
+    Queries,
+    Span,
+    StepInputs,
+    make_spans,
+    queries_of,
+)
+from quire.engine.execution.pinned import PinnedBuffers
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.models.inputs import ModelInputs
+from quire.engine.scheduling.plan import ScheduledSequence
+from quire.kernels.last_tokens import fill_last_tokens
+
+_NO_SLOT = -1  # of padding: its keys and values are not stored
+_INT64, _INT32 = 8, 4  # bytes
+
+
+class Sizes(NamedTuple):
+    """Numbers of elements of a step's arrays, padding included.
+
+    Attributes:
+        tokens: tokens of the step.
+        singles: queries of one token.
+        spans: spans of prompts.
+        logits: rows `logits_indices`; 0 if these are all rows.
+    """
+
+    tokens: int
+    singles: int
+    spans: int
+    logits: int
+
+    @property
+    def queries(self) -> int:
+        """Rows of block tables."""
+        return self.singles + self.spans + self.logits
+
+
+class _Offsets(NamedTuple):
+    """Where the arrays of a step begin, in bytes: those of int64, those of int32, and changes of block tables."""
+
+    token_ids: int
+    positions: int
+    slots: int
+    logits_indices: int
+    rows: int
+    seq_lens: int
+    query_starts: int
+    changes: int
+
+
+def _offsets(sizes: Sizes) -> _Offsets:
+    counts = (
+        *((sizes.tokens, _INT64),) * 3,
+        (sizes.logits, _INT64),
+        *((sizes.queries, _INT32),) * 2,
+        (sizes.spans + 1, _INT32),
+    )
+    ends = [0]
+    for count, itemsize in counts:
+        ends.append(ends[-1] + count * itemsize)
+    ends[-1] += -ends[-1] % _INT64
+    return _Offsets(*ends)
+
+
+class DeviceInputBuilder(InputBuilder):
+    """Builds the inputs of a step in pinned memory and copies them to the device.
+
+    The block tables of all rows of the request table have a copy on the device, to which a step sends its new blocks
+    only. A step in which every sequence samples from one generated token is padded to one of `padded_sizes` and has its
+    inputs at the addresses of all steps of that size, so that its kernels can be replayed.
+
+    Attributes:
+        padded_sizes: in ascending order.
+        last_tokens: (rows,) int64 the token that was sampled last of each row of the request table. A token whose id
+            the host does not know yet is read from it, see `RequestTable.append_unknown`.
+    """
+
+    def __init__(self, table: RequestTable, device: torch.device, padded_sizes: Sequence[int] = ()) -> None:
+        """`padded_sizes`: in ascending order."""
+        rows, blocks = table.blocks.shape
+        self._table = table
+        self._device = device
+        self.padded_sizes = tuple(padded_sizes)
+        self._max_len = table.tokens.shape[1]
+        self._buffers = PinnedBuffers(device)
+        most = self.padded_sizes[-1] if self.padded_sizes else 0
+        self._static = torch.zeros(_static_bytes(most, rows, blocks), dtype=torch.uint8, device=device)
+        self._static_tables = torch.zeros(most, blocks, dtype=torch.int32, device=device)
+        self._blocks = torch.zeros(rows, blocks, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    @override
+    def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
+        spans = make_spans(scheduled, self._table)
+        queries = queries_of(spans)
+        tokens = spans[-1].offset + spans[-1].count
+        every = len(queries.sampling) == tokens == queries.singles
+        padded = self._padded_size(tokens) if every and self._table.cross_blocks.size == 0 else None
+        spans_of_prompts = len(queries.rows) - queries.singles
+        sizes = Sizes(
+            tokens if padded is None else padded,
+            queries.singles if padded is None else padded,
+            spans_of_prompts,
+            0 if every else len(queries.sampling),
+        )
+        return self._send(spans, queries, tokens, sizes, scheduled, every=every, static=padded is not None)
+
+    def blank(self, size: int) -> StepInputs:
+        """The inputs of a step of one of the padded sizes that consists of padding, with which steps are captured."""
+        return self._send([], queries_of([]), 0, Sizes(size, size, 0, 0), (), every=True, static=True)
+
+    def _padded_size(self, tokens: int) -> int | None:
+        return next((size for size in self.padded_sizes if size >= tokens), None)
+
+    def _send(
+        self,
+        spans: Sequence[Span],
+        queries: Queries,
+        tokens: int,
+        sizes: Sizes,
+        scheduled: Sequence[ScheduledSequence],
+        *,
+        every: bool,
+        static: bool,
+    ) -> StepInputs:
+        """`every`: logits are computed for all rows. `static`: at the addresses of all steps of that size."""
+        offsets = _offsets(sizes)
+        changes, values = self._changed_blocks(scheduled)
+        nbytes = offsets.changes + (_INT64 + _INT32) * len(changes)
+        with self._buffers.next(nbytes) as (memory, copy):
+            arrays = _Arrays(memory, sizes, offsets)
+            last_block, unknown = self._fill(arrays, queries, tokens)
+            at = offsets.changes
+            memory[at : at + _INT64 * len(changes)].view(np.int64)[:] = changes
+            memory[at + _INT64 * len(changes) : nbytes].view(np.int32)[:] = values
+            sent = copy(self._static[:nbytes] if static else None)
+        self._apply(sent[offsets.changes : nbytes], len(changes))
+        views = _views(sent, sizes, offsets)
+        if unknown:
+            fill_last_tokens(views.token_ids, self.last_tokens)
+        model = ModelInputs(views.token_ids, views.positions, None if every else views.logits_indices)
+        metadata = self._metadata(spans, queries, sizes, views, static=static)
+        cross = self._cross(spans)
+        return StepInputs(spans, model, views.slots, last_block, static, metadata, cross)
+
+    def _changed_blocks(self, scheduled: Sequence[ScheduledSequence]) -> tuple[list[int], list[int]]:
+        """Positions in the flat block tables of the blocks that are new in this step, and the blocks."""
+        table, width = self._table, self._blocks.shape[1]
+        positions, values = list[int](), list[int]()
+        for item in scheduled:
+            if count := len(item.new_blocks):
+                row = table.row_of(item.request_id)
+                begin = row * width + int(table.num_blocks[row]) - count
+                positions += range(begin, begin + count)
+                values += item.new_blocks
+        return positions, values
+
+    def _apply(self, sent: Tensor, count: int) -> None:
+        """Write new blocks to the device's block tables."""
+        if count:
+            positions, values = sent.split([_INT64 * count, _INT32 * count])
+            self._blocks.view(-1).index_copy_(0, positions.view(torch.int64), values.view(torch.int32))
+
+    def _fill(self, arrays: _Arrays, queries: Queries, tokens: int) -> tuple[int, bool]:
+        """Write the inputs of a step.
+
+        Returns:
+            Its largest block, and whether it has tokens that the host does not know.
+        """
+        table, size = self._table, self._table.block_size
+        given = len(queries.rows)
+        row, start, count = (np.array(part, np.int64) for part in (queries.rows, queries.starts, queries.counts))
+        ends = np.cumsum(count)
+        rows = np.repeat(row, count)
+        positions = np.repeat(start - ends + count, count) + np.arange(tokens)
+        known = table.tokens[rows, positions]
+        blocks = table.blocks[rows, positions // size].astype(np.int64)
+        _put(arrays.token_ids, known, 0)
+        _put(arrays.positions, positions + table.rope_offsets[rows], 0)
+        _put(arrays.slots, blocks * size + positions % size, _NO_SLOT)
+        sampling = queries.sampling if len(arrays.logits_indices) else []
+        arrays.logits_indices[:] = ends[sampling] - 1
+        padding = len(arrays.rows) - given - len(sampling)
+        order = [row, np.zeros(padding, np.int64), row[sampling]]
+        lengths = start + count
+        arrays.rows[:] = np.concatenate(order)
+        arrays.seq_lens[:] = np.concatenate([lengths, np.zeros(padding, np.int64), lengths[sampling]])
+        arrays.query_starts[0] = 0
+        arrays.query_starts[1:] = np.cumsum(count[queries.singles :])
+        return int(blocks.max(initial=0)), bool((known < 0).any())
+
+    def _metadata(
+        self, spans: Sequence[Span], queries: Queries, sizes: Sizes, views: _Views, *, static: bool
+    ) -> DeviceMetadata:
+        tables = torch.index_select(
+            self._blocks, 0, views.rows, out=self._static_tables[: sizes.queries] if static else None
+        )
+        given = sizes.singles + sizes.spans
+        return DeviceMetadata(
+            singles=sizes.singles,
+            block_tables=tables[:given],
+            seq_lens=views.seq_lens[:given],
+            query_starts=views.query_starts,
+            max_query_len=max(queries.counts[queries.singles :], default=0),
+            max_seq_len=self._max_len if static else max(span.length for span in spans),
+            logits_tables=tables[given:],
+            logits_lens=views.seq_lens[given:],
+        )
+
+    def _cross(self, spans: Sequence[Span]) -> CrossAttentionInputs | None:
+        """What the tokens of a step attend to across; None in models without it."""
+        table = self._table
+        if not table.cross_blocks.size:
+            return None
+        rows = np.repeat([span.row for span in spans], [span.count for span in spans])
+        sampling = [span.row for span in spans if span.samples and not span.draft]
+        parts = (table.cross_blocks[rows], table.cross_lengths[rows])
+        logits = (table.cross_blocks[sampling], table.cross_lengths[sampling])
+        return CrossAttentionInputs(*(torch.from_numpy(part).to(self._device) for part in (*parts, *logits)))
+
+
+class _Arrays:
+    """The arrays of a step in host memory."""
+
+    def __init__(self, memory: NDArray[np.uint8], sizes: Sizes, offsets: _Offsets) -> None:
+        def array(begin: int, count: int, dtype: type[np.int64] | type[np.int32]) -> NDArray[np.int64 | np.int32]:
+            return memory[begin : begin + count * np.dtype(dtype).itemsize].view(dtype)
+
+        self.token_ids = array(offsets.token_ids, sizes.tokens, np.int64)
+        self.positions = array(offsets.positions, sizes.tokens, np.int64)
+        self.slots = array(offsets.slots, sizes.tokens, np.int64)
+        self.logits_indices = array(offsets.logits_indices, sizes.logits, np.int64)
+        self.rows = array(offsets.rows, sizes.queries, np.int32)
+        self.seq_lens = array(offsets.seq_lens, sizes.queries, np.int32)
+        self.query_starts = array(offsets.query_starts, sizes.spans + 1, np.int32)
+
+
+class _Views(NamedTuple):
+    """The arrays of a step on the device."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    logits_indices: Tensor
+    rows: Tensor
+    seq_lens: Tensor
+    query_starts: Tensor
+
+
+def _views(sent: Tensor, sizes: Sizes, offsets: _Offsets) -> _Views:
+    counts = (*(sizes.tokens,) * 3, sizes.logits, *(sizes.queries,) * 2, sizes.spans + 1)
+    dtypes = (*(torch.int64,) * 4, *(torch.int32,) * 3)
+    return _Views(
+        *(
+            sent[begin : begin + count * dtype.itemsize].view(dtype)
+            for begin, count, dtype in zip(offsets, counts, dtypes, strict=False)
+        )
+    )
+
+
+def _put(array: NDArray[np.int64 | np.int32], values: NDArray[np.int64 | np.int32], padding: int) -> None:
+    array[: len(values)] = values
+    array[len(values) :] = padding
+
+
+def _static_bytes(size: int, rows: int, blocks: int) -> int:
+    """Bytes of the inputs of the largest padded step, in which every sequence may have new blocks."""
+    return _offsets(Sizes(size, size, 0, 0)).changes + (_INT64 + _INT32) * rows * blocks if size else 0

@@ -1,0 +1,48 @@
+"""What devices have in common whose steps run in the calling thread, with the memory of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from typing_extensions import override
+
+from quire.config.options import EngineOptions
+from quire.engine.execution.cache import CacheMemory, KVCache
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.executor import BackgroundRunner, Executor, LocalExecutor, ParallelExecutor, Runner
+from quire.engine.execution.inputs import InputBuilder
+from quire.engine.execution.memory import free_memory
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.sampling.pending import TokenSampler
+from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
+
+
+class HostDevice(Device):
+    """A device that computes with the cores and the memory of the host."""
+
+    @override
+    def cache_memory(
+        self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
+    ) -> CacheMemory:
+        available = (free_memory() if share is None else share) - reserved
+        if options.gpu_memory_utilization is not None:  # vLLM's flag, in command lines that were written for it
+            return CacheMemory(int(available * options.gpu_memory_utilization), "--gpu-memory-utilization")
+        return CacheMemory(int(available * options.kv_cache_free_memory_fraction), "--kv-cache-free-memory-fraction")
+
+    @override
+    def sampler_bytes(self, rows: int, vocab_size: int) -> int:
+        return 0  # the logits processors allocate what the requests need
+
+    @override
+    def sampler(
+        self, table: RequestTable, vocab_size: int, grammar_states: GrammarStates, inputs: InputBuilder
+    ) -> TokenSampler:
+        return Sampler(table, vocab_size, grammar_states)
+
+    @override
+    def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:
+        return LocalExecutor(self.activate, runner, cache)
+
+    @override
+    def encoder_executor(self, runner: Runner) -> ParallelExecutor:
+        return ParallelExecutor(self.activate, runner)

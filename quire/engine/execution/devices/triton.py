@@ -1,0 +1,108 @@
+"""A GPU with Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from typing_extensions import override
+
+from quire.config.options import EngineOptions
+from quire.engine.execution.attention.backend import AttentionBackend
+from quire.engine.execution.attention.triton import TritonAttention
+from quire.engine.execution.cache import CacheMemory, DeviceKVCache, KVCache, OutOfCacheMemory
+from quire.engine.execution.cuda_graphs import CudaGraph, Graph, GraphSteps, capture_sizes
+from quire.engine.execution.device_inputs import DeviceInputBuilder
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.executor import BackgroundExecutor, BackgroundRunner, Executor, ParallelExecutor, Runner
+from quire.engine.execution.inputs import InputBuilder
+from quire.engine.execution.memory import gpu_cache_memory
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.sampling.device_sampler import DeviceSampler
+from quire.engine.execution.sampling.device_settings import settings_bytes
+from quire.engine.execution.sampling.pending import TokenSampler
+from quire.engine.execution.sampling.sampler import GrammarStates
+from quire.engine.execution.step_graphs import EagerSteps, StepRunner
+from quire.engine.models.decoder import CacheShape, LanguageModel
+
+_UTILIZATION = 0.9  # vLLM's default
+
+
+class TritonDevice(Device):
+    """A CUDA device."""
+
+    name = "cuda"
+    quantizable_dtypes = frozenset((torch.float32, torch.float16, torch.bfloat16))
+    computes_bfloat16 = True
+    computes_float16 = True
+    cache_alignment = 1
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        self.description = f"Triton kernels on {torch.cuda.get_device_name(torch_device)}"
+
+    @override
+    def activate(self) -> AbstractContextManager[None]:
+        return self._activate()
+
+    @contextmanager
+    def _activate(self) -> Iterator[None]:
+        with torch.cuda.device(self.torch_device):
+            yield
+
+    @override
+    def cache_memory(
+        self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
+    ) -> CacheMemory:
+        if share is not None:
+            raise OutOfCacheMemory("several models on one GPU need --kv-cache-memory-bytes, the size of each KV cache")
+        utilization = options.gpu_memory_utilization or _UTILIZATION
+        nbytes = gpu_cache_memory(self.torch_device, utilization, largest_step)
+        return CacheMemory(nbytes - reserved, "--gpu-memory-utilization")
+
+    @override
+    def allocate_cache(
+        self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+    ) -> KVCache:
+        return DeviceKVCache(shapes, num_blocks, block_size, dtype, self.torch_device)
+
+    @override
+    def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:
+        sizes = () if options.enforce_eager else capture_sizes(options)
+        return DeviceInputBuilder(table, self.torch_device, sizes)
+
+    @override
+    def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
+        return TritonAttention(cache)
+
+    @override
+    def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
+        assert isinstance(inputs, DeviceInputBuilder)
+        if not inputs.padded_sizes:
+            return EagerSteps(model)
+        steps = GraphSteps(model, inputs, attention, self._graph_factory())
+        steps.capture()
+        return steps
+
+    @override
+    def sampler_bytes(self, rows: int, vocab_size: int) -> int:
+        return settings_bytes(rows, vocab_size)
+
+    @override
+    def sampler(
+        self, table: RequestTable, vocab_size: int, grammar_states: GrammarStates, inputs: InputBuilder
+    ) -> TokenSampler:
+        assert isinstance(inputs, DeviceInputBuilder)
+        return DeviceSampler(table, vocab_size, self.torch_device, inputs.last_tokens, grammar_states)
+
+    @override
+    def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:
+        return BackgroundExecutor(self.activate, runner, max_steps_in_flight)
+
+    @override
+    def encoder_executor(self, runner: Runner) -> ParallelExecutor:
+        return ParallelExecutor(self.activate, runner, cores=1)  # its steps run one after the other on the device
+
+    def _graph_factory(self) -> Callable[[], Graph]:
+        return CudaGraph.sharing_memory()

@@ -1,0 +1,52 @@
+"""The largest step of a model, which shows how much memory intermediate results take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.decoder import CacheShape, LanguageModel, compute_logits
+from quire.engine.models.inputs import ModelInputs
+from quire.kernels.paged_attention import AttentionParams
+
+
+@torch.inference_mode()
+def run_largest_step(
+    model: LanguageModel, max_tokens: int, max_seqs: int, context_len: int, device: torch.device
+) -> None:
+    """Run a step of `max_tokens` tokens, of which as many as possible are sampled, without a KV cache."""
+    tokens = torch.zeros(max_tokens, dtype=torch.int64, device=device)
+    positions = torch.arange(max_tokens, device=device) % context_len
+    sampling = torch.arange(min(max_tokens, max_seqs), device=device)
+    inputs = ModelInputs(tokens, positions, sampling)
+    hidden = model.run(inputs, _NoAttention(model.caches, len(sampling)), last_token_only=True, cross=_no_cross)
+    logits = compute_logits(model.lm_head, hidden)
+    logits.softmax(-1).sort(-1)  # about what sampling takes
+
+
+class _NoAttention:
+    """Stands in for attention: the result has its shape only."""
+
+    def __init__(self, caches: Sequence[CacheShape], sampling: int) -> None:
+        self._caches = caches
+        self._sampling = sampling
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        params: AttentionParams,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        rows = self._sampling if last_layer and last_token_only else len(q)
+        return q.new_zeros(rows, q.shape[1], self._caches[layer].value_dim)
+
+
+def _no_cross(layer: int, q: Tensor, params: AttentionParams, *, logits_rows: bool = False) -> Tensor:
+    return torch.zeros_like(q)

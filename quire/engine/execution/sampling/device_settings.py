@@ -1,0 +1,200 @@
+"""Sampling parameters of the rows of the request table, and what was generated, in tensors on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire.engine.execution.pinned import pinned_empty
+from quire.engine.wire.sampling_params import SamplingParams
+from quire.kernels.adjust_logits import IN_PROMPT, Biases, Penalties, TokenCounts
+from quire.kernels.choose_tokens import ChoiceSettings
+from quire.kernels.sampling import mask_words
+from quire.kernels.sampling_state import random_state, randoms_at
+
+MAX_BIASES = 1024  # of a row: biases, end tokens that min_tokens forbids, begin_suppress_tokens
+_ALWAYS = (1 << 31) - 1  # the limit of biases that do not end
+_TEMPERATURE, _LOG_MIN_P, _TOP_P, _REPETITION, _FREQUENCY, _PRESENCE = range(6)  # of `floats`
+_TOP_K, _BIASES, _COUNTS, _MASK = range(4)  # of `integers`
+_RANDOM_STATE, _POSITION = range(2)  # of `states`
+
+
+@dataclass(frozen=True, slots=True)
+class RowUse:
+    """What is needed to sample a token of a row."""
+
+    random: bool
+    ranked: bool
+    biased: bool
+    penalized: bool
+    masked: bool
+    grammar: bool
+    logprobs: int | None
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits change before a token is chosen."""
+        return self.biased or self.penalized or self.masked or self.grammar
+
+
+def has_settings(params: SamplingParams) -> bool:
+    """Whether these tensors can hold all that the sampling of a request depends on.
+
+    Bad words and rules of timestamps depend on earlier tokens in ways that only the host follows. So do grammars, but
+    what they allow is a mask, which the host sends.
+    """
+    return not params.bad_words and params.timestamp_rule is None and len(_biases(params)) <= MAX_BIASES
+
+
+def settings_bytes(rows: int, vocab_size: int) -> int:
+    """Bytes of device memory that `DeviceSettings` takes: almost all of them for counts of tokens."""
+    return 4 * rows * (vocab_size + mask_words(vocab_size) + 3 * MAX_BIASES)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of an array, which the device makes in the background."""
+    source = pinned_empty(array.shape, torch.from_numpy(array).dtype, device)
+    source.numpy()[...] = array
+    return source.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A sequence that was put into a row of the table; its known tokens are int32."""
+
+    row: int
+    params: SamplingParams
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
+
+
+class DeviceSettings:
+    """Written when rows of the table change; what a token changes is written by `record_tokens` on the device.
+
+    All memory is allocated at the start, so that a request cannot fail for want of it.
+
+    Attributes:
+        uses: what the sampling of each row needs, by row.
+        positions: (rows,) int64 tokens that were generated.
+        masks: (rows, words) int32 bitmasks of allowed tokens, for `mask_of_row`.
+        seen: the tokens of rows that have penalties.
+        penalties: of all rows.
+        biases: of all rows.
+    """
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        """`rows`: of the request table."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.uses: dict[int, RowUse] = {}
+        self._device = device
+        floats = self._floats = zeros(6, rows, dtype=torch.float32)
+        integers = self._integers = zeros(4, rows)
+        self._states = zeros(2, rows, dtype=torch.int64)
+        self.positions = self._states[_POSITION]
+        self.masks = zeros(rows, mask_words(vocab_size))
+        self.seen = TokenCounts(integers[_COUNTS], zeros(rows, vocab_size))
+        self.penalties = Penalties(floats[_REPETITION], floats[_FREQUENCY], floats[_PRESENCE])
+        self.biases = Biases(
+            tokens=zeros(rows, MAX_BIASES),
+            values=zeros(rows, MAX_BIASES, dtype=torch.float32),
+            limits=zeros(rows, MAX_BIASES),
+            counts=integers[_BIASES],
+        )
+
+    def choice(self, rows: Tensor, positions: Tensor, uses: Sequence[RowUse]) -> ChoiceSettings:
+        """How a token is chosen at positions (n,) int64 of rows (n,) int64 of the table."""
+        floats, integers = self._floats.index_select(1, rows), self._integers.index_select(1, rows)
+        return ChoiceSettings(
+            temperatures=floats[_TEMPERATURE],
+            randoms=randoms_at(self._states[_RANDOM_STATE], rows, positions),
+            log_min_p=floats[_LOG_MIN_P],
+            top_k=integers[_TOP_K],
+            top_p=floats[_TOP_P],
+            random=any(use.random for use in uses),
+            ranked=any(use.ranked for use in uses),
+        )
+
+    def mask_of_row(self, rows: Tensor) -> Tensor:
+        """(n,) int32: the row of `masks` of each of `rows`; -1 for those without one."""
+        return self._integers[_MASK].index_select(0, rows)
+
+    def remove(self, row: int) -> None:
+        """A row was freed."""
+        self.uses.pop(row, None)
+
+    def add(self, filled: Sequence[NewRow]) -> None:
+        """Rows were filled with sequences that `has_settings` accepts."""
+        if not filled:
+            return
+        integers = [self._add(one) for one in filled]
+        rows = to_device(np.array([one.row for one in filled], np.int64), self._device)
+        parts = (
+            (self._floats, [_floats(one.params) for one in filled], np.float32),
+            (self._integers, integers, np.int32),
+            (self._states, [(random_state(one.params.seed or 0), len(one.output)) for one in filled], np.int64),
+        )
+        for target, values, dtype in parts:
+            target.index_copy_(1, rows, to_device(np.ascontiguousarray(np.array(values, dtype).T), self._device))
+
+    def _add(self, new: NewRow) -> tuple[int, int, int, int]:
+        """Write what a row has of its own; returns its integers."""
+        params, biases = new.params, _biases(new.params)
+        penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
+        masked = params.allowed_tokens is not None
+        ranked = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1)
+        self.uses[new.row] = RowUse(
+            random=params.temperature > 0 and not ranked,
+            ranked=ranked,
+            biased=bool(biases),
+            penalized=penalized,
+            masked=masked,
+            grammar=bool(params.grammar),
+            logprobs=params.logprobs,
+        )
+        if biases:
+            self._write_biases(new.row, biases)
+        if penalized:
+            self._write_counts(new)
+        if params.allowed_tokens is not None:
+            self.masks[new.row].copy_(to_device(params.allowed_tokens.view(np.int32), self._device))
+        top_k = min(params.top_k, _ALWAYS)
+        return top_k, len(biases), new.row if penalized else -1, new.row if masked else -1
+
+    def _write_biases(self, row: int, biases: Sequence[tuple[int, float, int]]) -> None:
+        tables = (self.biases.tokens, np.int32), (self.biases.values, np.float32), (self.biases.limits, np.int32)
+        for (table, dtype), column in zip(tables, zip(*biases, strict=True), strict=True):
+            table[row, : len(column)].copy_(to_device(np.array(column, dtype), self._device))
+
+    def _write_counts(self, new: NewRow) -> None:
+        """Count the known tokens of a row."""
+        counts = self.seen.counts[new.row]
+        counts.zero_()
+        counts.index_fill_(0, to_device(new.prompt.astype(np.int64), self._device), IN_PROMPT)
+        output = to_device(new.output.astype(np.int64), self._device)
+        counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+
+def _floats(params: SamplingParams) -> tuple[float, ...]:
+    log_min_p = math.log(params.min_p) if params.min_p else -math.inf
+    penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+    return (params.temperature, log_min_p, params.top_p, *penalties)
+
+
+def _biases(params: SamplingParams) -> list[tuple[int, float, int]]:
+    """Tokens with what is added to their logits, and the position from which on it is not."""
+    ends = {*params.eos_token_ids, *params.stop_token_ids} if params.min_tokens else set[int]()
+    return [
+        *((token, bias, _ALWAYS) for token, bias in params.logit_bias.items()),
+        *((token, -math.inf, min(params.min_tokens, _ALWAYS)) for token in ends),
+        *((token, -math.inf, 1) for token in {*params.begin_suppress_tokens}),
+    ]

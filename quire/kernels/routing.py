@@ -1,0 +1,75 @@
+"""Routers of mixtures of experts, and the sum of what a token's experts return."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.kernels import gpu
+
+
+def softmax_top_k(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """The experts with the highest logits, and their softmax weights.
+
+    Args:
+        logits: (tokens, experts) float32.
+        top_k: experts of a token.
+        renormalize: the weights of the chosen experts sum to 1.
+
+    Returns:
+        indices (integers) and weights float32, both (tokens, top_k).
+    """
+    if gpu.supports(logits):
+        from quire.kernels.triton import routing as kernel
+
+        return kernel.softmax_top_k(logits, top_k, renormalize=renormalize)
+    return reference_softmax(logits, top_k, renormalize=renormalize)
+
+
+def reference_softmax(logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """`softmax_top_k` in torch."""
+    weights, chosen = logits.softmax(-1).topk(top_k, -1)
+    return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
+
+
+def grouped_sigmoid(
+    logits: Tensor, bias: Tensor, top_k: int, *, groups: int, top_groups: int, scale: float, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    """DeepSeek-V3's router: the bias affects which experts are chosen, but not their weights.
+
+    Args:
+        logits: (tokens, experts) float32.
+        bias: (experts,) float32.
+        top_k: experts of a token.
+        groups: groups of neighbouring experts, at least two in each.
+        top_groups: groups of a token, those with the highest sums of their two highest scores.
+        scale: factor of the weights.
+        renormalize: the weights of the chosen experts sum to 1, before the factor.
+
+    Returns:
+        as `softmax_top_k`.
+    """
+    if gpu.supports(logits, bias):
+        from quire.kernels.triton import routing as kernel
+
+        return kernel.grouped_sigmoid(
+            logits, bias, top_k, groups=groups, top_groups=top_groups, scale=scale, renormalize=renormalize
+        )
+    return reference_sigmoid(
+        logits, bias, top_k, groups=groups, top_groups=top_groups, scale=scale, renormalize=renormalize
+    )
+
+
+def reference_sigmoid(
+    logits: Tensor, bias: Tensor, top_k: int, *, groups: int, top_groups: int, scale: float, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    """`grouped_sigmoid` in torch."""
+    scores = logits.sigmoid()
+    grouped = (scores + bias).unflatten(-1, (groups, -1))
+    best = grouped.topk(2, -1).values.sum(-1).topk(top_groups, -1).indices
+    kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)
+    chosen = grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2).topk(top_k, -1).indices
+    weights = scores.gather(-1, chosen)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, weights * scale

@@ -1,0 +1,48 @@
+"""Log-probabilities of chosen and of top tokens, which stay on the logits' device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quire.kernels import gpu
+
+
+class Logprobs(NamedTuple):
+    """Log-probabilities of rows of logits.
+
+    Attributes:
+        own: (rows,) float32 those of the rows' tokens.
+        ranks: (rows,) int64 ranks of these tokens, from 1: tokens of the same log-probability have the same rank.
+        top_ids: (rows, top) int64 the most likely tokens; equal ones by id.
+        top: (rows, top) float32 their log-probabilities.
+    """
+
+    own: Tensor
+    ranks: Tensor
+    top_ids: Tensor
+    top: Tensor
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Logprobs:
+    """Log-probabilities of a token of each row and of the `top` most likely ones.
+
+    Args:
+        logits: (rows, vocab) float32.
+        tokens: (rows,) int64.
+    """
+    top = min(top, logits.shape[1])
+    if gpu.supports(logits, tokens) and logits.stride(1) == 1:
+        from quire.kernels.triton import token_logprobs as kernel
+
+        return Logprobs(*kernel.token_logprobs(logits, tokens, top))
+    return reference(logits, tokens, top)
+
+
+def reference(logits: Tensor, tokens: Tensor, top: int) -> Logprobs:
+    """`token_logprobs` in torch."""
+    logprobs = logits.log_softmax(-1)
+    own = logprobs.gather(-1, tokens[:, None])
+    order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
+    return Logprobs(own[:, 0], (logprobs > own).sum(-1) + 1, order, logprobs.gather(-1, order))

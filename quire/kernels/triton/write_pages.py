@@ -1,0 +1,133 @@
+"""Writes new keys and values to their slots in pages; the twin of `quire.kernels.write_pages.write_reference`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.attention_tiles import FP8, INT8, Pages, as_pages
+from quire.kernels.triton.variants import KernelVariant
+
+_MAX_FP8 = tl.constexpr(448.0)  # largest float8_e4m3fn
+_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2**23: float32 that has no bits for fractions
+_ELEMENTS = 1024  # of a program, at least one head
+
+
+@triton.jit
+def round_to_fp8(x):
+    """The nearest float8_e4m3fn of float32 elements, halves to even, at most the largest one; NaN stays.
+
+    Hardware would do it in the conversion, but Triton's interpreter truncates there.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.abs(x)
+    size = tl.where(size > _MAX_FP8, _MAX_FP8, size)
+    exponent = tl.maximum((size.to(tl.int32, bitcast=True) >> 23) & 0xFF, 127 - 6)  # of subnormals: the least
+    large = (((exponent + 20) << 23) | 0x400000).to(tl.float32, bitcast=True)  # its last bit is that of the result
+    rounded = ((size + large) - large).to(tl.int32, bitcast=True) | (bits & -0x80000000)
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def write_rows(
+    pages, scales, rows, block, offset, head, stored, head_stride, block_stride, row_stride, fp8_scale,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE_TYPE: tl.constexpr,
+):  # fmt: skip
+    """Write the rows of some heads of one token; `rows`: pointers to their first elements."""
+    columns = tl.arange(0, WIDTH)
+    mask = stored[:, None] & (columns < DIM)[None, :]
+    elements = tl.load(rows[:, None] + columns[None, :], mask=mask, other=0.0)
+    to = pages + head * head_stride + block * block_stride + offset * row_stride
+    if PAGE_TYPE == INT8:
+        exact = elements.to(tl.float32)
+        largest = tl.max(tl.abs(exact), 1)
+        odd = tl.sum((exact != exact).to(tl.int32), 1) > 0
+        scale = tl.where(largest == 0.0, 1.0, tl.math.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32)))
+        scale = tl.where(odd, float("nan"), scale)
+        tl.store(scales + head * (head_stride // 4) + block * (block_stride // 4) + offset * (row_stride // 4), scale,
+                 mask=stored)  # fmt: skip
+        ratio = tl.math.div_rn(exact, tl.broadcast_to(scale[:, None], exact.shape))
+        ratio = tl.where(ratio == ratio, ratio, 0.0)
+        elements = ((ratio + _ROUND) - _ROUND).to(tl.int8)  # rounds halves to even, as torch does
+    elif PAGE_TYPE == FP8:
+        exact = elements.to(tl.float32)
+        exact = tl.math.div_rn(exact, tl.full(exact.shape, 1.0, tl.float32) * fp8_scale)
+        elements = round_to_fp8(exact).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    tl.store(to[:, None] + columns[None, :], elements.to(pages.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def write_pages_kernel(
+    keys, values, key_scales, value_scales, slots, k, v,
+    key_head, key_block, key_row, value_head, value_block, value_row, k_row, k_head, v_row, v_head,
+    heads, key_scale, value_scale,
+    PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A program per token and tile of HEADS heads."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        block, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
+        head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
+        stored = head < heads
+        write_rows(keys, key_scales, k + token * k_row + head * k_head, block, offset, head, stored,
+                   key_head, key_block, key_row, key_scale, KEY_DIM, KEY_WIDTH, PAGE_TYPE)  # fmt: skip
+        if not SHARED:
+            write_rows(values, value_scales, v + token * v_row + head * v_head, block, offset, head, stored,
+                       value_head, value_block, value_row, value_scale, VALUE_DIM, VALUE_WIDTH, PAGE_TYPE)  # fmt: skip
+
+
+def write_pages(
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> None:
+    """Write new keys and values to their slots.
+
+    Args:
+        keys: pages (kv_heads, blocks, block_size, dim) of k's dtype, int8 or float8_e4m3fn, last stride 1, like values.
+            Rows of int8 begin with their scale.
+        slots: (tokens,) int32 or int64, block * block_size + offset; tokens with negative slots are not written.
+        k: (tokens, kv_heads, dim) float32, float16 or bfloat16, last stride 1, like v.
+        v: None if the values are a view of the keys.
+        key_scale: of float8 keys, whose elements are those of k divided by it, like value_scale.
+    """
+    if not len(slots):
+        return
+    pages: Pages = as_pages(keys, values)
+    v_or_k, kv_heads = k if v is None else v, keys.shape[0]
+    widths = [triton.next_power_of_2(dim) for dim in (pages.key_dim, pages.value_dim)]
+    heads = min(triton.next_power_of_2(kv_heads), max(1, _ELEMENTS // max(widths)))
+    write_pages_kernel[(len(slots), triton.cdiv(kv_heads, heads))](
+        pages.keys, pages.values, pages.key_scales, pages.value_scales, slots, k, v_or_k,
+        *keys.stride()[:3], *values.stride()[:3], *k.stride()[:2], *v_or_k.stride()[:2],
+        kv_heads, key_scale, value_scale,
+        PAGE_SIZE=keys.shape[2], PAGE_TYPE=pages.page_type, SHARED=v is None, HEADS=heads,
+        KEY_DIM=pages.key_dim, KEY_WIDTH=widths[0], VALUE_DIM=pages.value_dim, VALUE_WIDTH=widths[1],
+    )  # fmt: skip
+
+
+_STRIDES = (
+    "key_head", "key_block", "key_row", "value_head", "value_block", "value_row", "k_row", "k_head", "v_row", "v_head",
+)  # fmt: skip
+VARIANTS = [
+    KernelVariant(
+        write_pages_kernel,
+        dict.fromkeys(("keys", "values"), f"*{pages}")
+        | dict.fromkeys(("key_scales", "value_scales"), "*fp32")
+        | {"slots": "*i64", "k": "*bf16", "v": "*bf16"}
+        | dict.fromkeys((*_STRIDES, "heads"), "i32")
+        | dict.fromkeys(("key_scale", "value_scale"), "fp32"),
+        {"PAGE_SIZE": 16, "PAGE_TYPE": page_type, "SHARED": False, "HEADS": 8, "KEY_DIM": 128, "KEY_WIDTH": 128,
+         "VALUE_DIM": 128, "VALUE_WIDTH": 128},
+        divisible=_STRIDES,
+    )
+    for pages, page_type in (("bf16", 0), ("i8", 1), ("u8", 2))
+]  # fmt: skip

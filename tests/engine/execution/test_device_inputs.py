@@ -1,0 +1,163 @@
+"""Inputs of steps on a device: as the reference builder makes them, with padding; block tables follow the plans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from quire.engine.execution.device_inputs import DeviceInputBuilder
+from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
+from quire.engine.wire.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+BLOCK = 4
+
+
+class Batch:
+    """A request table with sequences whose blocks are numbered as they come."""
+
+    def __init__(self, *sizes: int, rows: int = 6, rope_switch: int | None = None) -> None:
+        self.table = RequestTable(rows, 64, BLOCK, rope_switch)
+        self.builder = DeviceInputBuilder(self.table, CPU, sizes)
+        self.reference = NumpyInputBuilder(self.table)
+        self._next_block = 1
+
+    def apply(self, *scheduled: ScheduledSequence, new: list[NewSequence] | None = None) -> list[ScheduledSequence]:
+        self.table.apply(StepPlan(new=new or [], scheduled=list(scheduled)))
+        return list(scheduled)
+
+    def item(self, name: str, start: int, count: int, held: int, *, samples: bool = True) -> ScheduledSequence:
+        """Tokens of a sequence that holds blocks for `held` tokens."""
+        needed = -(-(start + count) // BLOCK) - -(-held // BLOCK)
+        blocks = tuple(range(self._next_block, self._next_block + needed))
+        self._next_block += needed
+        return ScheduledSequence(name, start, count, blocks, samples)
+
+    def enter(self, name: str, prompt: int, output: int = 0, *, long_rope: bool = False) -> NewSequence:
+        tokens = tuple(range(10, 10 + prompt + output))
+        return NewSequence(name, tokens, prompt, SamplingParams(max_tokens=9), None, uses_long_rope=long_rope)
+
+    def check(self, scheduled: list[ScheduledSequence]) -> tuple[StepInputs, DeviceMetadata]:
+        """Build a step twice, and compare all that both builders make."""
+        found, expected = self.builder.build(scheduled), self.reference.build(scheduled)
+        count, metadata = expected.num_tokens, found.attention
+        assert isinstance(metadata, DeviceMetadata)
+        assert found.spans == expected.spans
+        for name in ("token_ids", "positions"):
+            torch.testing.assert_close(getattr(found.model, name)[:count], getattr(expected.model, name))
+        torch.testing.assert_close(found.slots[:count], expected.slots)
+        assert found.last_block == expected.last_block
+        assert found.num_logits == expected.num_logits
+        if found.model.logits_indices is not None and expected.model.logits_indices is not None:
+            torch.testing.assert_close(found.model.logits_indices, expected.model.logits_indices)
+        self._check_tables(found, metadata)
+        return found, metadata
+
+    def _check_tables(self, found: StepInputs, metadata: DeviceMetadata) -> None:
+        """Each query's block table is that of its row, and its length that of its last position."""
+        queries = [
+            (span.row, length)
+            for span in found.spans
+            if span.generated
+            for length in range(span.start + 1, span.length + 1)
+        ]
+        queries += [(0, 0)] * (metadata.singles - len(queries))
+        queries += [(span.row, span.length) for span in found.spans if not span.generated]
+        assert metadata.seq_lens.tolist() == [length for _, length in queries]
+        sampling = [span for span in found.spans if span.samples] if found.model.logits_indices is not None else []
+        assert metadata.logits_lens.tolist() == [span.length for span in sampling]
+        pairs = [*zip(queries, metadata.block_tables, strict=True)]
+        pairs += [
+            ((span.row, span.length), table) for span, table in zip(sampling, metadata.logits_tables, strict=True)
+        ]
+        for (row, length), table in pairs:
+            used = -(-length // BLOCK)
+            np.testing.assert_array_equal(table[:used].numpy(), self.table.blocks[row, :used])
+
+
+def test_prompts_and_generated_tokens() -> None:
+    """A recomputed output is a query for each token, whatever else is in the step."""
+    batch = Batch(2, 4)
+    scheduled = batch.apply(
+        batch.item("a", 0, 7, 0),
+        batch.item("b", 0, 1, 0),
+        batch.item("c", 5, 3, 0),
+        batch.item("d", 0, 5, 0, samples=False),
+        new=[batch.enter("a", 7), batch.enter("b", 1), batch.enter("c", 5, 3), batch.enter("d", 9)],
+    )
+    found, metadata = batch.check(scheduled)
+    assert not found.static
+    assert metadata.singles == 3
+    assert metadata.query_starts.tolist() == [0, 7, 8, 13]
+    assert metadata.max_query_len == 7
+
+
+def test_decode_steps_are_padded_and_stay_where_they_are() -> None:
+    batch = Batch(2, 4)
+    names = ["a", "b", "c"]
+    batch.builder.build(
+        batch.apply(*(batch.item(name, 0, 4, 0) for name in names), new=[batch.enter(name, 4) for name in names])
+    )
+    addresses = set()
+    for position in range(4, 7):
+        for name in names:
+            batch.table.append(batch.table.row_of(name), 50 + position)
+        found, metadata = batch.check(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
+        assert found.static
+        assert found.num_tokens == metadata.singles == 4
+        assert found.slots[3:].tolist() == [-1]
+        assert metadata.seq_lens.tolist() == [position + 1] * 3 + [0]
+        tensors = (found.model.token_ids, found.model.positions, found.slots, metadata.seq_lens, metadata.block_tables)
+        addresses.add(tuple(tensor.data_ptr() for tensor in tensors))
+    blank = batch.builder.blank(4)
+    assert (blank.num_tokens, blank.num_logits) == (4, 0)
+    assert blank.slots.tolist() == [-1] * 4
+    addresses.add((blank.model.token_ids.data_ptr(), blank.model.positions.data_ptr(), blank.slots.data_ptr()))
+    assert (
+        len({tensors[:3] for tensors in addresses}) == len({tensors for tensors in addresses if len(tensors) > 3}) == 1
+    )
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 2)])
+def test_more_sequences_than_the_largest_padded_size(sizes: tuple[int, ...]) -> None:
+    batch = Batch(*sizes)
+    names = ["a", "b", "c"]
+    batch.builder.build(
+        batch.apply(*(batch.item(name, 0, 3, 0) for name in names), new=[batch.enter(name, 3) for name in names])
+    )
+    for name in names:
+        batch.table.append(batch.table.row_of(name), 60)
+    found, _ = batch.check(batch.apply(*(batch.item(name, 3, 1, 3) for name in names)))
+    assert not found.static
+    assert found.model.logits_indices is None
+
+
+def test_tokens_that_only_the_device_knows() -> None:
+    batch = Batch(4)
+    batch.builder.build(
+        batch.apply(batch.item("a", 0, 3, 0), batch.item("b", 0, 3, 0), new=[batch.enter("a", 3), batch.enter("b", 3)])
+    )
+    a, b = batch.table.row_of("a"), batch.table.row_of("b")
+    batch.table.append(a, 70)
+    position = batch.table.append_unknown(b)
+    batch.builder.last_tokens[b] = 71
+    found = batch.builder.build(batch.apply(batch.item("a", 3, 1, 3), batch.item("b", 3, 1, 3)))
+    by_row = dict(zip([span.row for span in found.spans], found.model.token_ids.tolist(), strict=False))
+    assert by_row == {a: 70, b: 71}
+    batch.table.set_token(b, position, 71)
+    assert batch.table.known_tokens(b).tolist()[-1] == 71
+
+
+def test_a_row_that_is_filled_again_has_the_blocks_of_its_new_sequence() -> None:
+    batch = Batch(1)
+    batch.builder.build(batch.apply(batch.item("a", 0, 9, 0), new=[batch.enter("a", 9)]))
+    batch.table.apply(StepPlan(removed=["a"]))
+    batch.check(batch.apply(batch.item("b", 0, 6, 0), new=[batch.enter("b", 6)]))
+
+
+def test_positions_of_a_long_rope_are_moved() -> None:
+    batch = Batch(2, rope_switch=16)
+    batch.check(batch.apply(batch.item("a", 0, 20, 0), new=[batch.enter("a", 20, long_rope=True)]))

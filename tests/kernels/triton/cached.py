@@ -1,0 +1,89 @@
+"""Sequences in paged caches, for tests of attention kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.int8_pages import SCALE
+from quire.kernels.paged_attention import AttentionParams
+from quire.kernels.write_pages import write_reference
+
+PAGES = ("plain", "int8", "float8")
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+KEY_SCALE, VALUE_SCALE = 0.25, 0.5  # of float8 pages
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Pages with the keys and values of sequences; all else in them is NaN, also the blocks of ends of tables."""
+
+    keys: Tensor
+    values: Tensor
+    tables: Tensor
+    lengths: Tensor
+
+    @property
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """The pages for references that compute in float32."""
+        plain = self.keys.dtype not in (torch.int8, torch.float8_e4m3fn)
+        return (self.keys.float(), self.values.float()) if plain else (self.keys, self.values)
+
+
+def cache(
+    lengths: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    pages: str = "plain",
+    kv_heads: int = 2,
+    dim: int = 32,
+    value_dim: int = 32,
+    block_size: int = 16,
+    latent: bool = False,
+) -> Cached:
+    """Sequences of random keys and values. latent: values are the first `value_dim` elements of keys."""
+    widths = [-(-length // block_size) for length in lengths]
+    blocks = 1 + sum(widths)
+    page_dtype = {"plain": dtype, "int8": torch.int8, "float8": torch.float8_e4m3fn}[pages]
+    extra = SCALE if pages == "int8" else 0
+    keys, values = (
+        torch.full((blocks, kv_heads, block_size, size + extra), torch.nan).to(page_dtype).transpose(0, 1)
+        for size in (dim, value_dim)
+    )
+    if pages == "int8":
+        keys[..., :SCALE] = values[..., :SCALE] = torch.tensor([torch.nan]).view(torch.int8)
+    if latent:
+        values = keys[..., : value_dim + extra]
+    order = (torch.randperm(blocks - 1) + 1).split(widths) if sum(widths) else [torch.empty(0)] * len(lengths)
+    tables = torch.zeros(len(lengths), max(1, *widths), dtype=torch.int32)
+    for table, own, length in zip(tables, order, lengths, strict=True):
+        table[: len(own)] = own
+        position = torch.arange(length)
+        slots = table[position // block_size].long() * block_size + position % block_size
+        k, v = (torch.randn(length, kv_heads, size).to(dtype) for size in (dim, value_dim))
+        write_reference(keys, values, slots, k, None if latent else v, (KEY_SCALE, VALUE_SCALE))
+    return Cached(*(tensor.to(device) for tensor in (keys, values, tables)), torch.tensor(lengths, device=device))
+
+
+def params(heads: int, which: str, device: torch.device) -> dict[str, Any]:
+    """Arguments of a kernel: the features that `which` names, such as "window+sinks"."""
+    features = {
+        "window": 40,
+        "softcap": 3.0,
+        "sinks": torch.randn(heads, device=device),
+        "alibi": torch.rand(heads, device=device),
+    }
+    return {"scale": 0.3, **{name: features[name] for name in which.split("+") if name}}
+
+
+def scales(pages: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], AttentionParams]:
+    """The arguments of a kernel and the params of its reference for these pages."""
+    if pages != "float8":
+        return arguments, AttentionParams(**arguments)
+    scaled = {**arguments, "scale": arguments["scale"] * KEY_SCALE, "value_scale": VALUE_SCALE}
+    return scaled, AttentionParams(**arguments, key_scale=KEY_SCALE, value_scale=VALUE_SCALE)
