@@ -17,7 +17,6 @@ from quire.engine.build import build_core
 from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.pooling_config import PoolingOptions
@@ -126,8 +125,8 @@ class Engine:
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel, ThreadRank)  # type: ignore[arg-type]
-        executor: Any = self.core.executor
-        self.runner: Any = executor._inner._runner if isinstance(executor, ShardedExecutor) else executor._runner
+        executor: Any = getattr(self.core.executor, "_inner", self.core.executor)  # of the core's rank
+        self.runner: Any = executor._runner
         if in_flight > 1:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}
