@@ -2,9 +2,11 @@
 
 python -m benchmarks.speech --size tiny --out benchmarks/results/FILE.json
 
-Weights and features are random. Files of 30 s become --tokens tokens each. Rounds alternate between all; a result is
+Weights are random, files are 30 s of noise and become --tokens tokens each. Rounds alternate between all; a result is
 the fastest round. CTranslate2 (package ctranslate2) and whisper.cpp (package pywhispercpp) are left out where they are
-not installed. Features are given, except to whisper.cpp, which computes its own; audio is not decoded.
+not installed. transformers runs as `generate` on all files at once, and as pipeline with each of --pipeline-batches as
+batch size, of which the report names the fastest. The pipeline and whisper.cpp compute features from samples, and so
+does Quire in one run; features are given to all others. Files are not decoded, and Quire makes no texts.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cpu.limits import Limits
 from benchmarks.cpu.steps import RecordingChannel
+from benchmarks.pipeline import pipeline_run, write_processor
 from benchmarks.whisper_cpp import whisper_cpp_run, write_model
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import build_core
@@ -35,11 +39,22 @@ from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import AddRequest, MediaItem
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import native
+from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 
 SECONDS = 30  # of audio in a file
 SIZES = {"tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}  # hidden size, layers, heads
 _MELS, _COLUMNS, _POSITIONS, _VOCAB, _END, _PROMPT = 80, 3000, 1500, 51865, 50257, (50258, 50259, 50359, 50363)
-Files = list[NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Samples at 16 kHz, 1-D, and their features, of shape (80, 3000)."""
+
+    samples: NDArray[np.float32]
+    features: NDArray[np.float32]
+
+
+Files = list[File]
 Run = Callable[[Files], object]
 
 
@@ -56,9 +71,24 @@ def make_folder(folder: Path, size: str) -> Path:
     model = transformers.WhisperForConditionalGeneration(config).to(torch.bfloat16)
     model.get_output_embeddings().weight.data[_END] = 0.0  # greedy decoding never ends early
     model.generation_config = transformers.GenerationConfig(eos_token_id=_END, pad_token_id=_END, max_length=448)
-    model.generation_config.no_timestamps_token_id = _PROMPT[-1]
+    for name, value in {
+        "no_timestamps_token_id": _PROMPT[-1],
+        "decoder_start_token_id": _PROMPT[0],
+        "is_multilingual": True,
+        "lang_to_id": {"<|en|>": _PROMPT[1]},
+        "task_to_id": {"transcribe": _PROMPT[2], "translate": _PROMPT[2] - 1},
+    }.items():
+        setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
+    write_processor(folder, _VOCAB)
     return folder
+
+
+def make_files(count: int) -> Files:
+    """Noise."""
+    generator = np.random.default_rng(0)
+    samples = [generator.normal(scale=0.1, size=SECONDS * SAMPLE_RATE).astype(np.float32) for _ in range(count)]
+    return [File(one, log_mel(one, _MELS, SECONDS)) for one in samples]
 
 
 def encoder_operations(size: str) -> float:
@@ -70,9 +100,10 @@ def encoder_operations(size: str) -> float:
 
 
 class Quire:
-    """The engine core; its steps are called directly."""
+    """The engine core; its steps are called directly. `from_samples`: features are computed, too."""
 
-    def __init__(self, folder: Path, quantization: str, tokens: int) -> None:
+    def __init__(self, folder: Path, quantization: str, tokens: int, *, from_samples: bool = False) -> None:
+        self._from_samples = from_samples
         self._channel = RecordingChannel()
         config = CoreConfig(
             folder=folder,
@@ -85,7 +116,8 @@ class Quire:
 
     def __call__(self, files: Files) -> None:
         """Transcribe files, which arrive together."""
-        for index, features in enumerate(files):
+        for index, file in enumerate(files):
+            features = log_mel(file.samples, _MELS, SECONDS) if self._from_samples else file.features
             item = MediaItem(hash=hashlib.sha256(features.tobytes()).digest(), features=features)
             prompt = np.array(_PROMPT, np.int32)
             self._core._handle(AddRequest(str(index), prompt, self._params, items=(item,)))
@@ -101,7 +133,7 @@ def transformers_run(folder: Path, dtype: torch.dtype, tokens: int) -> Run:
     def run(files: Files) -> object:
         return transformers.GenerationMixin.generate(
             model,
-            torch.from_numpy(np.stack(files)).to(dtype),
+            torch.from_numpy(np.stack([file.features for file in files])).to(dtype),
             decoder_input_ids=torch.tensor([_PROMPT] * len(files)),
             decoder_start_token_id=_PROMPT[0],
             max_new_tokens=tokens,
@@ -133,7 +165,7 @@ def ctranslate2_run(folder: Path, compute_type: str, tokens: int, threads: int) 
 
     def run(files: Files) -> object:
         answers = model.generate(
-            ctranslate2.StorageView.from_array(np.stack(files)),
+            ctranslate2.StorageView.from_array(np.stack([file.features for file in files])),
             [list(_PROMPT)] * len(files),
             beam_size=1,
             max_length=2 * tokens,  # it counts half of a limit
@@ -145,6 +177,19 @@ def ctranslate2_run(folder: Path, compute_type: str, tokens: int, threads: int) 
         return answers
 
     return run
+
+
+def _pipelines(folder: Path, batches: Sequence[int], tokens: int) -> dict[str, Run]:
+    """Runs of transformers' pipeline with each type and batch size."""
+    return {
+        f"transformers pipeline {name}, batch {batch}": _on_samples(pipeline_run(folder, dtype, tokens, batch))
+        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+        for batch in batches
+    }
+
+
+def _on_samples(run: Callable[[list[NDArray[np.float32]]], object]) -> Run:
+    return lambda files: run([file.samples for file in files])
 
 
 def seconds(run: Run, files: Files) -> float:
@@ -161,20 +206,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--files", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--pipeline-batches", type=int, nargs="+", default=[1, 4, 20])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     limits, tokens, threads = Limits.measured(), options.tokens, torch.get_num_threads()
-    generator = np.random.default_rng(0)
-    files: Files = [generator.normal(size=(_MELS, _COLUMNS)).astype(np.float32) for _ in range(options.files)]
+    files = make_files(options.files)
     with tempfile.TemporaryDirectory() as directory:
         folder = make_folder(Path(directory), options.size)
         runs: dict[str, Run] = {
             "quire bfloat16": Quire(folder, "none", tokens),
             "quire int8": Quire(folder, "int8", tokens),
+            "quire bfloat16 from samples": Quire(folder, "none", tokens, from_samples=True),
             "transformers float32": transformers_run(folder, torch.float32, tokens),
             "transformers bfloat16": transformers_run(folder, torch.bfloat16, tokens),
         }
+        pipelines = _pipelines(folder, options.pipeline_batches, tokens)
+        runs |= pipelines
         if importlib.util.find_spec("ctranslate2") is not None:
             for compute_type in ("float32", "int8"):
                 runs[f"ctranslate2 {compute_type}"] = ctranslate2_run(folder, compute_type, tokens, threads)
@@ -182,8 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
             for file_type in ("float16", "q8_0"):
                 write_model(folder / f"{file_type}.bin", model, file_type)
-                run = whisper_cpp_run(folder / f"{file_type}.bin", tokens, threads, SECONDS)
-                runs[f"whisper.cpp {file_type}"] = run
+                run = whisper_cpp_run(folder / f"{file_type}.bin", tokens, threads)
+                runs[f"whisper.cpp {file_type}"] = _on_samples(run)
         rounds = [{name: seconds(run, files) for name, run in runs.items()} for _ in range(options.rounds)]
     times = {name: min(one[name] for one in rounds) for name in runs}
     speeds = {name: round(len(files) * SECONDS / spent, 1) for name, spent in times.items()}
@@ -197,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "bfloat16_gflops": round(limits.operations / 1e9),
         "encoding_floor_s_per_file": round(encoder_operations(options.size) / limits.operations, 4),
         "audio_seconds_per_second": speeds,
+        "fastest_pipeline": max(pipelines, key=speeds.__getitem__),
     }
     print(json.dumps(report, indent=1))
     if options.out:

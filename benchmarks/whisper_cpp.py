@@ -16,7 +16,6 @@ _MAGIC = 0x67676D6C  # "ggml"
 _F32, _F16, _Q8_0 = 0, 1, 8  # ggml's tensor types
 _FILE_TYPES = {"float16": 1, "q8_0": 7}
 _GROUP = 32  # values that share a scale in Q8_0
-_RATE = 16_000
 _NAMES = (
     ("self_attn_layer_norm", "attn_ln"), ("encoder_attn_layer_norm", "cross_attn_ln"), ("final_layer_norm", "mlp_ln"),
     ("self_attn", "attn"), ("encoder_attn", "cross_attn"), ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"),
@@ -96,8 +95,8 @@ def _q8_0(values: NDArray[np.float32]) -> bytes:
     return both.tobytes()
 
 
-def whisper_cpp_run(path: Path, tokens: int, threads: int, seconds: int) -> Callable[[list[NDArray[np.float32]]], None]:
-    """Return a function that transcribes as many files of noise as it is given features; whisper.cpp makes its own.
+def whisper_cpp_run(path: Path, tokens: int, threads: int) -> Callable[[list[NDArray[np.float32]]], None]:
+    """Return a function that transcribes samples at 16 kHz, of which whisper.cpp computes features.
 
     The row of the end token in the embedding has to be 0, so that greedy decoding of random weights does not end early.
 
@@ -112,10 +111,9 @@ def whisper_cpp_run(path: Path, tokens: int, threads: int, seconds: int) -> Call
     params.no_timestamps = params.single_segment = params.no_context = True
     params.print_progress = params.suppress_blank = False
     params.temperature_inc, params.no_speech_thold = 0.0, 1.0
-    samples = np.random.default_rng(0).normal(scale=0.1, size=seconds * _RATE).astype(np.float32)
 
     def run(files: list[NDArray[np.float32]]) -> None:
-        for _ in files:
+        for samples in files:
             if whisper.whisper_full(context, params, samples, len(samples)):
                 raise RuntimeError("whisper.cpp failed")
             made = sum(

@@ -40,6 +40,7 @@ from quire.engine.models.encoder import Encoder
 from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.transducer import TransducerModel
 from quire.engine.rank_build import (
     Ranks,
     allocate_cache,
@@ -54,6 +55,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.streaming_build import streaming_of
+from quire.engine.transducer_build import build_transducer
 from quire.engine.wire.errors import FrontEndClosed
 from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
 from quire.engine.wire.protocol import CoreDied, Ready, Shutdown
@@ -133,6 +135,10 @@ def _build_core(
         loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
         if isinstance(loaded.model, Encoder | CTCModel):
             core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
+        elif isinstance(loaded.model, TransducerModel):
+            scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
+            vocab, num_blocks = loaded.vocab_size, 0
+            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, streaming=loaded.streaming)
         else:
             core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again

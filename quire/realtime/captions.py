@@ -6,20 +6,22 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.http.errors import ApiError, as_api_error
+from quire.api.serving.transcription.types import TextDelta
 from quire.engine.wire.errors import EngineError, EngineOverloaded
 from quire.multimodal.errors import PromptError
 from quire.realtime.audio import RATE, Samples, to_float
 from quire.realtime.dialects.dialect import Body, Dialect
 from quire.realtime.settings import SessionSettings
 from quire.realtime.stable_prefix import StablePrefix
-from quire.realtime.utterance_transcriber import StreamingTranscriber, Transcript, UtteranceTranscriber
+from quire.realtime.transcript import Transcript
+from quire.realtime.utterance_transcriber import StreamingTranscriber, UtteranceTranscriber
 from quire.workers.errors import WorkerError
 
 logger = logging.getLogger(__name__)
@@ -189,10 +191,13 @@ class Captions:
                 except (ApiError, EngineError, PromptError, WorkerError) as error:  # the last pass reports it
                     logger.debug("a pass over an utterance failed: %s", error)
                     return
-            words = stable.stable_words(transcript.text.strip())
+            start = stable.sent_until(transcript.text)
+            words = stable.stable_words(transcript.text)
             if words:
+                text = "".join(words)
                 await previous.wait()
-                await self._send(self._dialect().delta(utterance.item, "".join(words)))
+                logprobs = transcript.logprobs_between(start, start + len(text))
+                await self._send(self._dialect().delta(utterance.item, text, logprobs))
                 stable.record_sent(words)
             # At most a third of the time is spent on passes, so that sessions slow down together when there are many.
             due = len(audio) + int(max(interval, 2 * (clock() - started)) * RATE)
@@ -219,12 +224,13 @@ class Captions:
             logger.exception("the transcription of an utterance failed")
             failure = ApiError("Internal server error")
         else:
-            text = transcript.text.strip()
             await utterance.ended()
             await previous.wait()
-            if stable is not None and stable.sent and (remaining := stable.remaining(text)):
-                await self._send(self._dialect().delta(item, remaining))
-            await self._send(self._dialect().completed(item, text, transcript.usage, transcript.language))
+            length = len(transcript.text)
+            if stable is not None and stable.sent and (remaining := stable.remaining(transcript.text)):
+                logprobs = transcript.logprobs_between(length - len(remaining), length)
+                await self._send(self._dialect().delta(item, remaining, logprobs))
+            await self._send(self._dialect().completed(item, transcript))
             return
         await utterance.ended()
         await previous.wait()
@@ -241,11 +247,14 @@ class Captions:
     ) -> Transcript:
         """The transcript of an utterance that is being spoken. Its text is sent while it is generated."""
         send_text = partial(self._send_text, utterance, previous)
-        return await streaming.transcribe(utterance.pieces(), utterance.settings, send_text)
+        return _stripped(await streaming.transcribe(utterance.pieces(), utterance.settings, send_text))
 
-    async def _send_text(self, utterance: Utterance, previous: asyncio.Event, text: str) -> None:
+    async def _send_text(self, utterance: Utterance, previous: asyncio.Event, piece: TextDelta) -> None:
+        logprobs = piece.logprobs if utterance.settings.logprobs else None
+        if not piece.text and not logprobs:
+            return
         await previous.wait()
-        await self._send(self._dialect().delta(utterance.item, text))
+        await self._send(self._dialect().delta(utterance.item, piece.text, logprobs))
 
     @staticmethod
     async def _with_retries(transcribe: Callable[[], Awaitable[Transcript]]) -> Transcript:
@@ -261,7 +270,11 @@ class Captions:
 
     @staticmethod
     async def _transcript(
-        utterance: Utterance, audio: Samples, send_text: Callable[[str], Awaitable[None]] | None = None, *, draft: bool
+        utterance: Utterance,
+        audio: Samples,
+        send_text: Callable[[TextDelta], Awaitable[None]] | None = None,
+        *,
+        draft: bool,
     ) -> Transcript:
         """One pass. `send_text` gets the text while it is generated."""
         sent = False
@@ -269,9 +282,13 @@ class Captions:
         async with aclosing(running) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Transcript):
-                    return piece
-                text = piece if sent else piece.lstrip()
-                if send_text is not None and text:
-                    await send_text(text)
-                    sent = True
+                    return _stripped(piece)
+                if send_text is not None:
+                    given = piece if sent else replace(piece, text=piece.text.lstrip())
+                    await send_text(given)
+                    sent = sent or bool(given.text)
         raise ApiError("The transcription has ended without a text.")
+
+
+def _stripped(transcript: Transcript) -> Transcript:
+    return replace(transcript, text=transcript.text.strip())

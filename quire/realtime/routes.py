@@ -6,18 +6,16 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, WebSocket
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from quire.api.http.errors import ApiError, InvalidRequest, NotFound
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.tenant import AUTHENTICATED
 from quire.api.protocol.common import ERRORS, ErrorBody
-from quire.realtime.dialects.dialect import SessionInfo
-from quire.realtime.dialects.openai import OpenAI, OpenAIBeta
 from quire.realtime.errors import EventError
-from quire.realtime.secrets import Secret
-from quire.realtime.sessions import Sessions
+from quire.realtime.secrets import SessionForm
+from quire.realtime.sessions import Sessions, dialect_of
 
 PATH = "/v1/realtime"
 _BETA_SECONDS = 60  # as of OpenAI's
@@ -34,19 +32,41 @@ class ExpiresAfter(BaseModel):
 class ClientSecretRequest(BaseModel):
     """Body of POST /v1/realtime/client_secrets. `session` is a session as in session.update."""
 
+    model_config = ConfigDict(extra="allow")
+
     expires_after: ExpiresAfter | None = None
     session: dict[str, Any] | None = None
 
 
-class TranscriptionSessionRequest(BaseModel):
-    """Body of the beta's POST /v1/realtime/transcription_sessions: a session as in transcription_session.update."""
+class SecretOptions(BaseModel):
+    """`client_secret` of the beta. OpenAI's client has one name for each endpoint; both are accepted."""
 
+    expires_after: ExpiresAfter | None = None
+    expires_at: ExpiresAfter | None = None
+
+
+class BetaSessionRequest(BaseModel):
+    """Body of the beta's endpoints: a session as in session.update or transcription_session.update of the beta."""
+
+    model_config = ConfigDict(extra="allow")
+
+    client_secret: SecretOptions | None = None
+    model: Any = None
     input_audio_format: Any = None
     input_audio_transcription: Any = None
     input_audio_noise_reduction: Any = None
     turn_detection: Any = None
     include: Any = None
     modalities: Any = None
+    instructions: Any = None
+    max_response_output_tokens: Any = None
+    output_audio_format: Any = None
+    speed: Any = None
+    temperature: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    tracing: Any = None
+    voice: Any = None
 
 
 def router(sessions: Sessions) -> APIRouter:
@@ -75,37 +95,47 @@ def router(sessions: Sessions) -> APIRouter:
     async def client_secrets(body: ClientSecretRequest, request: Request) -> dict[str, Any]:
         """Make a key for a client, such as a page in a browser."""
         seconds = (body.expires_after or ExpiresAfter()).seconds
-        value, expires_at, facts = _make(sessions, request, body.session or {}, seconds=seconds, beta=False)
-        return {"value": value, "expires_at": expires_at, "session": OpenAI().session(facts)}
+        secret, session = _make(sessions, request, body.session or {}, seconds=seconds, form="ga")
+        return {**secret, "session": session}
+
+    @routes.post(f"{PATH}/sessions")
+    async def beta_sessions(body: BetaSessionRequest, request: Request) -> dict[str, Any]:
+        """Make a key for a client, in the beta."""
+        return _beta_secret(sessions, request, body, "beta")
 
     @routes.post(f"{PATH}/transcription_sessions")
-    async def transcription_sessions(body: TranscriptionSessionRequest, request: Request) -> dict[str, Any]:
-        """Make a key for a client, in the beta."""
-        session = body.model_dump(exclude_unset=True)
-        value, expires_at, facts = _make(sessions, request, session, seconds=_BETA_SECONDS, beta=True)
-        secret = {"value": value, "expires_at": expires_at}
-        return {**OpenAIBeta(of_transcription=True).session(facts), "client_secret": secret}
+    async def transcription_sessions(body: BetaSessionRequest, request: Request) -> dict[str, Any]:
+        """Make a key for a client that opens a transcription session, in the beta."""
+        return _beta_secret(sessions, request, body, "beta transcription")
 
     return routes
 
 
+def _beta_secret(sessions: Sessions, request: Request, body: BetaSessionRequest, form: SessionForm) -> dict[str, Any]:
+    options = body.client_secret or SecretOptions()
+    expiry = options.expires_after or options.expires_at or ExpiresAfter(seconds=_BETA_SECONDS)
+    given = body.model_dump(exclude_unset=True, exclude={"client_secret"})
+    secret, session = _make(sessions, request, given, seconds=expiry.seconds, form=form)
+    return {**session, "client_secret": secret}
+
+
 def _make(
-    sessions: Sessions, request: Request, session: dict[str, Any], *, seconds: int, beta: bool
-) -> tuple[str, int, SessionInfo]:
-    """A secret, its expiry and the session that it opens.
+    sessions: Sessions, request: Request, session: dict[str, Any], *, seconds: int, form: SessionForm
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A secret with its expiry, and the session that it opens.
 
     Raises:
         ApiError: the session is not valid.
     """
-    content = orjson.dumps(session)
-    owner = request.scope.get(AUTHENTICATED)
+    dialect = dialect_of(form)
     try:
-        value, expires_at = sessions.secrets.make(content, seconds=seconds, owner=owner, beta=beta)
-        dialect = OpenAIBeta(of_transcription=True) if beta else OpenAI()
-        facts = sessions.session_info(dialect, Secret(expires_at, owner, content, beta, b""), None)
+        value, secret = sessions.secrets.make(
+            orjson.dumps(session), seconds=seconds, owner=request.scope.get(AUTHENTICATED), form=form
+        )
+        facts = sessions.session_info(dialect, secret, None)
     except EventError as error:
         raise _refusal(error) from error
-    return value, expires_at, facts
+    return {"value": value, "expires_at": secret.expires_at}, dialect.session(facts)
 
 
 def _refusal(error: EventError) -> ApiError:

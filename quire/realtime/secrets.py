@@ -7,12 +7,14 @@ import hmac
 import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Literal
 
 import msgspec
 
 from quire.realtime.errors import EventError
 
 PREFIX = "ek_"
+SessionForm = Literal["ga", "beta", "beta transcription"]  # the API whose sessions a secret opens
 _MAX_SESSION = 8192  # bytes of a session's JSON: the secret travels in a header
 _DIGEST = hashlib.sha256().digest_size
 
@@ -24,14 +26,14 @@ class Secret(msgspec.Struct, frozen=True, array_like=True):
         expires_at: Unix time.
         owner: the API key with which it was created; None: the server has none.
         session: JSON of the session's settings.
-        beta: they have the form of the beta.
+        form: the API whose form they have.
         nonce: makes secrets differ.
     """
 
     expires_at: int
     owner: int | None
     session: bytes
-    beta: bool
+    form: SessionForm
     nonce: bytes
 
 
@@ -41,8 +43,8 @@ class ClientSecrets:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
-    def make(self, session: bytes, *, seconds: int, owner: int | None, beta: bool) -> tuple[str, int]:
-        """A secret and its expiry.
+    def make(self, session: bytes, *, seconds: int, owner: int | None, form: SessionForm) -> tuple[str, Secret]:
+        """A secret as text, and its contents.
 
         Raises:
             EventError: the session's settings are too long.
@@ -53,9 +55,9 @@ class ClientSecrets:
                 "invalid_value",
                 "session",
             )
-        secret = Secret(int(time.time()) + seconds, owner, session, beta, secrets.token_bytes(12))
+        secret = Secret(int(time.time()) + seconds, owner, session, form, secrets.token_bytes(12))
         content = msgspec.msgpack.encode(secret)
-        return PREFIX + _encode(self._signature(content) + content), secret.expires_at
+        return PREFIX + _encode(self._signature(content) + content), secret
 
     def read(self, text: str) -> Secret | None:
         """The contents of a secret; None if it was not made by this server, or has expired."""

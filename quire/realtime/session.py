@@ -132,6 +132,7 @@ class Session:
         if self._turns.speaking_since is not None:
             await self._end(self._turns.finish())
         await self._captions.complete()
+        await self._send(self._dialect.drained())
         await self._outbound.flushed()
         raise SessionEnded(_TRY_AGAIN, "the server is shutting down")
 

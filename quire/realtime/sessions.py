@@ -24,7 +24,7 @@ from quire.realtime.dialects.choice import DialectChoice, guess
 from quire.realtime.dialects.dialect import Dialect, SessionInfo
 from quire.realtime.dialects.openai import OpenAI, OpenAIBeta
 from quire.realtime.errors import EventError, SessionEnded
-from quire.realtime.secrets import PREFIX, ClientSecrets, Secret
+from quire.realtime.secrets import PREFIX, ClientSecrets, Secret, SessionForm
 from quire.realtime.session import Session, SharedContext, check_settings
 from quire.realtime.turn_detection import SpeechDetectorOf, voice_activity
 from quire.realtime.utterance_transcriber import TranscriberOf
@@ -86,7 +86,7 @@ class Sessions:
             self._metrics.realtime_seconds.observe(time.monotonic() - started)
 
     def session_info(self, dialect: Dialect, secret: Secret | None, model: str | None) -> SessionInfo:
-        """A new session.
+        """A new session. With a secret, `dialect` is that of `dialect_of`.
 
         Raises:
             EventError: its settings are not possible.
@@ -95,7 +95,7 @@ class Sessions:
         if model:
             settings = replace(settings, model=model)
         if secret is not None:
-            kind = TranscriptionSessionUpdate if secret.beta else SessionUpdate
+            kind = TranscriptionSessionUpdate if secret.form == "beta transcription" else SessionUpdate
             settings = dialect.updated_settings(kind(session=msgspec.Raw(secret.session)), settings)
         if dialect.commits_end_utterances:
             check_settings(self.shared, dialect, settings)
@@ -121,7 +121,7 @@ class Sessions:
             raise InvalidRequest("`call_id` is not supported: this server has no SIP or WebRTC calls.", "call_id")
         dialect = guess(websocket.headers, query, subprotocols(websocket.headers))
         if secret is not None:
-            dialect = OpenAIBeta(of_transcription=True) if secret.beta else OpenAI()
+            dialect = dialect_of(secret.form)
         try:
             return DialectChoice(dialect), self.session_info(dialect, secret, query.get("model"))
         except EventError as error:
@@ -169,6 +169,11 @@ class Sessions:
                 for body in session.closing_events(over):
                     await websocket.send_json(body)
                 await websocket.close(over.code, over.reason[:120])
+
+
+def dialect_of(form: SessionForm) -> OpenAI:
+    """The dialect of sessions that a secret of this form opens."""
+    return OpenAI() if form == "ga" else OpenAIBeta(of_transcription=form == "beta transcription")
 
 
 class ForeignOrigin(ApiError):

@@ -38,6 +38,7 @@ class SessionSettings:
         prompt: earlier text, as context for the model.
         delay: delay of interim transcripts; None: the server's setting.
         turn_detection: None if the client ends utterances by commits.
+        logprobs: transcripts have the log-probabilities of their tokens.
     """
 
     audio_format: AudioFormat = PCM_24K
@@ -47,6 +48,7 @@ class SessionSettings:
     delay: Delay | None = None
     noise_reduction: NoiseReduction | None = None
     turn_detection: TurnDetection | None = TurnDetection()
+    logprobs: bool = False
 
     @property
     def effective_detection(self) -> TurnDetection | None:

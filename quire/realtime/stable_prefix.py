@@ -34,6 +34,10 @@ class StablePrefix:
         self._previous = units
         return units[len(self._sent) : common]
 
+    def sent_until(self, transcript: str) -> int:
+        """The index in an interim transcript behind the words that correspond to the sent ones."""
+        return len("".join(split(transcript)[: len(self._sent)]))
+
     def record_sent(self, words: list[str]) -> None:
         """Record that these words were sent."""
         self._sent += words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.streaming import LiveTranscription
 from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import TextDelta, TranscriptionDone, TranscriptionOptions
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionDone, TranscriptionOptions
 from quire.realtime.audio import RATE
-from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
-from quire.realtime.utterance_transcriber import StreamingTranscriber, TranscriberOf, Transcript, UtteranceTranscriber
+from quire.realtime.transcript import Transcript, Usage
+from quire.realtime.utterance_transcriber import StreamingTranscriber, TranscriberOf, UtteranceTranscriber
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 12, 16  # in a draft; fast speech has half as many
 
@@ -37,20 +37,22 @@ class WholeUtteranceTranscriber:
 
     async def transcribe(
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
-    ) -> AsyncGenerator[str | Transcript, None]:
+    ) -> AsyncGenerator[TextDelta | Transcript, None]:
         """Transcribe an utterance; see `UtteranceTranscriber.transcribe`."""
         options = _options(settings, draft=draft)
         if draft and self._transcriber.generates:
             # A model that repeats itself must not hold up those who wait for their text.
             options = replace(options, max_tokens=int(len(audio) / RATE * _TOKENS_PER_SECOND) + _MORE_TOKENS)
+        logprobs = list[TokenLogprob]()
         with self._model.client.slots(1):
             async with aclosing(self._transcriber.transcribe(audio, options)) as events:
                 async for event in events:
                     match event:
-                        case TextDelta(text=text):
-                            yield text
+                        case TextDelta():
+                            logprobs += event.logprobs
+                            yield event
                         case TranscriptionDone():
-                            yield _transcript(event)
+                            yield _transcript(event, logprobs if options.logprobs else None)
 
 
 class OpenRequestTranscriber:
@@ -65,18 +67,24 @@ class OpenRequestTranscriber:
         self,
         audio: AsyncGenerator[NDArray[np.float32], None],
         settings: SessionSettings,
-        send_text: Callable[[str], Awaitable[None]],
+        send_text: Callable[[TextDelta], Awaitable[None]],
     ) -> Transcript:
         """Transcribe an utterance while it is spoken; see `StreamingTranscriber.transcribe`."""
         live = LiveTranscription(self._model, _options(settings, draft=False))
+        logprobs = list[TokenLogprob]()
+
+        async def send(piece: TextDelta) -> None:
+            logprobs.extend(piece.logprobs)
+            await send_text(piece)
+
         with self._model.client.slots(1):
-            return _transcript(await live.run(audio, send_text))
+            return _transcript(await live.run(audio, send), logprobs if settings.logprobs else None)
 
 
-def _transcript(event: TranscriptionDone) -> Transcript:
+def _transcript(event: TranscriptionDone, logprobs: Sequence[TokenLogprob] | None) -> Transcript:
     usage = event.usage
-    counts = (usage.audio_tokens, usage.text_tokens, usage.output_tokens)
-    return Transcript(event.text, Usage(usage.seconds, *counts), event.language)
+    counts = Usage(usage.seconds, usage.audio_tokens, usage.text_tokens, usage.output_tokens)
+    return Transcript(event.text, counts, event.language, None if logprobs is None else tuple(logprobs))
 
 
 def transcriber_factory() -> TranscriberOf:
@@ -94,4 +102,6 @@ def transcriber_factory() -> TranscriberOf:
 
 def _options(settings: SessionSettings, *, draft: bool) -> TranscriptionOptions:
     # Text that was given is not generated again, so `live` text is that of the first attempt.
-    return TranscriptionOptions(language=settings.language, prompt=settings.prompt, live=draft)
+    return TranscriptionOptions(
+        language=settings.language, prompt=settings.prompt, live=draft, logprobs=settings.logprobs
+    )

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
-from quire.realtime.dialects.dialect import Usage
+from quire.api.serving.transcription.types import TextDelta
 from quire.realtime.settings import SessionSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """The transcript of an utterance.
-
-    Attributes:
-        language: language code, if the model has detected it.
-    """
-
-    text: str
-    usage: Usage
-    language: str | None = None
+from quire.realtime.transcript import Transcript
 
 
 class StreamingTranscriber(Protocol):
@@ -40,7 +27,7 @@ class StreamingTranscriber(Protocol):
         self,
         audio: AsyncGenerator[NDArray[np.float32], None],
         settings: SessionSettings,
-        send_text: Callable[[str], Awaitable[None]],
+        send_text: Callable[[TextDelta], Awaitable[None]],
     ) -> Transcript:
         """Transcribe an utterance. Cancelling aborts the engine's request.
 
@@ -72,7 +59,7 @@ class UtteranceTranscriber(Protocol):
 
     def transcribe(
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
-    ) -> AsyncGenerator[str | Transcript, None]:
+    ) -> AsyncGenerator[TextDelta | Transcript, None]:
         """Transcribe an utterance at 16 kHz: pieces of text, then the transcript.
 
         Closing the generator aborts the engine's requests.

@@ -25,10 +25,11 @@ from quire.api.protocol.pooling.requests import (
     ScoreRequest,
 )
 from quire.api.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
-from quire.api.protocol.speech_to_text import TranscriptionRequest, TranslationRequest
+from quire.api.protocol.speech_to_text import LanguageRequest, TranscriptionRequest, TranslationRequest
 from tests.support.process import ServerProcess, serving
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
@@ -44,7 +45,9 @@ def test_examples_run(server: ServerProcess, page: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks, "every page has an example"
     code = "\n".join(blocks).replace("http://127.0.0.1:8000", server.url)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
     assert run.returncode == 0, run.stderr
     rest = run.stdout
     for text in re.findall(r"\)  # prints (.*)$", code, re.MULTILINE):
@@ -71,7 +74,7 @@ def test_every_field_of_pooling_is_documented() -> None:
 
 def test_every_field_of_speech_is_documented() -> None:
     named = set(re.findall(r"`([a-z0-9_]+)`", TEXT))
-    for kind in (TranscriptionRequest, TranslationRequest):
+    for kind in (TranscriptionRequest, TranslationRequest, LanguageRequest):
         assert kind.model_fields.keys() - named == set(), kind.__name__
 
 

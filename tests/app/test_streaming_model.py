@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from quire.engine.models.model_config import read_model_config
 from quire.multimodal.audio.frames import frames_of
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import asked, encoded, input_audio
@@ -23,6 +22,7 @@ from tests.support.streaming_models import (
     expected_tokens,
     make_streaming_model,
     save_streaming_model,
+    streaming_info,
     streaming_server,
     text_of,
     write_streaming_tokenizer,
@@ -49,8 +49,7 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(model: Any, folder: Path, samples: Samples) -> tuple[str, int, int]:
     """What transformers makes of audio in 16 bits: the text, how many tokens up to the end, and which begins a word."""
-    info = read_model_config(folder).streaming
-    assert info is not None
+    info = streaming_info(folder)
     tokens = expected_tokens(model, info.prompt, frames_of(read(samples), info))
     end = [index for index, token in enumerate(tokens) if token == 257]
     words = [index for index, token in enumerate(tokens) if token < 256 and text_of([token])]
@@ -151,10 +150,16 @@ async def test_committed_audio_gives_the_text_of_a_file(model: Any, folder: Path
     text, tokens, _ = expected(model, folder, samples)
     async with streaming_server(folder) as server:
         async with session_of(server, turn_detection=None) as client:
+            await client.send("session.update", session={"include": ["item.input_audio_transcription.logprobs"]})
+            await client.expect("session.updated")
             await client.append(np.round(read(samples) * 32768).astype(np.int16))
             await client.send("input_audio_buffer.commit")
             events = await client.until(COMPLETED)
         assert events[-1]["transcript"] == text == "".join(e["delta"] for e in events if e["type"] == DELTA)
+        entries = events[-1]["logprobs"]
+        assert bytes(byte for one in entries for byte in one["bytes"]).decode(errors="replace").strip() == text
+        assert all(one["logprob"] < 0 for one in entries)
+        assert [one for e in events if e["type"] == DELTA for one in e["logprobs"]] == entries
         usage = events[-1]["usage"]
         assert usage["input_token_details"] == {"audio_tokens": -(-len(samples) // FRAME), "text_tokens": 36}
         assert usage["output_tokens"] == tokens
@@ -257,6 +262,7 @@ async def test_an_engine_that_dies_fails_the_utterance(folder: Path) -> None:
         await client.append(silence(1.0))
         failed = await client.until("conversation.item.input_audio_transcription.failed")
         assert failed[-1]["error"]["type"] == "server_error"
+        await client.expect("conversation.item.done")
         await client.send("input_audio_buffer.clear")
         await client.expect("input_audio_buffer.cleared")
 

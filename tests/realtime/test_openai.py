@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 
 from quire.api.http.errors import InvalidRequest
 from quire.engine.wire.errors import EngineDead, EngineOverloaded
+from quire.realtime.settings import SessionSettings
 from tests.support.realtime import (
     RATE,
     FakeSpeech,
@@ -57,6 +58,7 @@ async def test_a_dialogue_comes_back_utterance_by_utterance(tmp_path: Path) -> N
             assert "".join(e["delta"] for e in own if e["type"] == DELTA) == text
             assert completed["usage"]["type"] == "tokens"
             assert done["item"]["content"][0]["transcript"] == text
+            assert done["previous_item_id"] == committed["previous_item_id"]
 
 
 async def test_text_appears_while_one_speaks(tmp_path: Path) -> None:
@@ -240,10 +242,46 @@ async def test_an_utterance_that_fails_does_not_end_the_session(tmp_path: Path) 
             await client.send("input_audio_buffer.commit")
             event = (await client.until(FAILED))[-1]
             assert event["error"]["message"] == message
+            done = await client.expect(DONE)
+            assert (done["item"]["id"], done["item"]["status"]) == (event["item_id"], "incomplete")
         model.failure = None
         await client.append(silence(0.5))
         await client.send("input_audio_buffer.commit")
         assert (await client.until(COMPLETED))[-1]["transcript"] == "w1"
+
+
+class BrokenSpeech(FakeSpeech):
+    """Fails in a way that nobody expects, once a language is set."""
+
+    def check(self, settings: SessionSettings) -> None:
+        if settings.language is not None:
+            raise ZeroDivisionError("a secret")
+
+
+async def test_a_failure_of_the_server_ends_the_session_with_its_type(tmp_path: Path) -> None:
+    async with speech_server(tmp_path, BrokenSpeech()) as server, session_of(server) as client:
+        session = {"type": "transcription", "audio": {"input": {"transcription": {"language": "de"}}}}
+        await client.send("session.update", session=session)
+        error = (await client.expect("error"))["error"]
+        assert (error["type"], error["message"]) == ("server_error", "Internal server error")
+        await client.connection.wait_closed()
+        assert client.connection.close_code == 1011
+
+
+async def test_the_model_of_a_session_is_that_of_its_transcription_unless_that_has_one(tmp_path: Path) -> None:
+    async with speech_server(tmp_path) as server, client_of(server) as client:
+        await client.expect("session.created")
+        own = {"audio": {"input": {"transcription": {"model": "fake"}}}}
+        for kind, audio, model in (
+            ("transcription", {}, "alias"),
+            ("realtime", {}, "alias"),
+            ("realtime", own, "fake"),
+        ):
+            await client.send("session.update", session={"type": kind, "model": "alias", **audio})
+            updated = (await client.expect("session.updated"))["session"]
+            assert updated["audio"]["input"]["transcription"]["model"] == model
+        await client.send("session.update", session={"type": "transcription", "model": "nobody"})
+        assert (await client.expect("error"))["error"]["code"] == "model_not_found"
 
 
 async def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:
@@ -327,22 +365,3 @@ async def test_the_official_client(tmp_path: Path) -> None:
                     break
         assert texts == ["w1 w2 w3", "w1 w2 w3 w4"]
         assert kinds[:3] == ["session.created", "session.updated", "input_audio_buffer.speech_started"]
-
-
-async def test_the_official_clients_secrets_open_sessions(tmp_path: Path) -> None:
-    async with (
-        speech_server(tmp_path, api_key=("k",)) as server,
-        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k") as owner,
-    ):
-        settings = {
-            "type": "transcription",
-            "audio": {"input": {"turn_detection": None, "transcription": {"language": "de"}}},
-        }
-        secret = await owner.realtime.client_secrets.create(session=settings)  # type: ignore[arg-type]
-        async with (
-            AsyncOpenAI(base_url=f"{server.url}/v1", api_key=secret.value) as guest,
-            guest.realtime.connect(extra_query={"intent": "transcription"}) as connection,
-        ):
-            created = await connection.recv()
-            assert created.session.audio.input.turn_detection is None  # type: ignore[union-attr]
-            assert created.session.audio.input.transcription.language == "de"  # type: ignore[union-attr]

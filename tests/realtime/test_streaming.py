@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.http.errors import InvalidRequest
+from quire.api.serving.transcription.types import TextDelta
 from quire.engine.wire.errors import EngineOverloaded
-from quire.realtime.dialects.dialect import Usage
 from quire.realtime.settings import SessionSettings
-from quire.realtime.utterance_transcriber import Transcript
+from quire.realtime.transcript import Transcript, Usage
 from tests.support.realtime import RATE, FakeSpeech, as_floats, session_of, silence, speech, speech_server
 from tests.support.server import until
 
@@ -43,7 +43,7 @@ class FakeStreaming:
         self,
         audio: AsyncGenerator[NDArray[np.float32], None],
         settings: SessionSettings,
-        send_text: Callable[[str], Awaitable[None]],
+        send_text: Callable[[TextDelta], Awaitable[None]],
     ) -> Transcript:
         if self.failures:
             raise self.failures.pop(0)
@@ -55,7 +55,7 @@ class FakeStreaming:
                 self.heard[number] = np.concatenate((self.heard[number], samples))
                 while len(words) < len(self.heard[number]) // (RATE // 2):
                     words.append(f"u{number}w{len(words)} ")
-                    await send_text(words[-1])
+                    await send_text(TextDelta(words[-1]))
                     if len(words) == self.max_words:
                         return self._transcript(number, words)
             return self._transcript(number, words)

@@ -97,5 +97,6 @@ async def test_an_engine_that_dies_fails_utterances_only(tmp_path: Path) -> None
             await client.send("input_audio_buffer.commit")
             failed = await client.until("conversation.item.input_audio_transcription.failed")
             assert failed[-1]["error"]["type"] == "server_error"
+            await client.expect("conversation.item.done")
             await client.send("input_audio_buffer.clear")
             await client.expect("input_audio_buffer.cleared")

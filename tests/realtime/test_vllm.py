@@ -2,12 +2,66 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from quire.api.http.errors import InvalidRequest
-from tests.support.realtime import FakeSpeech, base64_of, client_of, dialogue, silence, speech, speech_server
+from tests.realtime.test_events import update
+from tests.support.realtime import (
+    Client,
+    FakeSpeech,
+    base64_of,
+    client_of,
+    dialogue,
+    silence,
+    speech,
+    speech_server,
+)
+
+EVENT_SIZE = 4 << 20  # characters
+CODES = {"invalid_json", "invalid_audio", "model_not_validated", "model_not_found", "unknown_event", "invalid_event"}
+APPEND = json.dumps({"type": "input_audio_buffer.append", "audio": base64_of(silence(0.02))})
+# Refused at any time, with these codes.
+MALFORMED: list[tuple[str | bytes, str]] = [
+    ("", "invalid_json"),
+    ("{", "invalid_json"),
+    ("[" * 100_000, "invalid_event"),
+    ('{"type":NaN}', "invalid_json"),
+    ("null", "invalid_event"),
+    ("[]", "invalid_event"),
+    ("{}", "invalid_event"),
+    ('{"type":5}', "invalid_event"),
+    (b"\x00\xff", "invalid_event"),
+    ('{"type":"session.update"}', "invalid_event"),
+    ('{"type":"session.update","model":null}', "invalid_event"),
+    ('{"type":"session.update","model":""}', "invalid_event"),
+    ('{"type":"session.update","model":["fake"]}', "invalid_event"),
+    ('{"type":"session.update","model":"nobody"}', "model_not_found"),
+    (update({"turn_detection": None}), "invalid_event"),
+    ('{"type":"transcription_session.update","session":{}}', "unknown_event"),
+    ('{"type":"input_audio_buffer.append"}', "invalid_event"),
+    ('{"type":"input_audio_buffer.append","audio":5}', "invalid_event"),
+    ('{"type":"input_audio_buffer.commit","final":"yes"}', "invalid_event"),
+    ('{"type":"response.create"}', "unknown_event"),
+    ('{"type":"transcription.done"}', "unknown_event"),
+    (json.dumps({"type": "input_audio_buffer.append", "audio": "A" * EVENT_SIZE}), "invalid_event"),
+]
+# Before a model was named.
+EARLY = [
+    (APPEND, "model_not_validated"),
+    ('{"type":"input_audio_buffer.commit"}', "model_not_validated"),
+    ('{"type":"input_audio_buffer.commit","final":false}', "model_not_validated"),
+    ('{"type":"input_audio_buffer.commit","final":true}', "model_not_validated"),
+]
+NO_AUDIO = [
+    ('{"type":"input_audio_buffer.append","audio":"A"}', "invalid_audio"),
+    ('{"type":"input_audio_buffer.append","audio":"AA=A"}', "invalid_audio"),
+    ('{"type":"input_audio_buffer.append","audio":"\u00e4!"}', "invalid_audio"),
+]
 
 
 async def test_a_generation_is_the_text_of_all_its_utterances(tmp_path: Path) -> None:
@@ -97,3 +151,69 @@ async def test_the_first_event_shows_the_dialect(tmp_path: Path) -> None:
             await client.append(silence(0.5), rate=24000)
             await client.send("input_audio_buffer.commit")
             await client.expect("input_audio_buffer.committed")
+
+
+async def test_a_server_that_shuts_down_ends_the_generation(tmp_path: Path) -> None:
+    async with speech_server(tmp_path) as server, client_of(server, "") as client, client_of(server, "") as idle:
+        for one in (client, idle):
+            await one.expect("session.created")
+            await one.send("session.update", model="fake")
+        await client.append(np.concatenate([dialogue(1.0), speech(1.3)]))
+        for one in (client, idle):
+            await one.send("nonsense")
+            await one.until("error")  # so all audio has been heard
+        server.sessions.drain()
+        assert (await client.until("transcription.done"))[-1]["text"] == "w1 w2 w1 w2 w3"
+        for one in (client, idle):
+            await one.connection.wait_closed()
+            assert one.connection.close_code == 1012
+
+
+async def check_alive(client: Client) -> None:
+    """A generation has the text of its audio, and of nothing else."""
+    await client.send("input_audio_buffer.commit", final=False)
+    await client.append(dialogue(1.0))
+    await client.send("input_audio_buffer.commit", final=True)
+    events = await client.until("transcription.done")
+    assert events[-1]["text"] == "w1 w2"
+    assert {event["type"] for event in events[:-1]} == {"transcription.delta"}
+
+
+async def refuse(client: Client, event: str | bytes, codes: set[str]) -> None:
+    """The event is answered with one error."""
+    await client.connection.send(event)
+    error = await client.expect("error")
+    assert error["code"] in codes, (event[:100], error)
+    assert isinstance(error["error"], str)
+    assert error["error"]
+
+
+async def test_five_hundred_bad_events_do_not_end_a_session(tmp_path: Path) -> None:
+    """Malformed ones, too large ones, and ones out of order: half of them before a model was named."""
+    generator = random.Random(36)
+
+    def drawn(known: list[Any], count: int) -> list[tuple[str | bytes, set[str]]]:
+        events = [(event, {code}) for event, code in known]
+        while len(events) < count:
+            cut = generator.randrange(1, len(APPEND) - 1)
+            truncated = (generator.choice((APPEND[:cut], APPEND[cut:], APPEND.replace("audio", "sound"))), CODES)
+            event, code = generator.choice(known)
+            events.append(generator.choice((truncated, (event, {code}))))
+        generator.shuffle(events)
+        return events
+
+    async with (
+        speech_server(tmp_path, max_realtime_event_size=EVENT_SIZE) as server,
+        client_of(server, "") as client,
+    ):
+        await client.expect("session.created")
+        await refuse(client, '{"type":"input_audio_buffer.commit","final":true}', {"model_not_validated"})
+        for event, codes in drawn([*MALFORMED, *EARLY], 249):
+            await refuse(client, event, codes)
+        await client.send("session.update", model="fake")
+        await check_alive(client)
+        for number, (event, codes) in enumerate(drawn([*MALFORMED, *NO_AUDIO], 250)):
+            await refuse(client, event, codes)
+            if number % 100 == 50:
+                await check_alive(client)
+        await check_alive(client)

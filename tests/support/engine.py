@@ -18,11 +18,9 @@ from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.pooling_config import PoolingOptions
-from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
@@ -129,8 +127,8 @@ class Engine:
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel, device, ThreadRank)  # type: ignore[arg-type]
-        executor: Any = self.core.executor
-        self.runner: Any = executor._inner._runner if isinstance(executor, ShardedExecutor) else executor._runner
+        executor: Any = getattr(self.core.executor, "_inner", self.core.executor)  # of the core's rank
+        self.runner: Any = executor._runner
         if in_flight > 1:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}
@@ -167,7 +165,8 @@ class Engine:
 
     @property
     def blocks_used(self) -> int:
-        return 0 if isinstance(self.core.scheduler, EncoderScheduler) else self.core.scheduler.pool.num_used
+        pool = getattr(self.core.scheduler, "pool", None)  # the schedulers of encoders and transducers have none
+        return 0 if pool is None else pool.num_used
 
     def step(self) -> None:
         self.core.step()

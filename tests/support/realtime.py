@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection, connect
 
 from quire.api.http.errors import InvalidRequest
-from quire.realtime.dialects.dialect import Usage
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob
 from quire.realtime.settings import SessionSettings
-from quire.realtime.utterance_transcriber import StreamingTranscriber, Transcript
+from quire.realtime.transcript import Transcript, Usage
+from quire.realtime.utterance_transcriber import StreamingTranscriber
 from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
@@ -60,7 +61,7 @@ class FakeSpeech:
 
     async def transcribe(
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
-    ) -> AsyncGenerator[str | Transcript, None]:
+    ) -> AsyncGenerator[TextDelta | Transcript, None]:
         self.active += 1
         self.heard.append((len(audio) / RATE, settings))
         try:
@@ -68,11 +69,14 @@ class FakeSpeech:
             if self.failure is not None:
                 raise self.failure
             text = words(len(audio) // _WORD, settings.language)
+            logprobs = list[TokenLogprob]()
             for number, word in enumerate(text.split()):
                 await asyncio.sleep(0)
-                yield f" {word}" if number else word
+                given = TokenLogprob(f" {word}", -number / (2 if draft else 4), f" {word}".encode())
+                logprobs.append(given)
+                yield TextDelta(given.token if number else word, (given,) if settings.logprobs else ())
             usage = Usage(len(audio) / RATE, audio_tokens=len(audio) // _WORD, text_tokens=4, output_tokens=3)
-            yield Transcript(text, usage, settings.language)
+            yield Transcript(text, usage, settings.language, tuple(logprobs) if settings.logprobs else None)
         finally:
             self.active -= 1
 

@@ -8,6 +8,7 @@ import json
 import shutil
 import wave
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,7 +22,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from quire.engine.models.speech_to_text import read_speech
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
-from training.hear import recordings, run
+from training.hear import evaluate, recordings, run
 from training.hear.evaluate import word_errors
 from training.hear.export import export
 from training.hear.features import LogMel
@@ -223,6 +224,15 @@ def test_heldout_utterances(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not np.array_equal(one.samples, other.samples)
     with wave.open(io.BytesIO(noisy[0].wav())) as file:
         assert (file.getframerate(), file.getnframes()) == (SAMPLE_RATE, len(noisy[0].samples))
+
+
+def test_results_of_the_evaluation_have_their_date(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(recordings, "speak", tone)
+    monkeypatch.setattr(evaluate, "transcribe", lambda client, one: evaluate.Answer(one.text, one.language, one.speech))
+    evaluate.main(["--count", "6", "--json", str(tmp_path / "results.json")])
+    written = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert written["date"] == date.today().isoformat()
+    assert written["results"]["clean"]["word_error_rate"] == 0.0
 
 
 @LANDED

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(name, json.dumps(results[name], indent=1))
             _show_wrong(pairs, chosen.wrong)
     if chosen.json:
-        written = {"seed": chosen.seed, "results": results}
+        written = {"date": date.today().isoformat(), "seed": chosen.seed, "results": results}
         chosen.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 

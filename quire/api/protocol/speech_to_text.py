@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: the fields of their forms, and their answers."""
+"""POST /v1/audio/transcriptions, /v1/audio/translations and /v1/audio/languages: fields of forms, and answers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ Milliseconds = Annotated[int, Field(ge=0, le=60_000)]
 Format = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
 _MAX_LISTED = 128
 _LANGUAGE = Annotated[str, Field(max_length=16)]
+Languages = Annotated[ListOf[_LANGUAGE], Field(max_length=_MAX_LISTED)]
+Timeout = Annotated[float, Field(ge=0.001, le=1e7)]
 
 
 class VoiceDetection(BaseModel):
@@ -65,7 +67,7 @@ class SpeechToTextRequest(RequestBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="maximum number of tokens for each window of audio"
     )
-    timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = None
+    timeout: Timeout | None = None
     language: _LANGUAGE | None = Field(None, description="ISO 639-1 code of the spoken language; default: detected")
     to_language: _LANGUAGE | None = Field(
         None, description="language of the text; must be the one that the endpoint produces without it"
@@ -93,9 +95,7 @@ class TranscriptionRequest(SpeechToTextRequest):
         [], description="with verbose_json: segment, word or both; default: segment"
     )
     include: Annotated[ListOf[Literal["logprobs"]], Field(max_length=8)] = Field([], description="with json")
-    languages: Annotated[ListOf[_LANGUAGE], Field(max_length=_MAX_LISTED)] = Field(
-        [], description="codes of the languages that may be spoken"
-    )
+    languages: Languages = Field([], description="codes of the languages that may be spoken")
     keywords: Annotated[ListOf[Annotated[str, Field(max_length=256)]], Field(max_length=_MAX_LISTED)] = Field(
         [], description="as hotwords"
     )
@@ -114,6 +114,28 @@ class TranscriptionRequest(SpeechToTextRequest):
 
 class TranslationRequest(SpeechToTextRequest):
     """The form of /v1/audio/translations."""
+
+
+class LanguageRequest(RequestBody):
+    """The form of /v1/audio/languages."""
+
+    languages: Languages = Field([], description="codes of the languages that may be spoken; default: all")
+    timeout: Timeout | None = None
+
+
+class LanguageProbability(BaseModel):
+    """A language and its probability."""
+
+    code: str
+    probability: float
+
+
+class DetectedLanguage(BaseModel):
+    """The answer of /v1/audio/languages: the most likely language, and all in the order of their probabilities."""
+
+    language: str
+    probability: float
+    languages: list[LanguageProbability]
 
 
 class InputTokenDetails(BaseModel):

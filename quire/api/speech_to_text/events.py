@@ -82,7 +82,8 @@ async def vllm_chunks(
             elif isinstance(one, TranscriptionDone):
                 ended()
                 counts = _counts(one.usage.input_tokens, one.usage.output_tokens)
-                yield head.chunk([_choice({"content": ""}, "stop")], **({"usage": counts} if continuous else {}))
+                reason = "length" if one.truncated else "stop"
+                yield head.chunk([_choice({"content": ""}, reason)], **({"usage": counts} if continuous else {}))
                 if body.stream_include_usage:
                     yield head.chunk([], usage=counts)
 

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: OpenAI's and vLLM's."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations, as of OpenAI and vLLM; /v1/audio/languages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from starlette.responses import Response
 from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.request_ids import answer_id
-from quire.api.http.routing import CheckedRoute, enter_for_request, release_resources, releaser
+from quire.api.http.routing import CheckedRoute, release_resources, releaser
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
-from quire.api.http.tenant import current_tenant
-from quire.api.protocol.common import openapi_stream
+from quire.api.protocol.common import ERRORS, openapi_stream
 from quire.api.protocol.speech_to_text import (
+    DetectedLanguage,
+    LanguageProbability,
+    LanguageRequest,
     SpeechToTextRequest,
     Transcription,
     TranscriptionRequest,
@@ -24,7 +26,6 @@ from quire.api.protocol.speech_to_text import (
     VerboseTranscription,
     form_schema,
 )
-from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import (
@@ -36,9 +37,9 @@ from quire.api.serving.transcription.types import (
     VoiceOptions,
 )
 from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
+from quire.api.speech_to_text.audio import admitted_audio
 from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
 from quire.api.speech_to_text.form import read_form
-from quire.multimodal.audio.decode import check_size
 
 # Fields that other servers know; their defaults are accepted.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -58,7 +59,7 @@ _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
 
 def router(state: ServerState) -> APIRouter:
-    """A router with the endpoints of transcriptions and translations."""
+    """A router with the endpoints of transcriptions, translations and language detection."""
     routes = APIRouter(route_class=CheckedRoute)
     responses = openapi_stream(Transcription | VerboseTranscription)
     responses[200]["content"].update(_PLAIN)
@@ -85,7 +86,28 @@ def router(state: ServerState) -> APIRouter:
         file, body = await read_form(request, TranslationRequest)
         return await _answer(request, state, file, body, "translate")
 
+    @routes.post("/v1/audio/languages", responses=ERRORS, openapi_extra=form_schema(LanguageRequest))
+    async def detect_language(request: Request) -> DetectedLanguage:
+        """Detect the language that is spoken at the beginning of a file."""
+        file, body = await read_form(request, LanguageRequest)
+        return await _detect(request, state, file, body)
+
     return routes
+
+
+async def _detect(request: Request, state: ServerState, file: UploadFile, body: LanguageRequest) -> DetectedLanguage:
+    fields.ignore(request, fields.take_unknown_fields(body))
+    model = state.model_for(body.model, "transcribe")
+    transcriber = Transcriber(model)
+    options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
+    transcriber.check_detection(options)
+    samples = await admitted_audio(request, model, file)
+    found = await unless_disconnected(request, transcriber.detect_language(samples, options))
+    languages = [
+        LanguageProbability(code=code, probability=probability)
+        for code, probability in sorted(found.items(), key=lambda one: -one[1])
+    ]
+    return DetectedLanguage(language=languages[0].code, probability=languages[0].probability, languages=languages)
 
 
 async def _answer(
@@ -98,14 +120,7 @@ async def _answer(
     transcriber, options = Transcriber(model), _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
-    assert model.audio is not None
-    check_size(file.size or 0, model.audio.limits)
-    admit(request, model, 1, "file")
-    assert model.audio is not None
-    audio = await unless_disconnected(request, model.audio.decode(file.file, tenant=current_tenant()))
-    file.file.close()  # it may take space on disk
-    enter_for_request(request, model.audio.hold(audio))
-    events = transcriber.transcribe(audio.samples, options)
+    events = transcriber.transcribe(await admitted_audio(request, model, file), options)
     if body.stream:
         return _stream(request, state, model, body, task, events)
     try:
@@ -145,7 +160,6 @@ async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob
 
 def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask) -> TranscriptionOptions:
     voice = body.chunking_strategy
-    timeouts = [seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds]
     own = body if isinstance(body, TranscriptionRequest) else TranscriptionRequest()
     return TranscriptionOptions(
         task=task,
@@ -167,8 +181,12 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
-        timeout=min(timeouts, default=None),
+        timeout=_timeout(body, state),
     )
+
+
+def _timeout(body: SpeechToTextRequest | LanguageRequest, state: ServerState) -> float | None:
+    return min((seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds), default=None)
 
 
 def _voice(voice: Any) -> VoiceOptions:

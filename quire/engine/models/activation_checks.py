@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.engine.models.audio_spec import (
+    CausalConv2dStem,
     CausalConvStem,
     ChunkedConvStem,
     Conv2dStem,
@@ -23,13 +24,13 @@ from quire.engine.models.spec import (
 from quire.kernels.activation import ACTIVATIONS
 
 
-def check_acts(spec: StackSpec) -> None:
-    """Check that all activations are known: those of the layers, and those around an encoder's.
+def check_acts(spec: StackSpec, *others: str) -> None:
+    """Check that all activations are known: those of the layers, those around an encoder's, and others.
 
     Raises:
         UnsupportedModel: one is not.
     """
-    acts: set[str] = set()
+    acts: set[str] = set(others)
     for layer in spec.layers:
         if isinstance(layer, ConformerLayer):
             acts |= {layer.ffn.act, layer.conv.act, layer.conv.gate}
@@ -55,5 +56,5 @@ def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
             return acts | {act}
         case WaveStem(convs=convs):
             return acts | {conv.act for conv in convs}
-        case Conv2dStem() | LinearStem():
+        case Conv2dStem() | CausalConv2dStem() | LinearStem():
             return acts

@@ -32,18 +32,20 @@ from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.sharded_decoder import ShardedDecoder, check_parallel
 from quire.engine.models.sharded_weights import ShardedWeightFiller
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransformerSpec
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec, TransformerSpec
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.streaming import fold_delay
+from quire.engine.models.transducer import TransducerModel
 from quire.engine.models.weight_names import weight_names_of
 from quire.engine.models.weight_names.audio import audio_tensors
 from quire.engine.models.weight_names.ctc import ctc_names, split_positions
 from quire.engine.models.weight_names.rules import WeightNames
+from quire.engine.models.weight_names.transducer import transducer_names
 from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo
 from quire.kernels import gpu
 from quire.kernels.gpu_weights import BLOCK
 from quire.kernels.linear import Quantization
@@ -78,11 +80,11 @@ class LoadedModel:
         pooler: its pooling; None if it generates.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
-        streaming: facts about a model that reads audio while it generates; None for others.
+        streaming: facts about a model that transcribes audio while it arrives; None for others.
         is_adapted: requests with audio are computed with an adapter.
     """
 
-    model: LanguageModel | Encoder | CTCModel
+    model: LanguageModel | Encoder | CTCModel | TransducerModel
     architecture: str
     implementation: Literal["quire", "transformers"]
     dtype: torch.dtype
@@ -92,7 +94,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: LiveModelInfo | None = None
     is_adapted: bool = False
 
 
@@ -126,8 +128,8 @@ def load_model(
             names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
         total = checkpoint.total_bytes
-        if isinstance(config.spec, CTCSpec):
-            return _load_ctc(config, config.spec, options, checkpoint, dtype, target, bar)
+        if isinstance(config.spec, CTCSpec | TransducerSpec):
+            return _load_audio_model(config, config.spec, options, checkpoint, dtype, target, bar)
         if config.spec is not None:
             return _load_transformer(folder, config, config.spec, options, checkpoint, dtype, target, bar, groups)
         for name in checkpoint.names():
@@ -228,7 +230,7 @@ def _tensors(
     """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
     if config.static is not None:
         tensors = plain_table(tensors)
-    if config.streaming is not None:
+    if isinstance(config.streaming, StreamingInfo):
         tensors = fold_delay(tensors, config.streaming.delay_frames)
     if adapter is not None:
         tensors = adapter.without_adapters(tensors)
@@ -249,27 +251,37 @@ def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLo
     return loader
 
 
-def _load_ctc(
+def _load_audio_model(
     config: ModelConfig,
-    spec: CTCSpec,
+    spec: CTCSpec | TransducerSpec,
     options: ModelOptions,
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     target: LoadTarget,
     bar: ProgressBar,
 ) -> LoadedModel:
-    check_acts(spec.encoder)
-    _check_layers(len(spec.encoder.layers), checkpoint)
+    is_ctc, encoder = isinstance(spec, CTCSpec), spec.encoder
+    check_acts(encoder, *(() if isinstance(spec, CTCSpec) else (spec.act,)))
+    _check_layers(len(encoder.layers), checkpoint)
     with torch.device("meta"):
-        model = CTCModel(spec)
+        model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
-    filler = WeightFiller(model, ctc_names(spec), options.quantization)
+    names = ctc_names(spec) if isinstance(spec, CTCSpec) else transducer_names(spec)
+    filler = WeightFiller(model, names, options.quantization)
     with bar(checkpoint.total_bytes) as progress:
-        filler.fill(split_positions(checkpoint.tensors(dtype, progress), spec))
-    longest = spec.encoder.max_positions
-    size = _bytes(model)
-    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, longest, size, None, config.speech)
+        filler.fill(split_positions(checkpoint.tensors(dtype, progress), encoder))
+    return LoadedModel(
+        model.eval(),
+        config.model_type,
+        "quire",
+        dtype,
+        spec.vocab,
+        encoder.max_positions if is_ctc else _context_len(options, encoder.max_positions),
+        _bytes(model),
+        speech=config.speech,
+        streaming=config.streaming,
+    )
 
 
 def _longest_input(folder: Path, spec: TransformerSpec) -> int:

@@ -13,7 +13,8 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.parallel.group import RankGroups
 from quire.engine.models.parallel.shard import part_of
-from quire.engine.models.spec import DecoderSpec, Rope
+from quire.engine.models.rope_spec import Rope
+from quire.engine.models.spec import DecoderSpec, EncoderSpec
 from quire.engine.models.transformer import ropes_of
 
 
@@ -25,9 +26,9 @@ def check_parallel(config: ModelConfig) -> None:
     """
     if config.spec is None:
         what = f"{config.model_type}, which Quire's own decoder does not support"
-    elif not isinstance(config.spec, DecoderSpec) or config.pooler is not None:
+    elif isinstance(config.spec, EncoderSpec) or config.pooler is not None:
         what = "models for embeddings, classification or scores"
-    elif config.spec.encoder is not None:
+    elif not isinstance(config.spec, DecoderSpec) or config.spec.encoder is not None:
         what = "models with audio"
     else:
         return

@@ -14,7 +14,8 @@ from quire.engine.models.layers.relative_bias import RelativeBiasTable
 from quire.engine.models.layers.rope import RopeTables, rope_switch
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.parallel.group import RankGroup
-from quire.engine.models.spec import DecoderSpec, DisentangledAttention, GroupedAttention, Rope, TransformerSpec
+from quire.engine.models.rope_spec import Rope
+from quire.engine.models.spec import DecoderSpec, DisentangledAttention, GroupedAttention, TransformerSpec
 from quire.engine.models.stack import LayerStack
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from quire.api.serving.transcription.types import TokenLogprob
 from quire.realtime.client_events import ClientEvent
 from quire.realtime.errors import EventError
 from quire.realtime.settings import SessionSettings
+from quire.realtime.transcript import Transcript
 
 Body = dict[str, Any]  # a server event
 
@@ -26,30 +29,6 @@ class SessionInfo:
     expires_at: int | None
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts and duration of a transcribed utterance.
-
-    Attributes:
-        seconds: duration of the audio in seconds.
-        audio_tokens, text_tokens: numbers of prompt tokens.
-        output_tokens: generated.
-    """
-
-    seconds: float
-    audio_tokens: int = 0
-    text_tokens: int = 0
-    output_tokens: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.seconds + other.seconds,
-            self.audio_tokens + other.audio_tokens,
-            self.text_tokens + other.text_tokens,
-            self.output_tokens + other.output_tokens,
-        )
 
 
 class Dialect(Protocol):
@@ -87,11 +66,15 @@ class Dialect(Protocol):
 
     def cleared(self) -> list[Body]: ...
 
-    def delta(self, item: str, text: str) -> list[Body]: ...
+    def delta(self, item: str, text: str, logprobs: Sequence[TokenLogprob] | None) -> list[Body]:
+        """More text; `logprobs` of its tokens, or None if they were not requested."""
 
-    def completed(self, item: str, text: str, usage: Usage, language: str | None) -> list[Body]: ...
+    def completed(self, item: str, transcript: Transcript) -> list[Body]: ...
 
     def failed(self, item: str, code: str, message: str, *, is_server_error: bool) -> list[Body]: ...
 
     def generated(self) -> list[Body]:
         """The events at the end of a generation (vLLM)."""
+
+    def drained(self) -> list[Body]:
+        """The events before the server shuts down, after those of all utterances."""

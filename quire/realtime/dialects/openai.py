@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import ClassVar
 
 from msgspec import UNSET
 
+from quire.api.serving.transcription.types import TokenLogprob
 from quire.realtime.client_events import ClientEvent, SessionUpdate, TranscriptionSessionUpdate, convert
-from quire.realtime.dialects.dialect import Body, SessionInfo, Usage
+from quire.realtime.dialects.dialect import Body, SessionInfo
 from quire.realtime.dialects.openai_session import (
     BetaSession,
     Session,
@@ -19,6 +21,7 @@ from quire.realtime.dialects.openai_session import (
 )
 from quire.realtime.errors import EventError
 from quire.realtime.settings import SessionSettings
+from quire.realtime.transcript import Transcript, Usage
 
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
@@ -29,6 +32,9 @@ class OpenAI:
     commits_end_utterances: ClassVar[bool] = True
     defaults: ClassVar[SessionSettings] = SessionSettings()
     item_events: ClassVar[tuple[str, ...]] = ("conversation.item.added",)
+
+    def __init__(self) -> None:
+        self._previous: dict[str, str | None] = {}  # the item before each one that is in progress
 
     def updated_settings(self, event: ClientEvent, settings: SessionSettings) -> SessionSettings:
         """The settings after `session.update`."""
@@ -68,7 +74,8 @@ class OpenAI:
 
     def session_error(self, code: str, message: str) -> list[Body]:
         """The error event before the session ends."""
-        return [self._event("error", error={**_error("invalid_request_error", code, message), "event_id": None})]
+        kind = "server_error" if code == "server_error" else "invalid_request_error"
+        return [self._event("error", error={**_error(kind, code, message), "event_id": None})]
 
     def speech_started(self, item: str, milliseconds: int) -> list[Body]:
         """Speech was noticed, which has begun at this time."""
@@ -81,6 +88,7 @@ class OpenAI:
     def committed(self, item: str, previous: str | None) -> list[Body]:
         """The audio of an item is complete."""
         body = _item(item, "in_progress", None)
+        self._previous[item] = previous
         return [
             self._event("input_audio_buffer.committed", item_id=item, previous_item_id=previous),
             *(self._event(kind, item=body, previous_item_id=previous) for kind in self.item_events),
@@ -90,32 +98,37 @@ class OpenAI:
         """The audio was discarded."""
         return [self._event("input_audio_buffer.cleared")]
 
-    def delta(self, item: str, text: str) -> list[Body]:
+    def delta(self, item: str, text: str, logprobs: Sequence[TokenLogprob] | None) -> list[Body]:
         """More text of an item."""
-        return [self._event(f"{_TRANSCRIPTION}.delta", item_id=item, content_index=0, delta=text)]
+        body = self._event(f"{_TRANSCRIPTION}.delta", item_id=item, content_index=0, delta=text)
+        return [body | _logprobs(logprobs)]
 
-    def completed(self, item: str, text: str, usage: Usage, language: str | None) -> list[Body]:
+    def completed(self, item: str, transcript: Transcript) -> list[Body]:
         """All text of an item."""
-        body = self._event(
-            f"{_TRANSCRIPTION}.completed", item_id=item, content_index=0, transcript=text, usage=_usage(usage)
-        )
-        if language is not None:
-            body["languages"] = [{"code": language}]
-        return [body, *self._done(item, text)]
+        text, usage = transcript.text, _usage(transcript.usage)
+        body = self._event(f"{_TRANSCRIPTION}.completed", item_id=item, content_index=0, transcript=text, usage=usage)
+        if transcript.language is not None:
+            body["languages"] = [{"code": transcript.language}]
+        return [body | _logprobs(transcript.logprobs), *self._done(item, "completed", text)]
 
     def failed(self, item: str, code: str, message: str, *, is_server_error: bool) -> list[Body]:
         """The failed event of an item that could not be transcribed."""
         kind = "server_error" if is_server_error else "invalid_request_error"
         error = _error(kind, code, message)
-        return [self._event(f"{_TRANSCRIPTION}.failed", item_id=item, content_index=0, error=error)]
+        failed = self._event(f"{_TRANSCRIPTION}.failed", item_id=item, content_index=0, error=error)
+        return [failed, *self._done(item, "incomplete", None)]
 
     def generated(self) -> list[Body]:
         """No events: only vLLM's dialect has generations."""
         return []
 
-    def _done(self, item: str, text: str) -> list[Body]:
-        body = _item(item, "completed", text)
-        return [self._event("conversation.item.done", item=body, previous_item_id=None)]
+    def drained(self) -> list[Body]:
+        """No events: each utterance has its own."""
+        return []
+
+    def _done(self, item: str, status: str, text: str | None) -> list[Body]:
+        body = _item(item, status, text)
+        return [self._event("conversation.item.done", item=body, previous_item_id=self._previous.pop(item, None))]
 
     @staticmethod
     def _event(kind: str, **fields: object) -> Body:
@@ -132,6 +145,7 @@ class OpenAIBeta(OpenAI):
     item_events: ClassVar[tuple[str, ...]] = ("conversation.item.created",)
 
     def __init__(self, *, of_transcription: bool) -> None:
+        super().__init__()
         self.of_transcription = of_transcription
 
     def updated_settings(self, event: ClientEvent, settings: SessionSettings) -> SessionSettings:
@@ -144,7 +158,7 @@ class OpenAIBeta(OpenAI):
 
     def session(self, session: SessionInfo) -> Body:
         """The session object of events."""
-        return beta_session_body(session)
+        return beta_session_body(session, of_transcription=self.of_transcription)
 
     def created(self, session: SessionInfo) -> list[Body]:
         """The first event."""
@@ -158,7 +172,8 @@ class OpenAIBeta(OpenAI):
     def _prefix(self) -> str:
         return "transcription_session" if self.of_transcription else "session"
 
-    def _done(self, item: str, text: str) -> list[Body]:
+    def _done(self, item: str, status: str, text: str | None) -> list[Body]:
+        self._previous.pop(item, None)
         return []
 
 
@@ -175,6 +190,12 @@ def _item(item: str, status: str, transcript: str | None) -> Body:
         "status": status,
         "content": [{"type": "input_audio", "transcript": transcript}],
     }
+
+
+def _logprobs(entries: Sequence[TokenLogprob] | None) -> Body:
+    if entries is None:
+        return {}
+    return {"logprobs": [{"token": one.token, "logprob": one.logprob, "bytes": list(one.bytes)} for one in entries]}
 
 
 def _usage(usage: Usage) -> Body:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.api.http.errors import shorten
 from quire.realtime.audio import PCM_24K, PCMA, PCMU, AudioFormat
 from quire.realtime.dialects.dialect import Body, SessionInfo
 from quire.realtime.errors import EventError
@@ -93,7 +94,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["transcription", "realtime"] = "transcription"
     audio: Audio = Audio()
     model: str | None = None
-    include: list[str] | None = None
+    include: list[str] | UnsetType | None = UNSET
     id: _Ignored = UNSET
     object: _Ignored = UNSET
     expires_at: _Ignored = UNSET
@@ -110,14 +111,17 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BetaSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A session in the beta, whose fields are flat. As in GA, what has no meaning for transcription is ignored."""
+    """A session in the beta, whose fields are flat. As in GA, what has no meaning for transcription is ignored.
+
+    `input_audio_transcription.model` comes before `model`.
+    """
 
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | UnsetType = UNSET
     input_audio_transcription: Transcription | UnsetType | None = UNSET
     input_audio_noise_reduction: Noise | UnsetType | None = UNSET
     turn_detection: Detection = UNSET
     model: str | None = None
-    include: list[str] | None = None
+    include: list[str] | UnsetType | None = UNSET
     id: _Ignored = UNSET
     object: _Ignored = UNSET
     expires_at: _Ignored = UNSET
@@ -141,15 +145,14 @@ def apply(session: Session, settings: SessionSettings) -> SessionSettings:
         EventError: a setting is not supported.
     """
     given, path = session.audio.input, "session.audio.input"
-    if session.model is not None and session.type == "realtime":
+    if session.model is not None:
         settings = replace(settings, model=session.model)
     if given.format is not UNSET:
         settings = replace(settings, audio_format=_format(given.format))
     settings = _with_transcription(given.transcription, settings, f"{path}.transcription")
     settings = _with_noise(given.noise_reduction, settings, f"{path}.noise_reduction")
     settings = _with_detection(given.turn_detection, settings, f"{path}.turn_detection")
-    _check_include(session.include)
-    return settings
+    return _with_include(session.include, settings)
 
 
 def apply_beta(session: BetaSession, settings: SessionSettings) -> SessionSettings:
@@ -164,8 +167,9 @@ def apply_beta(session: BetaSession, settings: SessionSettings) -> SessionSettin
     settings = _with_transcription(given, settings, "session.input_audio_transcription")
     settings = _with_noise(session.input_audio_noise_reduction, settings, "session.input_audio_noise_reduction")
     settings = _with_detection(session.turn_detection, settings, "session.turn_detection")
-    _check_include(session.include)
-    return settings
+    if session.model is not None and (given is UNSET or given is None or given.model is None):
+        settings = replace(settings, model=session.model)
+    return _with_include(session.include, settings)
 
 
 def session_body(session: SessionInfo) -> Body:
@@ -183,24 +187,27 @@ def session_body(session: SessionInfo) -> Body:
                 "turn_detection": _detection_body(settings.turn_detection),
             }
         },
-        "include": None,
+        "include": [LOGPROBS] if settings.logprobs else None,
         "expires_at": session.expires_at,
     }
 
 
-def beta_session_body(session: SessionInfo) -> Body:
-    """A session in the beta."""
+def beta_session_body(session: SessionInfo, *, of_transcription: bool) -> Body:
+    """A session in the beta; `of_transcription`: a transcription session."""
     settings = session.settings
+    kind: Body = {"object": "realtime.transcription_session"}
+    if not of_transcription:
+        kind = {"object": "realtime.session", "model": settings.model}
     formats = {audio_format: name for name, audio_format in _BETA_FORMATS.items()}
     return {
         "id": f"sess_{session.key}",
-        "object": "realtime.transcription_session",
+        **kind,
         "modalities": ["text"],
         "input_audio_format": formats.get(settings.audio_format, "pcm16"),
         "input_audio_transcription": _transcription_body(settings),
         "input_audio_noise_reduction": settings.noise_reduction and {"type": settings.noise_reduction},
         "turn_detection": _detection_body(settings.turn_detection),
-        "include": None,
+        "include": [LOGPROBS] if settings.logprobs else None,
         "expires_at": session.expires_at,
     }
 
@@ -274,15 +281,14 @@ def _with_detection(given: Detection, settings: SessionSettings, path: str) -> S
             )
 
 
-def _check_include(include: list[str] | None) -> None:
-    if include:
-        raise EventError(
-            f"session.include: {LOGPROBS!r} is not supported."
-            if include == [LOGPROBS]
-            else "session.include must be empty: no additional output is supported.",
-            "unsupported_value",
-            "session.include",
-        )
+def _with_include(include: list[str] | UnsetType | None, settings: SessionSettings) -> SessionSettings:
+    if include is UNSET:
+        return settings
+    for name in include or ():
+        if name != LOGPROBS:
+            message = f"session.include: {shorten(name)!r} is not supported; accepted is {LOGPROBS!r}."
+            raise EventError(message, "unsupported_value", "session.include")
+    return replace(settings, logprobs=bool(include))
 
 
 def _format_body(audio_format: AudioFormat) -> Body:

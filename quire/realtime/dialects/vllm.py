@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from quire.api.serving.transcription.types import TokenLogprob
 from quire.realtime.audio import PCM_16K
 from quire.realtime.client_events import ClientEvent, SessionUpdate
-from quire.realtime.dialects.dialect import Body, SessionInfo, Usage
+from quire.realtime.dialects.dialect import Body, SessionInfo
 from quire.realtime.dialects.openai import OpenAI
 from quire.realtime.errors import EventError
 from quire.realtime.settings import SessionSettings
 from quire.realtime.stable_prefix import separator
+from quire.realtime.transcript import Transcript, Usage
 
 _CODES = {"event_too_large": "invalid_event", "unsupported_event": "unknown_event"}
 _KNOWN = ("invalid_json", "invalid_audio", "model_not_validated", "model_not_found", "unknown_event", "invalid_event")
@@ -69,18 +72,18 @@ class Vllm:
         """No events: vLLM has none for this."""
         return []
 
-    def delta(self, item: str, text: str) -> list[Body]:
+    def delta(self, item: str, text: str, logprobs: Sequence[TokenLogprob] | None) -> list[Body]:
         """transcription.delta, with more text."""
         if item not in self._begun:
             self._begun.add(item)
             text = separator(self._text, text) + text
         return [{"type": "transcription.delta", "delta": text}]
 
-    def completed(self, item: str, text: str, usage: Usage, language: str | None) -> list[Body]:
+    def completed(self, item: str, transcript: Transcript) -> list[Body]:
         """No events: the text is part of the transcription.done event of the generation."""
         self._begun.discard(item)
-        self._text += separator(self._text, text) + text
-        self._usage += usage
+        self._text += separator(self._text, transcript.text) + transcript.text
+        self._usage += transcript.usage
         return []
 
     def failed(self, item: str, code: str, message: str, *, is_server_error: bool) -> list[Body]:
@@ -99,6 +102,10 @@ class Vllm:
             "total_tokens": given + usage.output_tokens,
         }
         return [{"type": "transcription.done", "text": text, "usage": counts}]
+
+    def drained(self) -> list[Body]:
+        """transcription.done of the generation that runs, if any of its audio was transcribed."""
+        return self.generated() if self._usage.seconds else []
 
 
 def _error(code: str, message: str) -> Body:

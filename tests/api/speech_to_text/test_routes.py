@@ -321,6 +321,16 @@ async def test_streams_have_vllms_chunks_if_asked_for(tmp_path: Path, how: str) 
         assert all("usage" not in chunk for chunk in plain)
 
 
+async def test_chunks_of_a_text_that_was_cut_end_with_length(tmp_path: Path) -> None:
+    fields = {"stream": "true", "stream_format": "vllm", "language": "en"}
+    async with speech_server(tmp_path) as server:
+        *pieces, last = events_of(await send(server, max_completion_tokens="3", **fields))
+        assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in pieces) == "al"
+        assert last["choices"][0]["finish_reason"] == "length"
+        *_, last = events_of(await send(server, max_completion_tokens="400", **fields))
+        assert last["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_an_error_within_a_stream_is_an_event(tmp_path: Path) -> None:
     core = SpeechCore(die_at_step=6)
     async with speech_server(tmp_path, core) as server:

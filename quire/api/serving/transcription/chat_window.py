@@ -105,7 +105,7 @@ class ChatWindowDecoder:
                 logprobs = [entry.logprobs[0] for entry in delta.logprobs]
                 attempt.output += delta.token_ids
                 attempt.logprobs += logprobs
-                attempt.limited = delta.finish_reason == "length" and self._options.max_tokens is None
+                attempt.end(delta.finish_reason, self._options)
                 held_tokens += delta.token_ids
                 held_logprobs += logprobs
                 last = delta.finish_reason is not None

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words
+from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words, timed_words
 from quire.api.serving.transcription.ctc import collapse
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult
 from quire.api.serving.transcription.text_stream import TextStream
-from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.pooling_params import PoolingParams
@@ -74,23 +74,24 @@ class CTCWindowDecoder:
         info = self._info
         assert info.blank_token is not None
         placed = collapse(positions, info.blank_token)
-        tokens = [one for one in placed if one.token not in self._special][: self._options.max_tokens]
+        found = [one for one in placed if one.token not in self._special]
+        tokens = found[: self._options.max_tokens]
         contents = [self._tokenizer.token_bytes(one.token) for one in tokens]
         spaced = self._tokenizer.separates_words
         words = align_words(tokens, contents, info.time_precision, window.seconds, spaced=spaced)
         ids = [one.token for one in tokens]
         attempt = DecodingAttempt(0.0, output=ids, logprobs=[one.logprob for one in tokens])
+        attempt.truncated = len(tokens) < len(found)
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         if text:
             details = tuple(self._logprob(one) for one in tokens) if self._options.logprobs else ()
             attempt.pieces.append(TextDelta(text, details))
-        shown = words if self._options.words else ()
         return WindowResult(
             window=window,
             attempt=attempt,
             quality=attempt.quality,
             spans=segment_words(words, tokens),
-            words=[(one.first, Word(one.text, window.offset + one.start, window.offset + one.end)) for one in shown],
+            words=timed_words(words, window.offset) if self._options.words else (),
             text_tokens=ids,
             prompt_tokens=0,
             audio_tokens=len(positions),

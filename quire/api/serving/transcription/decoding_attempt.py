@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from quire.api.serving.transcription.quality import Quality, compression_ratio
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.engine.wire.protocol import FinishReason
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ class DecodingAttempt:
         output: all tokens, with timestamps and the end.
         pieces: pieces of the text, in order.
         limited: whether it ended because there was no room for more tokens.
+        truncated: whether it ended at the `max_tokens` of the options.
     """
 
     temperature: float
@@ -68,6 +70,13 @@ class DecodingAttempt:
     pieces: list[TextDelta] = field(default_factory=list)
     no_speech_prob: float = 0.0
     limited: bool = False
+    truncated: bool = False
+
+    def end(self, finish_reason: FinishReason | None, options: TranscriptionOptions) -> None:
+        """Note why the request has ended, if it has."""
+        if finish_reason == "length":
+            self.limited = options.max_tokens is None
+            self.truncated = not self.limited
 
     @property
     def text(self) -> str:

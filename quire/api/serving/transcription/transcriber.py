@@ -136,21 +136,40 @@ class Transcriber:
         served.client.observer.on_audio(seconds)
         yield collected.finished(joiner.text, decoder.language, seconds)
 
-    async def detect_language(self, audio: Samples) -> dict[str, float]:
-        """The probability of each language in the first window of audio, by ISO code; empty for one language.
-
-        The caller has reserved a slot.
+    def check_detection(self, options: TranscriptionOptions) -> None:
+        """Refuse to detect the language of speech if the model does not give probabilities of languages.
 
         Raises:
+            InvalidRequest: it does not, or it does not know one of `options.languages`.
+        """
+        if self._tokens is None or not self._tokens.info.languages:
+            raise InvalidRequest(
+                f"The model `{self._served.names[0]}` does not detect languages: only multilingual Whisper models do.",
+                "model",
+            )
+        self.check(options)
+
+    async def detect_language(self, audio: Samples, options: TranscriptionOptions) -> dict[str, float]:
+        """The probability of each language in the first window of audio, by ISO code.
+
+        The caller has reserved a slot with `EngineClient.slots`.
+
+        Args:
+            audio: 1-D float32 at 16 kHz, in [-1, 1]; at least one sample.
+            options: `languages` are those to which the detection is restricted; `timeout`.
+
+        Raises:
+            InvalidRequest: see `check_detection`.
             EngineError: the engine failed.
             QueueFull: too many jobs wait.
         """
-        if self._tokens is None or not self._tokens.info.languages:
-            return {}
-        decoder = self._window_decoder(self._tokens, TranscriptionOptions())
-        return await decoder.detect(
-            audio, Window(0, min(len(audio), round(self._capabilities.window_seconds * SAMPLE_RATE)))
-        )
+        self.check_detection(options)
+        assert self._tokens is not None
+        window = Window(0, min(len(audio), round(self._capabilities.window_seconds * SAMPLE_RATE)))
+        found = await self._window_decoder(self._tokens, options).detect(audio, window)
+        chosen = {code: found[code] for code in options.languages or found}
+        total = sum(chosen.values())
+        return {code: value / total if total else 1 / len(chosen) for code, value in chosen.items()}
 
     def _decoder(self, options: TranscriptionOptions) -> Decoder:
         if self._tokens is not None:
@@ -176,12 +195,14 @@ class _Collected:
         self._segments: list[Segment] = []
         self._words: list[Word] = []
         self._audio_tokens = self._text_tokens = self._output_tokens = 0
+        self._truncated = False
 
     def add(self, result: WindowResult, served: ServedModel) -> list[SegmentDone]:
         """The segments of a window."""
         self._audio_tokens += result.audio_tokens
         self._text_tokens += result.prompt_tokens
         self._output_tokens += len(result.attempt.output)
+        self._truncated = self._truncated or result.attempt.truncated
         events = []
         for span in result.spans:
             text = served.renderer.tokenizer.decode(
@@ -219,6 +240,7 @@ class _Collected:
             ),
             segments=tuple(self._segments),
             words=tuple(self._words),
+            truncated=self._truncated,
         )
 
 

@@ -145,6 +145,7 @@ class TranscriptionDone:
         text: the whole text, without white space at its ends.
         language: ISO code; None if it is not known.
         duration: duration of the audio in seconds.
+        truncated: the text of a window ended at the `max_tokens` of the options.
     """
 
     text: str
@@ -153,6 +154,7 @@ class TranscriptionDone:
     usage: TranscriptionUsage
     segments: tuple[Segment, ...] = field(default=())
     words: tuple[Word, ...] = field(default=())
+    truncated: bool = False
 
 
 TranscriptionEvent = TextDelta | SegmentDone | TranscriptionDone

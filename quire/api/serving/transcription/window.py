@@ -164,7 +164,7 @@ class WindowDecoder:
         logprobs = [entry.logprobs[0] for entry in delta.logprobs]
         attempt.logprobs += logprobs
         last = delta.finish_reason is not None
-        attempt.limited = delta.finish_reason == "length" and self._options.max_tokens is None
+        attempt.end(delta.finish_reason, self._options)
         shown = [index for index, token in enumerate(delta.token_ids) if self._tokens.is_text(token)]
         tokens = [delta.token_ids[index] for index in shown]
         text = detokenizer.push(tokens, last=last)

@@ -345,16 +345,6 @@ async def test_no_audio_is_no_text(tmp_path: Path) -> None:
         assert (last.text, last.duration) == ("", 0.0)
 
 
-async def test_languages_alone(tmp_path: Path) -> None:
-    async with speech_server(tmp_path, SpeechCore(probs=speaks("ja"))) as server:
-        model = server.state.models[0]
-        with model.client.slots(1):
-            found = await Transcriber(model).detect_language(spoken((A, 1.0)))
-        assert set(found) == set(SPEECH.languages)
-        assert max(found, key=found.__getitem__) == "ja"
-        assert sum(found.values()) == pytest.approx(1.0)
-
-
 async def test_a_model_that_generates_does_not_transcribe(tmp_path: Path) -> None:
     async with running_server(tmp_path, FakeCore()) as server:
         with pytest.raises(InvalidRequest, match="does not transcribe; it supports: generate"):
