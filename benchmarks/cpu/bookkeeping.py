@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.config.options import EngineOptions
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.executor import LocalExecutor
@@ -106,12 +107,12 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     device = CpuDevice()
     cache = device.allocate_cache(model.caches, blocks, _BLOCK, torch.bfloat16, 0)
     attention = device.attention(cache, table, torch.bfloat16)
-    inputs, sampler = device.input_builder(table), Sampler(table, _VOCAB)
+    inputs, sampler = device.input_builder(table, EngineOptions()), Sampler(table, _VOCAB)
     steps = EagerSteps(model)
     runner = ModelRunner(model, inputs, attention, steps, table, sampler, hidden_states(), NoItemEncoder())
     limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
-    core = EngineCore(scheduler, LocalExecutor(device, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]
+    core = EngineCore(scheduler, LocalExecutor(device.activate, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]
     rng = np.random.default_rng(batch)
     for number in range(batch):
         core._handle(AddRequest(f"cmpl-{number}", rng.integers(0, _VOCAB, PROMPT).astype(np.int32), params))

@@ -36,6 +36,7 @@ from quire.engine.wire.sampling_params import SamplingParams
 _STEPS = 128
 _WARMUP_STEPS = 16
 _PREFILL_TOKENS = 8192
+_SPARE = 64  # tokens that the first sequences generate while others are prefilled
 
 
 class RecordingChannel:
@@ -61,7 +62,7 @@ class SteppedCore:
         engine = EngineOptions(
             max_num_seqs=sequences, max_num_batched_tokens=_PREFILL_TOKENS, enable_prefix_caching=False
         )
-        options = ModelOptions(device="cuda", max_model_len=context + _STEPS + _WARMUP_STEPS + 8, **model)
+        options = ModelOptions(device="cuda", max_model_len=context + _STEPS + _WARMUP_STEPS + _SPARE, **model)
         write_folder(shape, folder)
         config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=options, engine=engine)
         self.core: EngineCore
@@ -74,7 +75,7 @@ class SteppedCore:
         rng = np.random.default_rng(context)
         for name in names:
             prompt = rng.integers(10, 1000, context).astype(np.int32)
-            sampling = SamplingParams(**{"max_tokens": _STEPS + _WARMUP_STEPS + 4, "temperature": 0.0, **params})
+            sampling = SamplingParams(**{"max_tokens": _STEPS + _WARMUP_STEPS + _SPARE, "temperature": 0.0, **params})
             self.core._handle(AddRequest(name, prompt, sampling))
         return names
 
@@ -162,7 +163,7 @@ def prefill_floor(shape: str, info: ModelInfo, limits: GpuLimits, tokens: int, c
         per_expert = 3 * hidden * config["moe_intermediate_size"]
         parameters -= config["num_hidden_layers"] * (experts - config["num_experts_per_tok"]) * per_expert
     attention = 2 * config["num_hidden_layers"] * heads * dim * context  # causal: half of 4 * context
-    return tokens * (2 * parameters + attention) / (limits.bf16_tflops * 1e12)
+    return float(tokens * (2 * parameters + attention) / (limits.bf16_tflops * 1e12))
 
 
 def measure(shape: str, limits: GpuLimits, batches: Sequence[int], context: int, **model: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from quire.engine.models.checkpoint import Progress
 from quire.engine.models.fp8 import Fp8Scales
 
 _STD = 0.02
+DEVICE = "cuda"
 _LLAMA = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 40960}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -85,7 +86,7 @@ class RandomCheckpoint:
 
     def __init__(self, folder: Path, fp8: Fp8Scales | None = None) -> None:
         self._shapes = tensor_shapes(json.loads((folder / "config.json").read_text()))
-        self._generator = torch.Generator("cuda").manual_seed(0)
+        self._generator = torch.Generator(DEVICE).manual_seed(0)
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +125,7 @@ class RandomCheckpoint:
     def tensors(self, dtype: torch.dtype, progress: Progress) -> Iterator[tuple[str, Tensor]]:
         """Yield names and tensors; norms are 1."""
         for name, shape in self._shapes.items():
-            tensor = torch.ones(shape, dtype=torch.bfloat16, device="cuda")
+            tensor = torch.ones(shape, dtype=torch.bfloat16, device=DEVICE)
             if len(shape) > 1:
                 tensor.normal_(std=_STD, generator=self._generator)
             yield name, tensor
@@ -133,4 +134,4 @@ class RandomCheckpoint:
 
 def use_random_weights() -> None:
     """Load random weights in this process, whatever a folder has."""
-    loader.Checkpoint = RandomCheckpoint  # type: ignore[assignment,misc]
+    loader.Checkpoint = RandomCheckpoint  # type: ignore[assignment,attr-defined]

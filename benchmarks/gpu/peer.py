@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def _static(model: Any, prompts: torch.Tensor) -> dict[str, float]:
     times = {}
     for tokens in (1, _TOKENS):
         generate(tokens)  # compiles
-        times[tokens] = min(_timed(lambda count=tokens: generate(count)) for _ in range(2))
+        times[tokens] = min(_timed(partial(generate, tokens)) for _ in range(2))
     step = (times[_TOKENS] - times[1]) / (_TOKENS - 1)
     return {
         "static_step_ms": round(step * 1e3, 3),

@@ -51,4 +51,4 @@ def build_transducer(
         max_encoded=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
     )
     scheduler = TransducerScheduler(limits, info, by_priority=options.scheduling_policy == "priority")
-    return scheduler, LocalExecutor(device, TransducerRunner(model, info)), streams * size
+    return scheduler, LocalExecutor(device.activate, TransducerRunner(model, info)), streams * size

@@ -1,7 +1,7 @@
 """Tokens chosen from logits by per-row settings that are on the logits' device, without a copy to the host.
 
-The rule is that of `quire.engine.execution.sampling.token_sampling`: the same random number gives the same token, except where
-it is so close to the border of two tokens that rounding decides.
+The rule is that of `quire.engine.execution.sampling.token_sampling`: a random number gives the same token, except
+where it is so close to the border of two tokens that rounding decides.
 """
 
 from __future__ import annotations

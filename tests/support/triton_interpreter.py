@@ -9,7 +9,7 @@ from triton.runtime import interpreter
 
 
 def accept_computed_bounds() -> None:
-    """Let kernels loop to computed bounds: Triton 3.6 converts arrays of one element in a way that NumPy 2.4 refuses."""
+    """Let kernels loop to computed bounds: NumPy 2.4 refuses how Triton 3.6 converts arrays of one element."""
     original = interpreter._patch_lang_tensor
 
     def patch(tensor: Any, scope: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class Graph(Protocol):
 class CudaGraph(Graph):
     """A CUDA graph."""
 
-    def __init__(self, pool: object) -> None:
+    def __init__(self, pool: Any) -> None:
         """`pool`: memory that it shares with graphs that never run at the same time."""
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()

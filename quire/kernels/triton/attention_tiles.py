@@ -58,7 +58,17 @@ def page_elements(tile, PAGE_TYPE: tl.constexpr, DTYPE: tl.constexpr):
     """Elements of pages in DTYPE, without their scale."""
     if PAGE_TYPE == FP8:
         tile = tile.to(tl.float8e4nv, bitcast=True)
+    if PAGE_TYPE == INT8:
+        tile = tile.to(tl.float32)  # the interpreter does not convert integers to bfloat16
     return tile.to(DTYPE)
+
+
+@triton.jit
+def scaled_float16(values, scale, PAGE_TYPE: tl.constexpr):
+    """Values of int8 rows times their scales, in float16: products of weights and scales may be below its range."""
+    if PAGE_TYPE == INT8 and values.dtype == tl.float16:
+        values = (values.to(tl.float32) * scale[:, None]).to(tl.float16)
+    return values
 
 
 @triton.jit
@@ -114,44 +124,13 @@ def find_sequence(starts, count, tile, QUERIES: tl.constexpr):
 
 @triton.jit
 def attend_pages(
-    q,
-    q_tail,
-    last,
-    slopes,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    table,
-    key_block,
-    key_row,
-    value_block,
-    value_row,
-    first,
-    begin,
-    end,
-    scale,
-    softcap,
-    window,
-    biases,
-    reach,
-    KEY_DIM: tl.constexpr,
-    KEY_MAIN: tl.constexpr,
-    KEY_TAIL: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_MAIN: tl.constexpr,
-    VALUE_TAIL: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    PAGE_TYPE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SHARED: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
-    BIAS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
+    q, q_tail, last, slopes, keys, values, key_scales, value_scales, table, key_block, key_row, value_block,
+    value_row, first, begin, end, scale, softcap, window, biases, reach,
+    KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr, KEY_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr,
+    BLOCK_N: tl.constexpr, SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, BIAS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
     """Attention of a tile of queries to the positions [first, end) of a sequence, of which [begin, end) are visited.
 
     Args:
@@ -204,19 +183,19 @@ def attend_pages(
             seen = seen & (tl.abs(distance) < window)
         weights, factor, top, total = online_softmax(tl.where(seen, scores, float("-inf")), top, total)
         rows = values + block * value_block + offset * value_row
-        v = (
-            k_main
-            if SHARED
-            else page_elements(load_columns(rows, inside, 0, VALUE_MAIN, VALUE_DIM), PAGE_TYPE, q.dtype)
-        )
-        if PAGE_TYPE == INT8:
-            value_scale = tl.load(
-                value_scales + block * (value_block // 4) + offset * (value_row // 4), mask=inside, other=0.0
-            )
+        scales = value_scales + block * (value_block // 4) + offset * (value_row // 4)
+        value_scale = tl.load(scales, mask=inside, other=0.0) if PAGE_TYPE == INT8 else inside
+        if PAGE_TYPE == INT8 and q.dtype != tl.float16:
             weights *= value_scale[None, :]
+        if SHARED:
+            v = k_main
+        else:
+            v = page_elements(load_columns(rows, inside, 0, VALUE_MAIN, VALUE_DIM), PAGE_TYPE, q.dtype)
+        v = scaled_float16(v, value_scale, PAGE_TYPE)
         acc = dot(weights.to(q.dtype), v, acc * factor[:, None], INTERPRETED)
         if VALUE_TAIL > 0:
-            v_tail = page_elements(load_columns(rows, inside, VALUE_MAIN, VALUE_TAIL, VALUE_DIM), PAGE_TYPE, q.dtype)
+            v_tail = load_columns(rows, inside, VALUE_MAIN, VALUE_TAIL, VALUE_DIM)
+            v_tail = scaled_float16(page_elements(v_tail, PAGE_TYPE, q.dtype), value_scale, PAGE_TYPE)
             acc_tail = dot(weights.to(q.dtype), v_tail, acc_tail * factor[:, None], INTERPRETED)
     return acc, acc_tail, top, total
 
@@ -269,7 +248,7 @@ def as_pages(keys: Tensor, values: Tensor) -> Pages:
 
 def head_sizes(key_dim: int, value_dim: int) -> dict[str, int]:
     """The constants of kernels for the sizes of heads: of keys and values the size, its main part and its tail."""
-    sizes = {}
+    sizes: dict[str, int] = {}
     for name, dim in (("KEY", key_dim), ("VALUE", value_dim)):
         whole = max(_MIN_DIM, triton.next_power_of_2(dim))
         main = whole if whole == dim else max(_MIN_DIM, whole // 2)

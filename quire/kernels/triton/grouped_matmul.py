@@ -194,7 +194,7 @@ def grouped_matmul(
         return out
     block = block_inputs(x, kind)
     segments, segment = segment_inputs(size_out, size_in, block) if split else (1, size_in)
-    tiles = tile_sizes(pairs // experts, x.device, kind)
+    tiles = tile_sizes(pairs // experts, x.device, kind, 8 * x.itemsize)
     partial = segments > 1 and pairs <= _PARALLEL_PAIRS
     target = torch.empty((segments, pairs, size_out), dtype=torch.float32, device=x.device) if partial else out
     none = x  # where the kernel reads nothing
@@ -224,8 +224,11 @@ _NUMBERS = dict.fromkeys(
 )  # fmt: skip
 
 
+_BITS = {"i8": 8, "fp8e4nv": 8, "bf16": 16}
+
+
 def _variant(x: str, weight: str, kind: str, rows: int, *, gather: int) -> KernelVariant:
-    tiles = tile_sizes(rows, torch.device("cpu"), kind)
+    tiles = tile_sizes(rows, torch.device("cpu"), kind, _BITS[x])
     pointers = {
         "x": f"*{x}", "x_scales": "*fp32", "weight": f"*{weight}", "scales": "*fp32", "bias": "*fp32",
         "row_weights": "*fp32", "order": "*i32", "totals": "*i32", "out": "*bf16",

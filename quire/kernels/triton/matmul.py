@@ -114,7 +114,7 @@ def matmul(
         return out
     block = block_inputs(x, kind)
     segments, segment = segment_inputs(size_out, size_in, block)
-    tiles = tile_sizes(rows, x.device, kind)
+    tiles = tile_sizes(rows, x.device, kind, 8 * x.itemsize)
     partial = segments > 1 and rows <= _PARALLEL_ROWS
     target = out
     if partial:
@@ -141,6 +141,7 @@ def matmul(
     return out
 
 
+_BITS = {"i8": 8, "fp8e4nv": 8, "bf16": 16, "fp32": 32}
 _DIVISIBLE = ("size_out", "size_in", "segment", "x_stride", "weight_stride", "out_stride")
 _ARGUMENTS = dict.fromkeys(
     ("rows", "size_out", "size_in", "segments", "segment", "x_stride", "x_scale_stride", "weight_stride",
@@ -149,17 +150,16 @@ _ARGUMENTS = dict.fromkeys(
 
 
 def _variant(x: str, weight: str, kind: str, rows: int, *, partial: bool) -> KernelVariant:
-    tiles = tile_sizes(rows, torch.device("cpu"), kind)
+    tiles = tile_sizes(rows, torch.device("cpu"), kind, _BITS[x])
     sums = "*i32" if x == "i8" else "*fp32"
     pointers = {"x": f"*{x}", "x_scales": "*fp32", "weight": f"*{weight}", "scales": "*fp32", "bias": "*fp32"}
-    itemsize = {"i8": 1, "fp8e4nv": 1, "bf16": 2, "fp16": 2, "fp32": 4}[x]
     return KernelVariant(
         matmul_kernel,
         {**pointers, "out": sums if partial else "*bf16", **_ARGUMENTS},
         {
             "FORMAT": kind, "SCALE_ROWS": 1, "PARTIAL": partial, "HAS_BIAS": not partial,
             "ACT": None if partial else "gelu", "BLOCK_O": tiles["BLOCK_O"], "BLOCK_T": tiles["BLOCK_T"],
-            "BLOCK_K": 128 if kind == "int4" else 128 // itemsize, "EVEN": True, "INTERPRETED": False,
+            "BLOCK_K": 128 if kind == "int4" else 1024 // _BITS[x], "EVEN": True, "INTERPRETED": False,
         },
         num_warps=tiles["num_warps"],
         num_stages=tiles["num_stages"],
@@ -169,6 +169,7 @@ def _variant(x: str, weight: str, kind: str, rows: int, *, partial: bool) -> Ker
 
 VARIANTS = [
     _variant("bf16", "bf16", "plain", 1, partial=True),
+    _variant("bf16", "bf16", "plain", 1024, partial=False),
     _variant("fp32", "fp32", "plain", 1024, partial=False),
     _variant("bf16", "u8", "int4", 1, partial=True),
     _variant("bf16", "u8", "int4", 1024, partial=False),

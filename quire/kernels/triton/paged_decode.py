@@ -44,56 +44,15 @@ def split_bounds(length, window, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, 
 
 @triton.jit
 def decode_kernel(
-    q,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    tables,
-    lengths,
-    sinks,
-    slopes,
-    out,
-    parts,
-    stats,
-    q_row,
-    q_head,
-    table_row,
-    out_row,
-    out_head,
-    key_head,
-    key_block,
-    key_row,
-    value_head,
-    value_block,
-    value_row,
-    kv_heads,
-    slots,
-    scale,
-    softcap,
-    value_scale,
-    window,
-    GROUP: tl.constexpr,
-    TILES: tl.constexpr,
-    SINGLE: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    KEY_MAIN: tl.constexpr,
-    KEY_TAIL: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_MAIN: tl.constexpr,
-    VALUE_TAIL: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    PAGE_TYPE: tl.constexpr,
-    SHARED: tl.constexpr,
-    SINKS: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-):
+    q, keys, values, key_scales, value_scales, tables, lengths, sinks, slopes, out, parts, stats, q_row, q_head,
+    table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, kv_heads, slots,
+    scale, softcap, value_scale, window,
+    GROUP: tl.constexpr, TILES: tl.constexpr, SINGLE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr,
+    KEY_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, INTERPRETED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
     """A program per row, KV head and tile of its query heads, on axis 0; those of axis 1 share the splits.
 
     parts: (rows, heads, slots, value dim) and stats: (rows, heads, slots, 2) for `reduce_kernel`; not used if SINGLE.
@@ -139,25 +98,10 @@ def decode_kernel(
 
 @triton.jit
 def reduce_kernel(
-    parts,
-    stats,
-    lengths,
-    sinks,
-    out,
-    out_row,
-    out_head,
-    heads,
-    slots,
-    value_scale,
-    window,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SLOTS: tl.constexpr,
-    SINKS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-):
+    parts, stats, lengths, sinks, out, out_row, out_head, heads, slots, value_scale, window,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, SINKS: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
     """A program per row and head: adds the splits in order."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
@@ -201,7 +145,7 @@ def decode(
         q: (sequences, heads, dim) float32, float16 or bfloat16, last stride 1.
         keys: pages (kv_heads, blocks, block_size, dim) of q's dtype, int8 or float8_e4m3fn, last stride 1, like
             values, which may be a view of the keys. Rows of int8 begin with their scale.
-        block_tables: (sequences, blocks) int32; entries past the end of a sequence, and before its window, are not read.
+        block_tables: (sequences, blocks) int32; entries past a sequence's end and before its window are not read.
         seq_lens: (sequences,) int32 or int64. The result of a sequence of 0 positions is 0.
         max_seq_len: no sequence is longer. It decides how many programs there are, and no bit of the result.
         scale: of products; with float8 keys times their scale.
@@ -275,8 +219,8 @@ def _decode_variant(dtype: str, pages: str, group: int, dim: int, value_dim: int
     block_m = min(_MAX_HEADS, max(16, triton.next_power_of_2(group)))
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}
     constants = {
-        "GROUP": group, "TILES": triton.cdiv(group, block_m), "SINGLE": False, **head_sizes(dim, value_dim), "PAGE_SIZE": 16,
-        "PAGE_TYPE": page_type, "SHARED": dim > 256, "SINKS": False, "SOFTCAP": False, "ALIBI": False,
+        "GROUP": group, "TILES": triton.cdiv(group, block_m), "SINGLE": False, **head_sizes(dim, value_dim),
+        "PAGE_SIZE": 16, "PAGE_TYPE": page_type, "SHARED": dim > 256, "SINKS": False, "SOFTCAP": False, "ALIBI": False,
         "INTERPRETED": False, "BLOCK_M": block_m, **config, **features,
     }  # fmt: skip
     signature = {name: kind for name, kind in _signature(dtype, pages).items() if name in decode_kernel.arg_names}

@@ -30,56 +30,15 @@ _TABLE = "attention"
 
 @triton.jit
 def prefill_kernel(
-    q,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    tables,
-    lengths,
-    starts,
-    sinks,
-    slopes,
-    biases,
-    out,
-    q_row,
-    q_head,
-    table_row,
-    out_row,
-    out_head,
-    key_head,
-    key_block,
-    key_row,
-    value_head,
-    value_block,
-    value_row,
-    spans,
-    scale,
-    softcap,
-    value_scale,
-    window,
-    reach,
-    GROUP: tl.constexpr,
-    TILES: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    KEY_MAIN: tl.constexpr,
-    KEY_TAIL: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_MAIN: tl.constexpr,
-    VALUE_TAIL: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    PAGE_TYPE: tl.constexpr,
-    SHARED: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
-    BIAS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    q, keys, values, key_scales, value_scales, tables, lengths, starts, sinks, slopes, biases, out, q_row, q_head,
+    table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, spans, scale,
+    softcap, value_scale, window, reach,
+    GROUP: tl.constexpr, TILES: tl.constexpr, KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr, KEY_TAIL: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, INTERPRETED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """A program per tile of queries, on axis 0, and per KV head and tile of its query heads, on axis 1.
 
     Without pages (a PAGE_SIZE of 0), each span attends to its own rows of keys and values.
@@ -156,7 +115,7 @@ def prefill(
         q: (tokens, heads, dim) float32, float16 or bfloat16, last stride 1.
         keys: pages (kv_heads, blocks, block_size, dim) of q's dtype, int8 or float8_e4m3fn, last stride 1, like
             values, which may be a view of the keys. Rows of int8 begin with their scale.
-        block_tables: (spans, blocks) int32; entries past the end of a sequence, and before its window, are not read.
+        block_tables: (spans, blocks) int32; entries past a sequence's end and before its window are not read.
         seq_lens: (spans,) int32 or int64, positions of each sequence including those of the span.
         query_starts: (spans + 1,) int32 or int64, where each span's queries begin among the tokens, and where the last
             one's end. Spans may be empty. Tokens before and after the spans are not written.

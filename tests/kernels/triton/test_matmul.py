@@ -28,9 +28,11 @@ def expected_product(x: Tensor, packed: GpuWeight) -> Tensor:
     return values @ plain_weight(packed.data, x.shape[1]).T
 
 
-def assert_product(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def assert_product(out: Tensor, expected: Tensor, dtype: torch.dtype, quantization: str) -> None:
+    """Close to the product in float64. Hopper adds 128 products of float8 with 14 bits."""
+    tolerance = max(TOLERANCE[dtype], 1e-3) if "fp8" in quantization and out.is_cuda else TOLERANCE[dtype]
     scale = float(expected.abs().max()) if expected.numel() else 1.0
-    torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale / 4)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * scale / 4)
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
@@ -47,12 +49,12 @@ def test_a_product(
     expected = expected_product(x, packed)
     memory = torch.full((rows + 2, size_out + 2), POISON, device=device, dtype=dtype)
     out = packed(x, None, out=memory[1:-1, 1:-1])
-    assert_product(out, expected, dtype)
+    assert_product(out, expected, dtype, quantization)
     memory[1:-1, 1:-1] = POISON
     assert (memory == POISON).all()
     exact = packed(x, None, out_dtype=torch.float32)
     assert exact.dtype == torch.float32
-    assert_product(exact, expected, torch.float32)
+    assert_product(exact, expected, torch.float32, quantization)
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_new", "quick_gelu", "relu"])
@@ -135,11 +137,11 @@ def test_products_of_any_size(rows: int, pairs: int, size_out: int, seed: int, q
     if on_gpu:
         x, weight = x.cuda(), weight.cuda()
         packed = GpuWeight(weight, quantization)
-        assert_product(packed(x, None), expected_product(x, packed), torch.float32)
+        assert_product(packed(x, None), expected_product(x, packed), torch.float32, quantization)
         return
     with gpu.interpreted():
         packed = GpuWeight(weight, quantization)
-        assert_product(packed(x, None), expected_product(x, packed), torch.float32)
+        assert_product(packed(x, None), expected_product(x, packed), torch.float32, quantization)
 
 
 def test_quantized_values_are_those_of_cpus(device: torch.device) -> None:
@@ -180,7 +182,7 @@ def test_blocks_of_float8(device: torch.device, scale_rows: int, rows: int, size
     matmul(values, weight, out, kind="blocks", x_scales=row_scales, scales=scales, scale_rows=scale_rows)
     expanded = scales.repeat_interleave(scale_rows, 0)[:size_out].repeat_interleave(128, 1)[:, :size_in]
     plain_rows = values.double() * row_scales.repeat_interleave(128, 1)[:, :size_in]
-    assert_product(out, plain_rows @ (weight.double() * expanded).T, torch.float32)
+    assert_product(out, plain_rows @ (weight.double() * expanded).T, torch.float32, "fp8")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,7 +10,7 @@ from quire.engine.execution.attention.cross_attention import native_cross_attent
 from quire.engine.execution.attention.paged import DecodeTokens, PagedAttention, QueryAttention, VarlenSpans
 from quire.engine.execution.attention.reference import sequential_ranges
 from quire.engine.execution.cache import KVCache
-from quire.engine.execution.inputs import StepInputs
+from quire.engine.execution.inputs import NativeMetadata, StepInputs
 from quire.engine.execution.request_table import RequestTable
 from quire.kernels import native
 from quire.kernels.paged_attention import supports_pages, supports_varlen
@@ -29,7 +29,7 @@ class NativeAttention(AttentionBackend):
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         self._cache.ensure_mapped(inputs.last_block)
         metadata, indices = inputs.attention, inputs.model.logits_indices
-        assert metadata is not None, "the inputs were built for another backend"
+        assert isinstance(metadata, NativeMetadata), "the inputs were built for another backend"
         all_rows: QueryAttention
         if indices is None:
             all_rows, static = DecodeTokens(metadata.spans.block_tables, metadata.spans.seq_lens), inputs.static

@@ -28,7 +28,7 @@ PARAMS = [
     greedy(6, logprobs=2),
     SamplingParams(max_tokens=3, temperature=0.7, top_p=0.9, seed=4),
 ]
-SMALL = {"max_num_seqs": 4, "block_size": 4}
+SMALL: dict[str, Any] = {"max_num_seqs": 4, "block_size": 4}
 
 
 @cache
@@ -169,7 +169,7 @@ def test_prompt_logprobs_and_embeddings_are_those_of_the_reference(folders: Path
 def test_replayed_graphs_give_the_tokens_of_eager_steps(case: str, dtype: str, folders: Path) -> None:
     folder, found = save(case, folders), []
     for eager in (True, False):
-        model = ModelOptions(dtype=dtype)  # type: ignore[arg-type]
+        model = ModelOptions(dtype=dtype)
         engine = Engine(folder, device=gpu_device(), model=model, enforce_eager=eager, **SMALL)
         assert eager or len(engine.runner.steps.graphs) == 3
         assert isinstance(engine.runner.steps, GraphSteps) is not eager
