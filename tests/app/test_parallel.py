@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -29,39 +28,42 @@ def rank_of(server: ServerProcess) -> psutil.Process:
     return max(started, key=lambda child: (child.create_time(), child.pid))
 
 
-def assert_nothing_is_left(processes: list[psutil.Process], folders: set[Path]) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """A directory for the temporary files of a server alone."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    return folder
+
+
+def assert_nothing_is_left(processes: list[psutil.Process], temporary: Path) -> None:
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive
-    assert folders_of_ranks() <= folders
+    eventually(lambda: not list(temporary.glob("quire-*")))
 
 
-def folders_of_ranks() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("quire-ranks-*"))
-
-
-def test_two_ranks_answer_a_chat_as_one_does() -> None:
+def test_two_ranks_answer_a_chat_as_one_does(temporary: Path) -> None:
     answers = []
-    folders = folders_of_ranks()
+    env = {"TMPDIR": str(temporary)}
     for flags in ([], ["--tensor-parallel-size", "2"]):
-        with serving("quire-nano", "--dtype", "float32", *flags) as server, server.http as client:
+        with serving("quire-nano", "--dtype", "float32", *flags, env=env) as server, server.http as client:
             processes = processes_of(server)
             answers.append(client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"])
             listening = [c for process in processes for c in process.net_connections() if c.status == "LISTEN"]
             assert {connection.laddr.ip for connection in listening} <= {"127.0.0.1"}
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(60) == 0
-        assert_nothing_is_left(processes, folders)
+        assert_nothing_is_left(processes, temporary)
     assert answers[0] == answers[1]
     assert "Traceback" not in server.log
 
 
 @pytest.mark.parametrize("flags", [["-tp", "2"], ["-pp", "2", "--engine-process"]], ids=" ".join)
-def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path, temporary: Path) -> None:
     """A stream that runs is told so; afterwards no process, socket or folder is left."""
     folder = tiny_model(tmp_path / "tiny")
-    folders = folders_of_ranks()
     body = {"prompt": "abc", "max_tokens": 240, "temperature": 0, "ignore_eos": True, "stream": True}
-    with serving(str(folder), *flags) as server, server.http as client:
+    with serving(str(folder), *flags, env={"TMPDIR": str(temporary)}) as server, server.http as client:
         processes = processes_of(server)
         with client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
@@ -73,7 +75,7 @@ def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path)
         assert server.process.wait(60) == 1
         eventually(lambda: "the server stops: The engine has stopped: rank 1 of 2 has stopped" in server.log)
         assert "Traceback" not in server.log
-    assert_nothing_is_left(processes, folders)
+    assert_nothing_is_left(processes, temporary)
 
 
 def test_a_rank_that_is_killed_while_idle_is_noticed_and_the_engine_restarts(tmp_path: Path) -> None:
@@ -88,18 +90,18 @@ def test_a_rank_that_is_killed_while_idle_is_noticed_and_the_engine_restarts(tmp
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_that_is_ended_while_it_loads_leaves_nothing(sent: signal.Signals, tmp_path: Path) -> None:
+def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
+    sent: signal.Signals, tmp_path: Path, temporary: Path
+) -> None:
     folder = tiny_model(tmp_path / "tiny")
-    folders = folders_of_ranks()
     command = [sys.executable, "-m", "quire", "serve", str(folder), "--port", "0", "-tp", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stderr is not None
-        next(line for line in process.stderr if "kernels" in line)  # the workers are started next
-        eventually(lambda: bool(folders_of_ranks() - folders))
+        next(line for line in process.stderr if "2 ranks" in line)  # the workers are started next
         eventually(lambda: any("spawn_main" in str(p.cmdline()) for p in psutil.Process(process.pid).children()))
         processes = psutil.Process(process.pid).children(recursive=True)
+        assert list(temporary.glob("quire-ranks-*"))
         process.send_signal(sent)
         assert process.wait(60) == (0 if sent == signal.SIGTERM else -sent)
-        _, alive = psutil.wait_procs(processes, timeout=30)
-        assert not alive
-    eventually(lambda: folders_of_ranks() <= folders)
+    assert_nothing_is_left(processes, temporary)

@@ -36,10 +36,6 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
         {"reasoning_parser": "deepseek_r1"},
     ),
     ("facebook/opt-13b --tensor-parallel-size 4", {"tensor_parallel_size": 4}),
-    (
-        "gpt2 --tensor-parallel-size 4 --pipeline-parallel-size 2",
-        {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
-    ),
     ("meta-llama/Llama-2-7b-hf --enable-lora --lora-modules sql=a", "--enable-lora of vLLM is not supported"),
     (
         f"{_QWEN} --port 8000 --enable-prefix-caching "
@@ -76,6 +72,10 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
 COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m -q fp8", {"quantization": "fp8"}),
     ("m --reasoning-parser deepseek_r1 --max-model-len 16k", {"max_model_len": 16000}),
+    (
+        "gpt2 --tensor-parallel-size 4 --pipeline-parallel-size 2",
+        {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+    ),
     ("m -tp 8 -pp 2 -ep", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "enable_expert_parallel": True}),
     ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
     (

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from quire.allocator import use_one_arena
 
+_LAST_MESSAGES = 0.1  # seconds in which the reason that a process has sent before its end is received
 CoreEntry = Callable[[str], None]  # runs a core on an address until it is shut down
 
 
@@ -80,6 +81,7 @@ class ProcessCore:
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
         self.address = f"ipc://{Path(self._folder.name) / 'engine'}"
         self._process: multiprocessing.process.BaseProcess | None = None
+        self._report: asyncio.TimerHandle | None = None
 
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
         """Run `entry` in a new interpreter and watch the process."""
@@ -95,6 +97,9 @@ class ProcessCore:
 
         def ended() -> None:
             loop.remove_reader(process.sentinel)
+            self._report = loop.call_later(_LAST_MESSAGES, report)
+
+        def report() -> None:
             on_death(f"its process ended with exit code {process.exitcode}")
 
         loop.add_reader(process.sentinel, ended)
@@ -109,6 +114,8 @@ class ProcessCore:
         process = self._process
         if process is not None:
             asyncio.get_running_loop().remove_reader(process.sentinel)
+            if self._report is not None:
+                self._report.cancel()
             await asyncio.to_thread(process.join, seconds)
             if process.is_alive():
                 process.kill()
