@@ -16,6 +16,7 @@ from quire.engine.execution.inputs import (
     DeviceMetadata,
     InputBuilder,
     Queries,
+    QueryTables,
     Span,
     StepInputs,
     make_spans,
@@ -29,6 +30,7 @@ from quire.kernels.last_tokens import fill_last_tokens
 
 _NO_SLOT = -1  # of padding: its keys and values are not stored
 _INT64, _INT32 = 8, 4  # bytes
+_ALIGNMENT = 16  # bytes; Triton compiles a kernel once more for pointers that are not aligned to them
 
 
 class Sizes(NamedTuple):
@@ -60,23 +62,32 @@ class _Offsets(NamedTuple):
     slots: int
     logits_indices: int
     rows: int
-    seq_lens: int
+    single_lens: int
+    span_lens: int
+    logits_lens: int
     query_starts: int
     changes: int
 
 
-def _offsets(sizes: Sizes) -> _Offsets:
-    counts = (
+def _counts(sizes: Sizes) -> tuple[tuple[int, int], ...]:
+    """Elements of each array, and their bytes."""
+    return (
         *((sizes.tokens, _INT64),) * 3,
         (sizes.logits, _INT64),
-        *((sizes.queries, _INT32),) * 2,
+        (sizes.queries, _INT32),
+        (sizes.singles, _INT32),
+        (sizes.spans, _INT32),
+        (sizes.logits, _INT32),
         (sizes.spans + 1, _INT32),
     )
-    ends = [0]
-    for count, itemsize in counts:
-        ends.append(ends[-1] + count * itemsize)
-    ends[-1] += -ends[-1] % _INT64
-    return _Offsets(*ends)
+
+
+def _offsets(sizes: Sizes) -> _Offsets:
+    begins = [0]
+    for count, itemsize in _counts(sizes):
+        end = begins[-1] + count * itemsize
+        begins.append(end + -end % _ALIGNMENT)
+    return _Offsets(*begins)
 
 
 class DeviceInputBuilder(InputBuilder):
@@ -102,8 +113,9 @@ class DeviceInputBuilder(InputBuilder):
         self._buffers = PinnedBuffers(device)
         most = self.padded_sizes[-1] if self.padded_sizes else 0
         self._static = torch.zeros(_static_bytes(most, rows, blocks), dtype=torch.uint8, device=device)
-        self._static_tables = torch.zeros(most, blocks, dtype=torch.int32, device=device)
-        self._blocks = torch.zeros(rows, blocks, dtype=torch.int32, device=device)
+        width = blocks + -blocks % (_ALIGNMENT // _INT32)
+        self._static_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
+        self._blocks = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
 
     @override
@@ -156,7 +168,7 @@ class DeviceInputBuilder(InputBuilder):
         if unknown:
             fill_last_tokens(views.token_ids, self.last_tokens)
         model = ModelInputs(views.token_ids, views.positions, None if every else views.logits_indices)
-        metadata = self._metadata(spans, queries, sizes, views, static=static)
+        metadata = self._metadata(spans, sizes, views, static=static)
         cross = self._cross(spans)
         return StepInputs(spans, model, views.slots, last_block, static, metadata, cross)
 
@@ -201,27 +213,24 @@ class DeviceInputBuilder(InputBuilder):
         order = [row, np.zeros(padding, np.int64), row[sampling]]
         lengths = start + count
         arrays.rows[:] = np.concatenate(order)
-        arrays.seq_lens[:] = np.concatenate([lengths, np.zeros(padding, np.int64), lengths[sampling]])
+        _put(arrays.single_lens, lengths[: queries.singles], 0)
+        arrays.span_lens[:] = lengths[queries.singles :]
+        arrays.logits_lens[:] = lengths[sampling]
         arrays.query_starts[0] = 0
         arrays.query_starts[1:] = np.cumsum(count[queries.singles :])
         return int(blocks.max(initial=0)), bool((known < 0).any())
 
-    def _metadata(
-        self, spans: Sequence[Span], queries: Queries, sizes: Sizes, views: _Views, *, static: bool
-    ) -> DeviceMetadata:
+    def _metadata(self, spans: Sequence[Span], sizes: Sizes, views: _Views, *, static: bool) -> DeviceMetadata:
         tables = torch.index_select(
             self._blocks, 0, views.rows, out=self._static_tables[: sizes.queries] if static else None
         )
-        given = sizes.singles + sizes.spans
+        singles, spans_of_prompts, logits = tables.split([sizes.singles, sizes.spans, sizes.logits])
         return DeviceMetadata(
-            singles=sizes.singles,
-            block_tables=tables[:given],
-            seq_lens=views.seq_lens[:given],
+            singles=QueryTables(singles, views.single_lens),
+            spans=QueryTables(spans_of_prompts, views.span_lens),
             query_starts=views.query_starts,
-            max_query_len=max(queries.counts[queries.singles :], default=0),
+            logits=QueryTables(logits, views.logits_lens),
             max_seq_len=self._max_len if static else max(span.length for span in spans),
-            logits_tables=tables[given:],
-            logits_lens=views.seq_lens[given:],
         )
 
     def _cross(self, spans: Sequence[Span]) -> CrossAttentionInputs | None:
@@ -248,7 +257,9 @@ class _Arrays:
         self.slots = array(offsets.slots, sizes.tokens, np.int64)
         self.logits_indices = array(offsets.logits_indices, sizes.logits, np.int64)
         self.rows = array(offsets.rows, sizes.queries, np.int32)
-        self.seq_lens = array(offsets.seq_lens, sizes.queries, np.int32)
+        self.single_lens = array(offsets.single_lens, sizes.singles, np.int32)
+        self.span_lens = array(offsets.span_lens, sizes.spans, np.int32)
+        self.logits_lens = array(offsets.logits_lens, sizes.logits, np.int32)
         self.query_starts = array(offsets.query_starts, sizes.spans + 1, np.int32)
 
 
@@ -260,17 +271,17 @@ class _Views(NamedTuple):
     slots: Tensor
     logits_indices: Tensor
     rows: Tensor
-    seq_lens: Tensor
+    single_lens: Tensor
+    span_lens: Tensor
+    logits_lens: Tensor
     query_starts: Tensor
 
 
 def _views(sent: Tensor, sizes: Sizes, offsets: _Offsets) -> _Views:
-    counts = (*(sizes.tokens,) * 3, sizes.logits, *(sizes.queries,) * 2, sizes.spans + 1)
-    dtypes = (*(torch.int64,) * 4, *(torch.int32,) * 3)
     return _Views(
         *(
-            sent[begin : begin + count * dtype.itemsize].view(dtype)
-            for begin, count, dtype in zip(offsets, counts, dtypes, strict=False)
+            sent[begin : begin + count * itemsize].view(torch.int64 if itemsize == _INT64 else torch.int32)
+            for begin, (count, itemsize) in zip(offsets, _counts(sizes), strict=False)
         )
     )
 

@@ -109,30 +109,33 @@ class NativeMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryTables:
+    """Block tables (queries, blocks) int32 and lengths (queries,) int32 of queries, their own positions included.
+
+    Rows of padding have a length of 0, so that kernels skip them.
+    """
+
+    block_tables: Tensor
+    seq_lens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceMetadata:
     """The queries of a step: generated tokens first, each a query of its own, then spans of prompts.
 
-    Rows of padding have a length of 0, so that kernels skip them.
-
     Attributes:
-        singles: number of queries of one token.
-        block_tables: (singles + spans, blocks) int32.
-        seq_lens: (singles + spans,) int32, positions including those of the query.
+        singles: of queries of one token.
+        spans: of spans of prompts.
         query_starts: (spans + 1,) int32 first token of each span, counted from that of the first span, and their end.
-        max_query_len: tokens of the longest span.
+        logits: of the rows `logits_indices`, which attend as single tokens.
         max_seq_len: an upper bound of all lengths.
-        logits_tables: block tables of the rows `logits_indices`, which attend as single tokens.
-        logits_lens: their lengths.
     """
 
-    singles: int
-    block_tables: Tensor
-    seq_lens: Tensor
+    singles: QueryTables
+    spans: QueryTables
     query_starts: Tensor
-    max_query_len: int
+    logits: QueryTables
     max_seq_len: int
-    logits_tables: Tensor
-    logits_lens: Tensor
 
 
 class InputBuilder(Protocol):

@@ -64,15 +64,18 @@ class Batch:
             if span.generated
             for length in range(span.start + 1, span.length + 1)
         ]
-        queries += [(0, 0)] * (metadata.singles - len(queries))
-        queries += [(span.row, span.length) for span in found.spans if not span.generated]
-        assert metadata.seq_lens.tolist() == [length for _, length in queries]
+        queries += [(0, 0)] * (len(metadata.singles.seq_lens) - len(queries))
+        prompts = [(span.row, span.length) for span in found.spans if not span.generated]
         sampling = [span for span in found.spans if span.samples] if found.model.logits_indices is not None else []
-        assert metadata.logits_lens.tolist() == [span.length for span in sampling]
-        pairs = [*zip(queries, metadata.block_tables, strict=True)]
-        pairs += [
-            ((span.row, span.length), table) for span, table in zip(sampling, metadata.logits_tables, strict=True)
-        ]
+        pairs = []
+        for expected, part in (
+            (queries, metadata.singles),
+            (prompts, metadata.spans),
+            ([(span.row, span.length) for span in sampling], metadata.logits),
+        ):
+            assert part.seq_lens.tolist() == [length for _, length in expected]
+            assert part.seq_lens.data_ptr() % 16 == part.block_tables.data_ptr() % 16 == 0
+            pairs += [*zip(expected, part.block_tables, strict=True)]
         for (row, length), table in pairs:
             used = -(-length // BLOCK)
             np.testing.assert_array_equal(table[:used].numpy(), self.table.blocks[row, :used])
@@ -90,9 +93,8 @@ def test_prompts_and_generated_tokens() -> None:
     )
     found, metadata = batch.check(scheduled)
     assert not found.static
-    assert metadata.singles == 3
+    assert len(metadata.singles.seq_lens) == 3
     assert metadata.query_starts.tolist() == [0, 7, 8, 13]
-    assert metadata.max_query_len == 7
 
 
 def test_decode_steps_are_padded_and_stay_where_they_are() -> None:
@@ -107,10 +109,16 @@ def test_decode_steps_are_padded_and_stay_where_they_are() -> None:
             batch.table.append(batch.table.row_of(name), 50 + position)
         found, metadata = batch.check(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
         assert found.static
-        assert found.num_tokens == metadata.singles == 4
+        assert found.num_tokens == len(metadata.singles.seq_lens) == 4
         assert found.slots[3:].tolist() == [-1]
-        assert metadata.seq_lens.tolist() == [position + 1] * 3 + [0]
-        tensors = (found.model.token_ids, found.model.positions, found.slots, metadata.seq_lens, metadata.block_tables)
+        assert metadata.singles.seq_lens.tolist() == [position + 1] * 3 + [0]
+        tensors = (
+            found.model.token_ids,
+            found.model.positions,
+            found.slots,
+            metadata.singles.seq_lens,
+            metadata.singles.block_tables,
+        )
         addresses.add(tuple(tensor.data_ptr() for tensor in tensors))
     blank = batch.builder.blank(4)
     assert (blank.num_tokens, blank.num_logits) == (4, 0)

@@ -65,7 +65,7 @@ def test_decode_equals_its_reference(
 ) -> None:
     torch.manual_seed(seed)
     (dim, value_dim), (query_heads, kv_heads) = dims, heads
-    sizes = {"kv_heads": kv_heads, "dim": dim, "value_dim": value_dim, "block_size": block_size}
+    sizes: dict[str, Any] = {"kv_heads": kv_heads, "dim": dim, "value_dim": value_dim, "block_size": block_size}
     cached = cache(lengths, dtype=dtype, device=device, pages=pages, **sizes)
     arguments, reference = scales(pages, params(query_heads, which, device))
     check(torch.randn(len(lengths), query_heads, dim).to(device, dtype), cached, arguments, reference)
@@ -79,7 +79,7 @@ def test_latent_attention(
 ) -> None:
     """Values are a view of the keys, also in int8 pages; several tiles of query heads."""
     torch.manual_seed(0)
-    sizes = {"kv_heads": 1, "dim": dim, "value_dim": value_dim}
+    sizes: dict[str, Any] = {"kv_heads": 1, "dim": dim, "value_dim": value_dim}
     cached = cache([37, 3], dtype=dtype, device=device, pages=pages, latent=True, **sizes)
     arguments, reference = scales(pages, {"scale": 0.05})
     if pages == "float8":  # values have the scale of the keys

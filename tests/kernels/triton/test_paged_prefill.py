@@ -70,7 +70,7 @@ def test_prefill_equals_its_reference(
     """And each span has the same bits alone, and in two chunks. `spans`: queries, and positions before them."""
     torch.manual_seed(seed)
     (dim, value_dim), (query_heads, kv_heads) = dims, heads
-    sizes = {"kv_heads": kv_heads, "dim": dim, "value_dim": value_dim, "block_size": block_size}
+    sizes: dict[str, Any] = {"kv_heads": kv_heads, "dim": dim, "value_dim": value_dim, "block_size": block_size}
     counts, lengths = [count for count, _ in spans], [count + before for count, before in spans]
     cached = cache(lengths, dtype=dtype, device=device, pages=pages, **sizes)
     arguments, reference = scales(pages, params(query_heads, which, device))
@@ -92,7 +92,7 @@ def test_prefill_equals_its_reference(
 @pytest.mark.parametrize(("heads", "dim", "value_dim"), [(80, 576, 512), (3, 24, 16)])
 def test_latent_attention(device: torch.device, dtype: torch.dtype, heads: int, dim: int, value_dim: int) -> None:
     torch.manual_seed(0)
-    sizes = {"kv_heads": 1, "dim": dim, "value_dim": value_dim}
+    sizes: dict[str, Any] = {"kv_heads": 1, "dim": dim, "value_dim": value_dim}
     cached = cache([19, 2], dtype=dtype, device=device, latent=True, **sizes)
     q = torch.randn(4, heads, dim).to(device, dtype)
     out = prefill(q, cached, [3, 1], {"scale": 0.05})

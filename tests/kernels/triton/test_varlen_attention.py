@@ -58,12 +58,11 @@ def test_varlen_attention_equals_its_reference(
     )
     with native.disabled():
         out = varlen_attention.varlen_attention(q, k, v, torch.tensor(ends, device=device), params)
-        whole = [x.float() for x in (q, k, v)]
-        expected = varlen_attention.reference(*whole, torch.tensor(ends), params)
+        expected = varlen_attention.reference(q.float(), k.float(), v.float(), torch.tensor(ends), params)
         torch.testing.assert_close(out.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
         for begin, end in pairwise(ends):
-            alone = [x[begin:end] for x in (q, k, v)]
-            one = varlen_attention.varlen_attention(*alone, torch.tensor([0, end - begin], device=device), params)
+            own, ends_of_one = slice(begin, end), torch.tensor([0, end - begin], device=device)
+            one = varlen_attention.varlen_attention(q[own], k[own], v[own], ends_of_one, params)
             assert torch.equal(one, out[begin:end])
 
 

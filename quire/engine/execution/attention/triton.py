@@ -38,24 +38,15 @@ class StepQueries(QueryAttention):
 
     @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        metadata = self.metadata
-        singles, tables, lengths = metadata.singles, metadata.block_tables, metadata.seq_lens
-        spans = len(metadata.query_starts) - 1
-        out = []
-        if singles or not spans:
-            generated = SingleQueries(tables[:singles], lengths[:singles], metadata.max_seq_len)
-            out.append(generated(q[:singles], cache, params))
-        if spans:
+        singles, spans = self.metadata.singles, self.metadata.spans
+        count, out = len(singles.seq_lens), []
+        if count or not len(spans.seq_lens):
+            generated = SingleQueries(singles.block_tables, singles.seq_lens, self.metadata.max_seq_len)
+            out.append(generated(q[:count], cache, params))
+        if len(spans.seq_lens):
+            starts = self.metadata.query_starts
             out.append(
-                attend_spans(
-                    q[singles:],
-                    cache.keys,
-                    cache.values,
-                    tables[singles:],
-                    lengths[singles:],
-                    metadata.query_starts,
-                    params,
-                )
+                attend_spans(q[count:], cache.keys, cache.values, spans.block_tables, spans.seq_lens, starts, params)
             )
         return out[0] if len(out) == 1 else torch.cat(out)
 
@@ -70,7 +61,7 @@ class TritonAttention(AttentionBackend):
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         metadata = inputs.attention
         assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
-        logits_rows = SingleQueries(metadata.logits_tables, metadata.logits_lens, metadata.max_seq_len)
+        logits_rows = SingleQueries(metadata.logits.block_tables, metadata.logits.seq_lens, metadata.max_seq_len)
         attend = PagedAttention(
             self._layers, inputs.slots, StepQueries(metadata), inputs.model.logits_indices, logits_rows
         )
