@@ -21,8 +21,9 @@ import torch
 
 from benchmarks.cpu.limits import Limits
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import CoreConfig, build_core
+from quire.engine.build import build_core
 from quire.engine.core import EngineCore
+from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.protocol import Abort, AddRequest, StepOutput

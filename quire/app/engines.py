@@ -16,8 +16,9 @@ from quire.api.serving.models import ServedModel
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.config.options import AudioOptions, ChatOptions, EngineOptions, ModelOptions
-from quire.engine.build import CoreConfig, serve_core
+from quire.config.options import AudioOptions, ChatOptions, EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.build import serve_core
+from quire.engine.core_config import CoreConfig
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.wire.client import EngineClient
@@ -67,7 +68,9 @@ class RunningEngine:
             model_config=model_config,
             model=ModelOptions.of(settings),
             engine=EngineOptions.of(settings),
+            parallel=ParallelOptions.of(settings),
             memory_share=memory_share,
+            start_process=partial(start_logging, "debug" if settings.log_level == "debug" else "error"),
         )
         self._handle = self._new_handle()
         self.client = EngineClient(

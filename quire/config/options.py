@@ -280,6 +280,24 @@ class ModelOptions(Options):
     )
 
 
+class ParallelOptions(Options):
+    """How a model is divided among processes, which are called ranks."""
+
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
+        1,
+        description="number of ranks that share each layer; each has a GPU of its own, or a part of the CPU's cores; "
+        "models that generate text from text only",
+    )
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="number of groups of ranks that have different layers, one after the other"
+    )
+    enable_expert_parallel: Flag = Field(
+        False,
+        description="divide the experts of a mixture of experts among the ranks of --tensor-parallel-size, instead of "
+        "cutting each expert",
+    )
+
+
 class ChatOptions(Options):
     """Chat templates, parsers and defaults of requests."""
 
@@ -315,7 +333,9 @@ class EngineOptions(Options):
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
     kv_cache_memory_bytes: Size | None = Field(
-        None, description="size of the KV cache of each model, e.g. 4GiB; default: from --kv-cache-free-memory-fraction"
+        None,
+        description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: "
+        "from --kv-cache-free-memory-fraction",
     )
     kv_cache_dtype: Literal["auto", "int8"] = Field(
         "auto", description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head"
@@ -366,6 +386,6 @@ class EngineOptions(Options):
         "again, up to five times in a row",
     )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
-        None, description="CPU threads of the engine; default: all cores"
+        None, description="CPU threads of the engine, or of each rank; default: all cores, divided among the ranks"
     )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="base seed for requests without `seed`")

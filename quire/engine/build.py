@@ -7,9 +7,8 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import psutil
@@ -18,16 +17,19 @@ from msgspec import structs
 from tqdm import tqdm
 
 from quire.allocator import keep_freed_memory
-from quire.config.options import EngineOptions, ModelOptions
+from quire.config.options import EngineOptions
 from quire.engine.core import EngineCore
+from quire.engine.core_config import CoreConfig
 from quire.engine.execution.alignment import Aligner
-from quire.engine.execution.cache import CacheMemory, KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
 from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
-from quire.engine.execution.profile import run_largest_step
+from quire.engine.execution.ranks.errors import RankDied
+from quire.engine.execution.ranks.runner import LeadingRunner
+from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
@@ -37,9 +39,17 @@ from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.spec import DecoderSpec
 from quire.engine.models.transducer import TransducerModel
+from quire.engine.rank_build import (
+    Ranks,
+    allocate_cache,
+    cache_dtype,
+    cache_memory,
+    cache_shapes,
+    request_table,
+    set_threads,
+)
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
@@ -50,21 +60,9 @@ from quire.engine.wire.errors import FrontEndClosed
 from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
 from quire.engine.wire.protocol import CoreDied, Ready, Shutdown
 from quire.engine.wire.transport import CoreChannel
-from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreConfig:
-    """Configuration of a core. `memory_share`: bytes for its KV cache, if several engines share the memory."""
-
-    folder: Path
-    model_config: ModelConfig
-    model: ModelOptions
-    engine: EngineOptions
-    memory_share: int | None = None
 
 
 class LoadingStopped(Exception):
@@ -80,7 +78,7 @@ def serve_core(config: CoreConfig, address: str) -> None:
             logger.info("loading was cancelled")
         except FrontEndClosed:
             logger.debug("the engine ended with its server")
-        except (ModelError, OutOfCacheMemory) as error:
+        except (ModelError, OutOfCacheMemory, RankDied) as error:
             _report(channel, str(error))
         except Exception as error:  # the edge of the thread: every error must reach the front end
             logger.exception("the engine ended with an error")
@@ -102,23 +100,39 @@ def _report(channel: CoreChannel, error: str) -> None:
         channel.send(CoreDied(error))
 
 
-def build_core(config: CoreConfig, channel: CoreChannel, device: Device | None = None) -> tuple[EngineCore, ModelInfo]:
+def build_core(
+    config: CoreConfig, channel: CoreChannel, device: Device | None = None, launch: Launcher = rank_process
+) -> tuple[EngineCore, ModelInfo]:
     """Load a model and build an engine around it.
 
-    `device`: what runs the model; None for the device that the options name.
+    `device`: what runs the model; None for the device that the options name. `launch`: starts the other ranks.
 
     Raises:
         ModelError: the model cannot be loaded.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
+        RankDied: another rank could not load its part of the model.
         LoadingStopped: the front end asked to stop.
     """
-    options = config.engine
-    if options.num_threads is not None:
-        native.set_threads(options.num_threads)
+    set_threads(config)
     device = device or find_device(config.model.device)
     logger.info("%s", device.description)
+    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
+        return _build_core(config, channel, device, None)
+    ranks = Ranks(config, device, launch)
+    try:
+        return _build_core(config, channel, device, ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _build_core(
+    config: CoreConfig, channel: CoreChannel, device: Device, ranks: Ranks | None
+) -> tuple[EngineCore, ModelInfo]:
+    options = config.engine
     with device.activate():
-        loaded = load_model(config.folder, config.model_config, config.model, device, partial(_progress_bar, channel))
+        groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
+        loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
         if isinstance(loaded.model, Encoder | CTCModel):
             core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
         elif isinstance(loaded.model, TransducerModel):
@@ -126,7 +140,7 @@ def build_core(config: CoreConfig, channel: CoreChannel, device: Device | None =
             vocab, num_blocks = loaded.vocab_size, 0
             core = EngineCore(scheduler, executor, channel, vocab_size=vocab, streaming=loaded.streaming)
         else:
-            core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel)
+            core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -137,7 +151,7 @@ def build_core(config: CoreConfig, channel: CoreChannel, device: Device | None =
         max_model_len=core.scheduler.limits.max_model_len,
         num_blocks=num_blocks,
         block_size=options.block_size,
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=loaded.weight_bytes + (0 if ranks is None else ranks.weight_bytes),
         cache_bytes=cache_bytes,
         tasks=_tasks(loaded),
         pooling=None if loaded.pooler is None else pooling_info(loaded.pooler, loaded.model),
@@ -191,39 +205,45 @@ def _encoder_runner(model: Encoder | CTCModel, context_len: int, device: torch.d
 
 
 def _build_decoder(
-    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, channel: CoreChannel
+    loaded: LoadedModel,
+    model: LanguageModel,
+    config: CoreConfig,
+    device: Device,
+    channel: CoreChannel,
+    ranks: Ranks | None,
 ) -> tuple[EngineCore, int, int]:
-    """The core around a decoder, the number of blocks of its KV cache, and their bytes."""
+    """The core around a decoder, the number of blocks of its KV cache, and their bytes on all ranks."""
     options = config.engine
-    cache_dtype = torch.int8 if options.kv_cache_dtype == "int8" else loaded.dtype
-    shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
-    per_block = block_bytes(shapes, options.block_size, cache_dtype)
+    poll = partial(_stop_if_asked, channel)
+    if ranks is not None:
+        ranks.connect(device, poll)
+    per_block = block_bytes(cache_shapes(model, device), options.block_size, cache_dtype(loaded, config))
     reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
     streaming = streaming_of(loaded, options, device)
     if streaming is not None:
         reserved += streaming.nbytes
         options = options.model_copy(update={"max_num_seqs": streaming.streams})
+        config = replace(config, engine=options)
     reserved += device.sampler_bytes(options.max_num_seqs, loaded.vocab_size)
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
     needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
-    available = partial(_cache_memory, loaded, model, config, device, reserved)
+    available = partial(cache_memory, loaded, config, device, reserved)
     num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
+    if ranks is not None:
+        num_blocks = ranks.least_blocks(num_blocks, poll)
     context_len = _fitting_context(loaded, config, num_blocks - cross_blocks, needed)
     if streaming is not None:
         streaming.check_context(context_len)
+    if ranks is not None:
+        ranks.allocate(num_blocks, context_len)
     model.set_context(context_len)
-    prefault = min(4 * loaded.weight_bytes, num_blocks * per_block // 4)
-    cache = device.allocate_cache(shapes, num_blocks, options.block_size, cache_dtype, prefault)
-    try:
-        table = RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch, cross_len)
-    except MemoryError as error:
-        rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
-        raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
+    cache = allocate_cache(loaded, model, config, device, num_blocks)
+    table = request_table(config, model, context_len, cross_len)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
     inputs, attention = device.input_builder(table, options), device.attention(cache, table, loaded.dtype)
     sampler = device.sampler(table, loaded.vocab_size, grammars.initial_state, inputs)
-    runner = ModelRunner(
+    runner = (ModelRunner if ranks is None else LeadingRunner)(
         model,
         inputs,
         attention,
@@ -234,11 +254,14 @@ def _build_decoder(
         _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
         _aligner(loaded, table, cache),
     )
+    executor = device.executor(runner, cache, sampler.max_steps_in_flight)
+    if ranks is not None:
+        ranks.wait_until_ready(poll)
     core = EngineCore(
         _scheduler(options, context_len, num_blocks, model.rope_switch, loaded)
         if streaming is None
         else streaming.scheduler(options, context_len, num_blocks),
-        device.executor(runner, cache, sampler.max_steps_in_flight),
+        executor if ranks is None else ranks.executor(executor),
         channel,
         vocab_size=loaded.vocab_size,
         seed=options.seed,
@@ -248,22 +271,7 @@ def _build_decoder(
         audio=loaded.audio,
         streaming=loaded.streaming,
     )
-    return core, num_blocks, num_blocks * per_block
-
-
-def _cache_memory(
-    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, reserved: int
-) -> CacheMemory:
-    """The memory that the KV cache may take. `reserved`: bytes that the engine needs for other state."""
-    options = config.engine
-
-    def largest_step() -> None:
-        model.set_context(loaded.context_len)
-        run_largest_step(
-            model, options.max_num_batched_tokens, options.max_num_seqs, loaded.context_len, device.torch_device
-        )
-
-    return device.cache_memory(options, config.memory_share, reserved, largest_step)
+    return core, num_blocks, num_blocks * per_block + (0 if ranks is None else ranks.cache_bytes)
 
 
 def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligner | None:
@@ -339,6 +347,11 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int, n
     return held
 
 
+def _stop_if_asked(channel: CoreChannel) -> None:
+    if isinstance(channel.receive(0.0), Shutdown):  # nothing else is sent before `Ready`
+        raise LoadingStopped
+
+
 @contextmanager
 def _progress_bar(channel: CoreChannel, total: int) -> Iterator[Progress]:
     """Shows the bytes loaded, and stops between two tensors if the front end asks for it."""
@@ -347,8 +360,7 @@ def _progress_bar(channel: CoreChannel, total: int) -> Iterator[Progress]:
 
         def advance(count: int) -> None:
             bar.update(count)
-            if isinstance(channel.receive(0.0), Shutdown):  # nothing else is sent before `Ready`
-                raise LoadingStopped
+            _stop_if_asked(channel)
 
         yield advance
     logger.debug("resident after loading: %.2f GiB", psutil.Process().memory_info().rss / 2**30)

@@ -205,6 +205,7 @@ class EngineCore:
                 if not self.has_work:
                     self._report_idle()
             case Ping(serial=serial):
+                self.executor.ensure_alive()
                 self._channel.send(Pong(serial))
             case Shutdown():
                 self._running = False

@@ -37,6 +37,14 @@ def set_row_kind(kind: RowKind) -> None:
         native.kernels.set_row_kind(kind)
 
 
+def break_capture() -> None:
+    """Tell that a function does something else than to call kernels, so that a capture of it is not complete.
+
+    Torch's operators are noticed anyway. Does nothing when the thread is not capturing.
+    """
+    _local.broken = True
+
+
 class CapturedCalls:
     """The calls of compiled kernels that a function makes.
 
@@ -60,7 +68,7 @@ class CapturedCalls:
         assert native.kernels is not None
         dispatch = _ComputeDetector()
         native.kernels.begin_capture([counts[kind] for kind in RowKind])
-        _local.workspace = workspace
+        _local.workspace, _local.broken = workspace, False
         try:
             with dispatch:
                 function()
@@ -68,7 +76,7 @@ class CapturedCalls:
             _local.workspace = None
             self._calls: Any = native.kernels.end_capture()
         self._workspace = workspace  # owns the memory that the calls write to
-        self.complete = dispatch.complete and self._calls is not None
+        self.complete = dispatch.complete and not _local.broken and self._calls is not None
 
     def replay(self, counts: Sequence[int]) -> None:
         """Make the calls again, for other numbers of rows of each kind. Results are at the same addresses."""
@@ -96,6 +104,7 @@ class Workspace:
 
 class _ThreadState(threading.local):
     workspace: Workspace | None = None
+    broken = False  # something else than kernels was called since the last capture began
 
 
 _local = _ThreadState()

@@ -35,7 +35,7 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --enable-reasoning --reasoning-parser deepseek_r1",
         {"reasoning_parser": "deepseek_r1"},
     ),
-    ("facebook/opt-13b --tensor-parallel-size 4", "--tensor-parallel-size 4 of vLLM is not supported"),
+    ("facebook/opt-13b --tensor-parallel-size 4", {"tensor_parallel_size": 4}),
     ("meta-llama/Llama-2-7b-hf --enable-lora --lora-modules sql=a", "--enable-lora of vLLM is not supported"),
     (
         f"{_QWEN} --port 8000 --enable-prefix-caching "
@@ -72,6 +72,11 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
 COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m -q fp8", {"quantization": "fp8"}),
     ("m --reasoning-parser deepseek_r1 --max-model-len 16k", {"max_model_len": 16000}),
+    (
+        "gpt2 --tensor-parallel-size 4 --pipeline-parallel-size 2",
+        {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+    ),
+    ("m -tp 8 -pp 2 -ep", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "enable_expert_parallel": True}),
     ("m -tp 1 --max_num_seqs 16 --swap-space 8", {"max_num_seqs": 16, "model": ("m",)}),
     (
         "m --served-model-name a b --no-enable-prefix-caching",
@@ -116,7 +121,8 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("m --tensor-parallel-size 4", "--tensor-parallel-size 4 of vLLM is not supported; Quire's is --num-threads"),
+        ("m -dp 4", "-dp 4 of vLLM is not supported; Quire's is --tensor-parallel-size: Quire runs a model once"),
+        ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: adapters"),
         ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),
         ("m --kv-cache-dtype fp8", "--kv-cache-dtype expects auto or int8, not 'fp8'"),

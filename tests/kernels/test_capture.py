@@ -11,7 +11,7 @@ import torch
 
 from quire.kernels import native
 from quire.kernels.add_scaled import add_scaled, reference
-from quire.kernels.capture import CapturedCalls, RowKind, Workspace, set_row_kind
+from quire.kernels.capture import CapturedCalls, RowKind, Workspace, break_capture, set_row_kind
 from quire.kernels.linear import PackedBFloat16
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.sampling import apply_token_bitmask, argmax
@@ -152,3 +152,15 @@ def test_an_exception_ends_the_capture() -> None:
     for _ in range(2):
         with pytest.raises(ValueError), torch.inference_mode():  # noqa: PT011 whichever it is
             CapturedCalls(fails, Workspace(), (1, 1))
+
+
+def test_a_call_of_something_else_than_kernels_is_not_replayed() -> None:
+    """A collective changes a tensor without an operator of torch."""
+    x, weight = torch.randn(6, 32), torch.randn(32)
+
+    def function() -> None:
+        rms_norm(x, weight, 1e-6)
+        break_capture()
+
+    assert not CapturedCalls(function, Workspace(), (6, 2)).complete
+    assert CapturedCalls(lambda: rms_norm(x, weight, 1e-6), Workspace(), (6, 2)).complete

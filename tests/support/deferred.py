@@ -29,6 +29,9 @@ class DeferredExecutor:
     def prefault(self) -> bool:
         return self._inner.prefault()
 
+    def ensure_alive(self) -> None:
+        self._inner.ensure_alive()
+
     def check(self) -> None:
         self._inner.check()
 

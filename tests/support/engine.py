@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import CoreConfig, build_core
+from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.build import build_core
 from quire.engine.core import EngineCore
+from quire.engine.core_config import CoreConfig
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.models.loader import load_model
@@ -35,6 +36,7 @@ from quire.engine.wire.protocol import (
 )
 from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.deferred import DeferredExecutor
+from tests.support.ranks import ThreadRank
 
 
 @contextmanager
@@ -87,6 +89,7 @@ class Engine:
     Args:
         model: computes in float32 unless it sets another dtype, so that tokens can be compared.
         in_flight: maximum number of steps whose results are pending.
+        parallel: ranks that run the model, in threads of this process.
         device: runs the model instead of the device that `model` names.
     """
 
@@ -96,6 +99,7 @@ class Engine:
         *,
         model: ModelOptions | None = None,
         in_flight: int = 1,
+        parallel: ParallelOptions | None = None,
         device: Device | None = None,
         **options: Any,
     ) -> None:
@@ -118,11 +122,13 @@ class Engine:
             ),
             model=model,
             engine=EngineOptions(**{**defaults, **options}),
+            parallel=parallel or ParallelOptions(),
         )
         self.core: EngineCore
         self.info: ModelInfo
-        self.core, self.info = build_core(config, self.channel, device)  # type: ignore[arg-type]
-        self.runner: Any = self.core.executor._runner  # type: ignore[attr-defined]
+        self.core, self.info = build_core(config, self.channel, device, ThreadRank)  # type: ignore[arg-type]
+        executor: Any = getattr(self.core.executor, "_inner", self.core.executor)  # of the core's rank
+        self.runner: Any = executor._runner
         if in_flight > 1:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}

@@ -18,7 +18,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
 
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import CoreConfig, serve_core
+from quire.engine.build import serve_core
+from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import MediaItem
 from quire.engine.wire.streaming import TransducerInfo

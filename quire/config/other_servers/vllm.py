@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
 
-_ONE_MACHINE = "Quire runs a model on the CPUs of one machine"
+_ONE_MACHINE = "Quire runs a model once, on one machine"
 _ADAPTERS = "adapters are not supported; merge the adapter into the model"
 _MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
 _GPU = "Quire has one kernel for each operation on a GPU"
@@ -190,28 +190,27 @@ VLLM: tuple[OtherServerFlag, ...] = (
     ),
     *refused("--kv-transfer-config --ec-transfer-config", "KV caches are not sent to other servers"),
     # machines and devices
-    *same("--device"),
-    *ignored(
-        "--tensor-parallel-size|-tp --pipeline-parallel-size|-pp --data-parallel-size|-dp",
-        _ONE_MACHINE,
-        only=["1"],
-        ours="--num-threads",
-    ),
+    *same("--device", "--tensor-parallel-size", "--pipeline-parallel-size", "--enable-expert-parallel"),
+    translated_to("-tp", "--tensor-parallel-size"),
+    translated_to("-pp", "--pipeline-parallel-size"),
+    translated_to("-ep", "--enable-expert-parallel", switch=True),
+    *ignored("--data-parallel-size|-dp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
     *ignored("--data-parallel-size-local|-dpl --renderer-num-workers", _ONE_MACHINE, only=["1"]),
     *ignored_switch("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", _ONE_MACHINE),
-    *ignored("--prefill-context-parallel-size|-pcp", _ONE_MACHINE, only=["1"], ours="--num-threads"),
+    *ignored("--prefill-context-parallel-size|-pcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
     *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size --eplb-config", _ONE_MACHINE),
     *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _ONE_MACHINE),
     *ignored_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
     *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
     *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph --device-ids", _ONE_MACHINE),
-    *ignored("--nnodes|-n --decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--num-threads"),
+    *ignored("--nnodes|-n", _ONE_MACHINE, only=["1"]),
+    *ignored("--decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
     *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
     *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
     *refused("--worker-cls --worker-extension-cls --io-processor-plugin --weight-transfer-config", _BUILT_IN),
     *refused("--additional-config --enable-return-routed-experts", _BUILT_IN),
     *ignored("--distributed-executor-backend", _ONE_MACHINE, only=["mp", "uni"], ours="--engine-process"),
-    *ignored_switch("--enable-expert-parallel|-ep --enable-eplb --enable-dbo", _ONE_MACHINE),
+    *ignored_switch("--enable-eplb --enable-dbo", _ONE_MACHINE),
     *ignored_switch("--disable-custom-all-reduce", _ONE_MACHINE),
     *ignored("--all2all-backend --expert-placement-strategy", _ONE_MACHINE),
     *same("--enforce-eager"),

@@ -79,6 +79,14 @@ class Executor(Protocol):
     def prefault(self) -> bool:
         """Do a little background work for later steps; returns whether there is more of it."""
 
+    def ensure_alive(self) -> None:
+        """Check that all other processes that run steps are alive; by default there are none.
+
+        Raises:
+            RankDied: one has ended.
+        """
+        return
+
     def check(self) -> None:
         """Assert that the internal state is consistent."""
 

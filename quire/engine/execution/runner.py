@@ -22,13 +22,14 @@ from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import TokenProbs
 
 logger = logging.getLogger(__name__)
 _LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
+class Computed:
     """The model's results of a step. `hidden`: hidden states of all tokens, where more than logits is wanted."""
 
     spans: Sequence[Span]
@@ -61,7 +62,13 @@ class StartedStep:
 
 
 class ModelRunner:
-    """Keeps the request table up to date, and runs model, sampler and pooler over it."""
+    """Keeps the request table up to date, and runs model, sampler and pooler over it.
+
+    Attributes:
+        contains_failures: an exception ends the sequences for which it occurs; False: it ends the engine.
+    """
+
+    contains_failures = True
 
     def __init__(
         self,
@@ -103,6 +110,8 @@ class ModelRunner:
             self.items.prepare(plan, plan.scheduled)
             computed = self._compute(plan.scheduled)
         except Exception:  # error boundary: only the sequences for which it fails alone end
+            if not self.contains_failures:
+                raise
             logger.exception("a step failed; its sequences are computed one by one")
             self._execute_alone(plan, step)
         else:
@@ -117,19 +126,19 @@ class ModelRunner:
         if self._aligner is not None:
             self._aligner.update(changes.freed, changes.filled)
 
-    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> _Computed:
+    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> Computed:
         """Run the model."""
         inputs = self._with_items(self._inputs.build(scheduled), scheduled)
         attention = self._attention.prepare(inputs)
         if not self._wants_hidden(inputs.spans):
-            return _Computed(inputs.spans, self.steps.logits(inputs, attention))
+            return Computed(inputs.spans, self.steps.logits(inputs, attention))
         cross = attention.cross
         if self._aligner is not None and cross is not None:
             cross = self._aligner.watch(cross, inputs.spans)
         hidden = self.model.run(inputs.model, attention.attend, cross=cross)
         sampling = [span for span in inputs.spans if span.samples]
         logits = compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling)) if sampling else None
-        return _Computed(inputs.spans, logits, hidden)
+        return Computed(inputs.spans, logits, hidden)
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """The inputs with the embeddings of items, and the rows that are computed with the model's adapter."""
@@ -142,8 +151,8 @@ class ModelRunner:
         items = self.items.embeddings([(span, of_row[span.row]) for span in inputs.spans])
         return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))
 
-    def _finish(self, computed: _Computed, step: StartedStep) -> None:
-        """Sample, and report what is wanted of hidden states."""
+    def _finish(self, computed: Computed, step: StartedStep) -> None:
+        """Sample, and add pooled arrays and log-probabilities of prompts to the result."""
         spans, result = computed.spans, step.known
         sampling = [span for span in spans if span.samples]
         if computed.logits is not None and any(span.draft for span in sampling):
@@ -216,6 +225,8 @@ class ModelRunner:
         try:
             yield request_id
         except Exception as error:  # error boundary: only this sequence fails
+            if not self.contains_failures:
+                raise
             logger.exception("%s of request %s failed", what, request_id)
             result.errors[request_id] = SequenceError(f"{what} failed: {type(error).__name__}: {error}")
 
@@ -244,11 +255,19 @@ class ModelRunner:
                 result.token_probs[request_id] = self._token_probs(hidden, span)
 
     def _token_probs(self, hidden: Tensor, span: Span) -> list[float]:
+        wanted = self._wanted_probs(span)
+        probs: Tensor = self._wanted_logits(hidden, span)[0].softmax(-1)
+        return [float(prob) for prob in probs[list(wanted.token_ids)]]
+
+    def _wanted_logits(self, hidden: Tensor, span: Span) -> Tensor:
+        """Logits (1, vocab) of the position after which probabilities are wanted."""
+        at = span.offset + self._wanted_probs(span).position - span.start
+        return compute_logits(self.model.lm_head, hidden, slice(at, at + 1))
+
+    def _wanted_probs(self, span: Span) -> TokenProbs:
         wanted = self._table.params_of([span.row])[0].token_probs
         assert wanted is not None
-        at = span.offset + wanted.position - span.start
-        probs: Tensor = compute_logits(self.model.lm_head, hidden, slice(at, at + 1))[0].softmax(-1)
-        return [float(prob) for prob in probs[list(wanted.token_ids)]]
+        return wanted
 
     def _aligns(self, span: Span) -> bool:
         return self._aligner is not None and span.row in self._aligner.rows
@@ -270,15 +289,20 @@ class ModelRunner:
                     result.pooled[request_id] = pooled
 
     def _prompt_logprobs(self, hidden: Tensor, span: Span) -> list[TokenLogprobs]:
+        count = self._table[span.row].prompt_logprobs or 0
+        entries: list[TokenLogprobs] = []
+        for tokens, logits in self._prompt_logits(hidden, span):
+            entries += top_logprobs(logits, tokens, count)
+        return entries
+
+    def _prompt_logits(self, hidden: Tensor, span: Span) -> Iterator[tuple[list[int], Tensor]]:
+        """Prompt tokens after those of a span, and the logits (tokens, vocab) before each, in pieces."""
         row = self._table[span.row]
         # The token after each position; the token after the prompt's last one is not a prompt token.
         tokens = self._table.tokens[span.row, span.start + 1 : min(span.length, row.prompt_len - 1) + 1].tolist()
-        entries: list[TokenLogprobs] = []
         for begin in range(0, len(tokens), _LOGITS_CHUNK):
             chunk, first = tokens[begin : begin + _LOGITS_CHUNK], span.offset + begin
-            logits = compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
-            entries += top_logprobs(logits, chunk, row.prompt_logprobs or 0)
-        return entries
+            yield chunk, compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
 
 
 def _report(request_id: str, chosen: Sequence[SampledToken], result: StepResult) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,13 +12,23 @@ from torch import Tensor
 
 from quire.engine.models.errors import BrokenFolder
 from quire.engine.models.fp8 import Fp8Scales
-from quire.engine.models.quantized import FP8_DTYPES, is_scale, scales_of, unpack_fp8, unpack_mxfp4
+from quire.engine.models.quantized import (
+    FP8_DTYPES,
+    Window,
+    is_scale,
+    mxfp4_shape,
+    scales_of,
+    unpack_fp8,
+    unpack_mxfp4,
+)
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.weight_formats import complaint_about, readable_weights
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 Progress = Callable[[int], None]  # called with the size in bytes of each tensor that was read
+# Given name and shape of a tensor: the part of it that is wanted; None: nothing of it.
+WindowOf = Callable[[str, Sequence[int]], Window | None]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -104,16 +114,26 @@ class Checkpoint:
             file.release(name)
         return same
 
-    def tensors(self, dtype: torch.dtype, progress: Progress) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and tensors in file order. Packed tensors are unpacked to `dtype`, others keep their dtype."""
+    def tensors(
+        self, dtype: torch.dtype, progress: Progress, window_of: WindowOf | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and tensors in file order. Packed tensors are unpacked to `dtype`, others keep their dtype.
+
+        Of a packed tensor only the part that `window_of` gives is unpacked. Others are views of the files, of which
+        nothing is read before it is used.
+        """
         for file in self._files:
             for name in file.names():
                 if not is_scale(name):
-                    yield self._unpacked(file, name, dtype)
+                    if (found := self._unpacked(file, name, dtype, window_of)) is not None:
+                        yield found
                     file.release(name)
                 progress(file.size(name))
 
-    def _unpacked(self, file: SafetensorsFile, name: str, dtype: torch.dtype) -> tuple[str, Tensor]:
+    def _unpacked(
+        self, file: SafetensorsFile, name: str, dtype: torch.dtype, window_of: WindowOf | None
+    ) -> tuple[str, Tensor] | None:
+        """Name and tensor; None if nothing of it is wanted."""
         plain, candidates = scales_of(name)
         scales = next((one for one in candidates if one in self._file_of), None)
         tensor = file.tensor(name)
@@ -123,9 +143,14 @@ class Checkpoint:
             return name, tensor
         factors = self._file_of[scales].tensor(scales)
         try:
+            window = None
+            if window_of is not None:
+                window = window_of(plain, tensor.shape if plain == name else mxfp4_shape(tensor))
+                if window is None:
+                    return None
             if plain != name:
-                return plain, unpack_mxfp4(tensor, factors, dtype)
-            return name, unpack_fp8(tensor, factors, dtype, self._fp8 or Fp8Scales())
+                return plain, unpack_mxfp4(tensor, factors, dtype, window)
+            return name, unpack_fp8(tensor, factors, dtype, self._fp8 or Fp8Scales(), window)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # shapes or dtypes that do not match
             raise BrokenFolder(f"{file.path.name}: {name} cannot be dequantized with {scales}: {error}") from error
 

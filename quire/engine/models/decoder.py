@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quire.engine.models.audio_encoder import AudioEncoder
 from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.layers.linear import Linear
+from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import Attention, DecoderSpec, GroupedAttention, LatentAttention
 from quire.engine.models.stack import TransformerLayer
 from quire.engine.models.transformer import Transformer
@@ -142,9 +143,12 @@ class LMHead(nn.Module):
 class Decoder(Transformer):
     """A transformer with a cache and an output projection."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    lm_head: LogitsHead
+
+    def __init__(self, spec: DecoderSpec, group: RankGroup | None = None) -> None:
+        """`group`: see `Transformer`."""
         head = Linear(spec.hidden, spec.vocab, bias=spec.head_bias)
-        super().__init__(spec, head if spec.tied else None)
+        super().__init__(spec, head if spec.tied else None, group)
         self.head = head
         self.lm_head = LMHead(spec, head)
         self.caches: Sequence[CacheShape] = [cache_shape(layer.attn) for layer in spec.layers]

@@ -14,42 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
+from quire.engine.models.activation_checks import check_acts
 from quire.engine.models.adapter import AdapterLoader
 from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.audio import ADAPTED
 from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.audio_spec import (
-    CausalConv2dStem,
-    CausalConvStem,
-    ChunkedConvStem,
-    Conv2dStem,
-    ConvPositions,
-    ConvStem,
-    LinearStem,
-    WaveStem,
-)
-from quire.engine.models.checkpoint import Checkpoint, Progress
+from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
+from quire.engine.models.parallel.group import RankGroups
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
-from quire.engine.models.spec import (
-    AudioEncoderSpec,
-    ClampedSwigluExperts,
-    ConformerLayer,
-    CTCSpec,
-    DecoderSpec,
-    EncoderSpec,
-    MoE,
-    StackSpec,
-    TransducerSpec,
-    TransformerSpec,
-)
+from quire.engine.models.sharded_decoder import ShardedDecoder, check_parallel
+from quire.engine.models.sharded_weights import ShardedWeightFiller
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec, TransformerSpec
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.streaming import fold_delay
@@ -59,11 +42,11 @@ from quire.engine.models.weight_names.audio import audio_tensors
 from quire.engine.models.weight_names.ctc import ctc_names, split_positions
 from quire.engine.models.weight_names.rules import WeightNames
 from quire.engine.models.weight_names.transducer import transducer_names
+from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo
 from quire.kernels import gpu
-from quire.kernels.activation import ACTIVATIONS
 from quire.kernels.gpu_weights import BLOCK
 from quire.kernels.linear import Quantization
 
@@ -116,13 +99,22 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, config: ModelConfig, options: ModelOptions, target: LoadTarget, bar: ProgressBar
+    folder: Path,
+    config: ModelConfig,
+    options: ModelOptions,
+    target: LoadTarget,
+    bar: ProgressBar,
+    groups: RankGroups | None = None,
 ) -> LoadedModel:
     """Load the model in a folder, whose config was read.
+
+    `groups`: those of the rank that loads its part of the model; None: it loads all of it.
 
     Raises:
         ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
+    if groups is not None:
+        check_parallel(config)
     quantize = options.quantization != "none"
     if options.quantization == "fp8" and not gpu.computes_float8(target.torch_device):
         raise UnsupportedModel(
@@ -139,7 +131,7 @@ def load_model(
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(config, config.spec, options, checkpoint, dtype, target, bar)
         if config.spec is not None:
-            return _load_transformer(folder, config, config.spec, options, checkpoint, dtype, target, bar)
+            return _load_transformer(folder, config, config.spec, options, checkpoint, dtype, target, bar, groups)
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
                 check_unpacked(name, checkpoint.dtype_of(name))
@@ -169,6 +161,7 @@ def _load_transformer(
     dtype: torch.dtype,
     target: LoadTarget,
     bar: ProgressBar,
+    groups: RankGroups | None,
 ) -> LoadedModel:
     longest = _longest_input(folder, spec)
     if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
@@ -178,29 +171,34 @@ def _load_transformer(
         context_len = longest
     else:
         context_len = _context_len(options, longest)
-    _check_acts(spec)
+    check_acts(spec)
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
     if isinstance(spec, DecoderSpec):
         spec = _with_head(spec, checkpoint, config.pooler)
     pooler = config.pooler or PoolerSpec(tasks=())
     with torch.device("meta"):
-        model = Decoder(spec) if isinstance(spec, DecoderSpec) else Encoder(spec)
+        model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
     names = weight_names_of(config.model_type, spec, config.pooler)
-    filler = WeightFiller(
-        model,
-        names,
-        _quantization(options, config),
-        tied=isinstance(spec, DecoderSpec) and spec.tied,
-        extra_layers=config.extra_layers,
-        embeds_with_head=all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
-    )
+    filler_options: dict[str, Any] = {
+        "quantization": _quantization(options, config),
+        "tied": isinstance(spec, DecoderSpec) and spec.tied,
+        "extra_layers": config.extra_layers,
+        "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
+    }
+    filler: WeightFiller
+    window: WindowOf | None = None
+    if isinstance(model, ShardedDecoder):
+        sharded = ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
+        filler, window = sharded, sharded.window
+    else:
+        filler = WeightFiller(model, names, **filler_options)
     adapter = _adapter(config, names, folder)
     with bar(checkpoint.total_bytes) as progress:
-        tensors = _tensors(config, checkpoint.tensors(dtype, progress), adapter)
+        tensors = _tensors(config, checkpoint.tensors(dtype, progress, window), adapter)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if adapter is not None:
         adapter.apply(model, dtype, target.torch_device)
@@ -218,6 +216,12 @@ def _load_transformer(
         config.streaming,
         adapter is not None,
     )
+
+
+def _empty_model(spec: DecoderSpec | EncoderSpec, groups: RankGroups | None, dtype: torch.dtype) -> Decoder | Encoder:
+    if isinstance(spec, EncoderSpec):
+        return Encoder(spec)
+    return Decoder(spec) if groups is None else ShardedDecoder(spec, groups, dtype)
 
 
 def _tensors(
@@ -257,7 +261,7 @@ def _load_audio_model(
     bar: ProgressBar,
 ) -> LoadedModel:
     is_ctc, encoder = isinstance(spec, CTCSpec), spec.encoder
-    _check_acts(encoder, *(() if isinstance(spec, CTCSpec) else (spec.act,)))
+    check_acts(encoder, *(() if isinstance(spec, CTCSpec) else (spec.act,)))
     _check_layers(len(encoder.layers), checkpoint)
     with torch.device("meta"):
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
@@ -317,38 +321,6 @@ def _extra_weights(folder: Path, pooler: PoolerSpec) -> Iterator[tuple[str, Tens
         with SafetensorsFile(path) as file:
             for name in file.names():
                 yield f"heads.{step}.{name.removeprefix('linear.')}", file.tensor(name)
-
-
-def _check_acts(spec: StackSpec, *others: str) -> None:
-    """Check that all activations are known: those of the layers, those around an encoder's, and others."""
-    acts: set[str] = set(others)
-    for layer in spec.layers:
-        if isinstance(layer, ConformerLayer):
-            acts |= {layer.ffn.act, layer.conv.act, layer.conv.gate}
-            continue
-        ffn = layer.ffn.expert if isinstance(layer.ffn, MoE) else layer.ffn
-        if not isinstance(ffn, ClampedSwigluExperts):
-            acts.add(ffn.act)
-    if isinstance(spec, AudioEncoderSpec):
-        acts |= _acts_around_layers(spec)
-    for act in sorted(acts):
-        if act not in ACTIVATIONS:
-            raise UnsupportedModel(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
-    if isinstance(spec, DecoderSpec) and spec.encoder is not None:
-        _check_acts(spec.encoder)
-
-
-def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
-    acts = {spec.positions.act} if isinstance(spec.positions, ConvPositions) else set()
-    if spec.projector is not None:
-        acts.add(spec.projector.act)
-    match spec.stem:
-        case ConvStem(act=act) | CausalConvStem(act=act) | ChunkedConvStem(act=act):
-            return acts | {act}
-        case WaveStem(convs=convs):
-            return acts | {conv.act for conv in convs}
-        case Conv2dStem() | CausalConv2dStem() | LinearStem():
-            return acts
 
 
 def _check_layers(layers: int, checkpoint: Checkpoint) -> None:

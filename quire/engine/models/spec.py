@@ -153,7 +153,13 @@ class ClampedSwigluExperts:
 
 @dataclass(frozen=True, kw_only=True)
 class MoE:
-    """Mixture of experts of width `size`, and a shared expert of width `shared`; 0 for no shared expert."""
+    """Mixture of experts of width `size`, and a shared expert of width `shared`; 0 for no shared expert.
+
+    Attributes:
+        experts: number of all experts, which the router selects from.
+        first_expert: index of the first expert that this rank has.
+        num_local_experts: number of experts that this rank has; None: all.
+    """
 
     size: int
     experts: int
@@ -161,6 +167,14 @@ class MoE:
     router: SoftmaxRouter | GroupedSigmoidRouter
     expert: GatedExperts | ClampedSwigluExperts = GatedExperts()
     shared: int = 0
+    first_expert: int = 0
+    num_local_experts: int | None = None
+
+    @property
+    def local_experts(self) -> range:
+        """Indices of the experts that this rank has."""
+        count = self.experts if self.num_local_experts is None else self.num_local_experts
+        return range(self.first_expert, self.first_expert + count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.moe import MoELayer
 from quire.engine.models.layers.norm import add_and_norm, make_norm
 from quire.engine.models.layers.step import StepContext
+from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import (
     Attention,
     ConformerLayer,
@@ -34,13 +35,21 @@ from quire.kernels.take_rows import take_rows
 class TransformerLayer(nn.Module):
     """Attention and feed-forward, and cross-attention where there is one, each in a residual branch."""
 
-    def __init__(self, index: int, spec: Layer, model: StackSpec, source: int) -> None:
-        """`source`: elements of a position that cross-attention reads."""
+    def __init__(self, index: int, spec: Layer, model: StackSpec, source: int, group: RankGroup | None = None) -> None:
+        """Make the layer.
+
+        Args:
+            index: index of the layer's cache.
+            spec: its architecture.
+            model: that of the model.
+            source: elements of a position that cross-attention reads.
+            group: ranks that have other parts of the layer; None: it is whole.
+        """
         super().__init__()
         self.scale = spec.residual_scale
         self.parallel = spec.parallel
-        self.attn = _attention(index, spec.attn, model)
-        self.ffn = _feed_forward(spec.ffn, model)
+        self.attn = _attention(index, spec.attn, model, group)
+        self.ffn = _feed_forward(spec.ffn, model, group)
 
         def norm(exists: bool) -> nn.Module:
             return make_norm(model.hidden, model.norm) if exists else nn.Identity()
@@ -84,43 +93,44 @@ class TransformerLayer(nn.Module):
 class LayerStack(nn.Module):
     """The layers of a `StackSpec`."""
 
-    def __init__(self, spec: StackSpec, source: int = 0) -> None:
-        """`source`: elements of a position that cross-attention reads."""
+    def __init__(self, spec: StackSpec, source: int = 0, group: RankGroup | None = None) -> None:
+        """`source` and `group`: see `TransformerLayer`."""
         super().__init__()
         layers = (
             ConformerBlock(index, layer, spec)
             if isinstance(layer, ConformerLayer)
-            else TransformerLayer(index, layer, spec, source)
+            else TransformerLayer(index, layer, spec, source, group)
             for index, layer in enumerate(spec.layers)
         )
         self.layers = nn.ModuleList(layers)
         self.norm = make_norm(spec.hidden, spec.norm) if spec.final_norm else nn.Identity()
 
-    def run_layers(self, x: Tensor, step: StepContext, *, normed: bool = True) -> Tensor:
+    def run_layers(self, x: Tensor, step: StepContext, *, normed: bool = True, more_layers: bool = False) -> Tensor:
         """(tokens, hidden) to the hidden states after the norm.
 
         Args:
             x: input of the first layer.
             step: values for all layers.
             normed: False: without the norm.
+            more_layers: another rank has layers after these.
         """
         for layer in self.layers:
-            x = layer(x, step, last_layer=layer is self.layers[-1])
+            x = layer(x, step, last_layer=layer is self.layers[-1] and not more_layers)
         hidden: Tensor = self.norm(x) if normed else x
         return hidden
 
 
-def _attention(index: int, spec: Attention, model: StackSpec) -> nn.Module:
+def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup | None) -> nn.Module:
     if isinstance(spec, GroupedAttention):
-        return GroupedAttentionLayer(index, spec, model)
+        return GroupedAttentionLayer(index, spec, model, group)
     if isinstance(spec, DisentangledAttention):
         return DisentangledAttentionLayer(spec, model)
-    return LatentAttentionLayer(index, spec, model)
+    return LatentAttentionLayer(index, spec, model, group)
 
 
-def _feed_forward(spec: FeedForward, model: StackSpec) -> nn.Module:
+def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) -> nn.Module:
     if isinstance(spec, GatedMLP):
-        return GatedMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, down_bias=spec.down_bias)
+        return GatedMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, down_bias=spec.down_bias, group=group)
     if isinstance(spec, PlainMLP):
-        return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias)
-    return MoELayer(model.hidden, spec)
+        return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, group=group)
+    return MoELayer(model.hidden, spec, group)

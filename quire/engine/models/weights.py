@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.transformer import Transformer
-from quire.engine.models.weight_names.llama import unstack_experts
+from quire.engine.models.weight_names.llama import unstack_expert
 from quire.engine.models.weight_names.rules import WeightNames, WeightTarget
 from quire.kernels.linear import Quantization
 
@@ -73,7 +73,12 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 class WeightFiller:
-    """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones."""
+    """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones.
+
+    Attributes:
+        targets: names of the parameters that tensors may belong to.
+        num_layers: number of layers, of all ranks.
+    """
 
     def __init__(
         self,
@@ -104,6 +109,8 @@ class WeightFiller:
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._packable = _packable(model)
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
+        self.targets: Container[str] = self._missing
+        self.num_layers = len(model.layers) if isinstance(model, Transformer) else 0
         self._zero_keys()
         self._extra: list[str] = []
 
@@ -136,7 +143,7 @@ class WeightFiller:
             name = EMBEDDING
         if self._beyond(name):
             return
-        target = self._names.target(name, self._missing)
+        target = self._names.target(name, self.targets)
         if target is None and self._names.is_ignored(name):
             return
         check_unpacked(name, tensor.dtype)
@@ -149,20 +156,19 @@ class WeightFiller:
             self._copy(name, target, tensor)
 
     def _copy_stacked(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
-        count = self._num_experts(target)
-        if tensor.dim() < 2 or len(tensor) != count:
-            raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, but the model has {count} experts")
-        try:
-            weights = unstack_experts(target.parameter, tensor)
-        except RuntimeError as error:
-            raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, which cannot be split: {error}") from error
-        for expert, weight in enumerate(weights):
-            self._copy(name, WeightTarget(target.parameter.format(expert=expert)), weight)
+        experts = self.stacked_experts(name, target)
+        if tensor.dim() < 2 or len(tensor) != len(experts):
+            raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, but the model has {len(experts)} experts")
+        for expert, weights in zip(experts, tensor, strict=True):
+            parameter = target.parameter.format(expert=expert)
+            for part, weight in unstack_expert(parameter, weights):
+                self._copy(name, WeightTarget(parameter, part), weight)
 
-    def _num_experts(self, target: WeightTarget) -> int:
+    def stacked_experts(self, name: str, target: WeightTarget) -> range:
+        """Indices of the experts in a stacked tensor."""
         layer = self._model.get_submodule(target.parameter.partition(".{expert}")[0])
         assert isinstance(layer, nn.ModuleList)
-        return len(layer)
+        return range(len(layer))
 
     def _copy(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
         self._mark_loaded(name, target)
@@ -203,8 +209,7 @@ class WeightFiller:
 
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
-        layers = len(self._model.layers) if isinstance(self._model, Transformer) else 0
-        return match is not None and 0 <= int(match[1]) - layers < self._extra_layers
+        return match is not None and 0 <= int(match[1]) - self.num_layers < self._extra_layers
 
 
 def _with_memory(parameter: Tensor) -> Tensor:

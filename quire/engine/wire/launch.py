@@ -24,6 +24,7 @@ from typing import Protocol
 
 from quire.allocator import use_one_arena
 
+_LAST_MESSAGES = 0.1  # seconds in which the reason that a process has sent before its end is received
 CoreEntry = Callable[[str], None]  # runs a core on an address until it is shut down
 
 
@@ -80,20 +81,25 @@ class ProcessCore:
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
         self.address = f"ipc://{Path(self._folder.name) / 'engine'}"
         self._process: multiprocessing.process.BaseProcess | None = None
+        self._report: asyncio.TimerHandle | None = None
 
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
         """Run `entry` in a new interpreter and watch the process."""
         # The entry is pickled by itself: reading it imports torch, and before that the process has to watch its server.
+        # Not a daemon, which could not start the processes of other ranks; `kill_processes` ends it as well.
         process = multiprocessing.get_context("spawn").Process(
-            target=_run_in_process, args=(pickle.dumps(entry), self.address), name="quire-engine", daemon=True
+            target=_run_in_process, args=(pickle.dumps(entry), self.address), name="quire-engine"
         )
-        _started.add(self)
+        kill_with_process(self)
         process.start()
         self._process = process
         loop = asyncio.get_running_loop()
 
         def ended() -> None:
             loop.remove_reader(process.sentinel)
+            self._report = loop.call_later(_LAST_MESSAGES, report)
+
+        def report() -> None:
             on_death(f"its process ended with exit code {process.exitcode}")
 
         loop.add_reader(process.sentinel, ended)
@@ -108,12 +114,14 @@ class ProcessCore:
         process = self._process
         if process is not None:
             asyncio.get_running_loop().remove_reader(process.sentinel)
+            if self._report is not None:
+                self._report.cancel()
             await asyncio.to_thread(process.join, seconds)
             if process.is_alive():
                 process.kill()
                 await asyncio.to_thread(process.join)
         self._folder.cleanup()
-        _started.discard(self)
+        forget(self)
 
     def kill(self) -> None:
         """End the process at once, and delete its folder."""
@@ -122,13 +130,30 @@ class ProcessCore:
         self._folder.cleanup()
 
 
-_started: set[ProcessCore] = set()
+class Killable(Protocol):
+    """An owner of processes."""
+
+    def kill(self) -> None:
+        """End the processes at once, and delete what belongs to them."""
+
+
+_started: set[Killable] = set()
+
+
+def kill_with_process(owner: Killable) -> None:
+    """Kill the owner's processes when this process ends."""
+    _started.add(owner)
+
+
+def forget(owner: Killable) -> None:
+    """The owner has ended its processes."""
+    _started.discard(owner)
 
 
 def kill_processes() -> None:
     """End all processes of cores and other children at once; for the end of a server that does not wait for them."""
-    for core in list(_started):
-        core.kill()
+    for owner in list(_started):
+        owner.kill()
     for child in multiprocessing.active_children():
         child.kill()
 

@@ -14,7 +14,8 @@ from quire.api.serving.beams.collect import collect_answers
 from quire.api.serving.beams.options import BeamOptions
 from quire.api.serving.beams.search import BeamSearch
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import CoreConfig, serve_core
+from quire.engine.build import serve_core
+from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.sampling_params import SamplingParams

@@ -53,9 +53,9 @@ def test_fp8_scales_that_do_not_match_are_refused(shape: tuple[int, ...]) -> Non
         unpack_fp8(weight, torch.ones(shape), torch.float32, Fp8Scales())
 
 
-def test_gpt_oss_with_mxfp4_experts(tmp_path: Path) -> None:
-    """Weights that FP4 represents exactly give the same tokens packed and unpacked."""
-    model = make_model("gpt_oss", hidden_size=64, intermediate_size=64)
+def save_gpt_oss(tmp_path: Path, size: int = 64) -> tuple[Path, Path]:
+    """Folders with the same experts of width `size`, unpacked and in MXFP4, which represents them exactly."""
+    model = make_model("gpt_oss", hidden_size=64, intermediate_size=size)
     generator = torch.Generator().manual_seed(1)
     packed: dict[str, torch.Tensor] = {}
     for index, layer in enumerate(model.model.layers):
@@ -76,6 +76,12 @@ def test_gpt_oss_with_mxfp4_experts(tmp_path: Path) -> None:
     save_file({**weights, **packed}, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    return plain, folder
+
+
+def test_gpt_oss_with_mxfp4_experts(tmp_path: Path) -> None:
+    """The same tokens packed and unpacked."""
+    plain, folder = save_gpt_oss(tmp_path)
     prompt = random_prompt(1, 12)
     assert Engine(folder).generate(prompt, greedy(24)).tokens == Engine(plain).generate(prompt, greedy(24)).tokens
 

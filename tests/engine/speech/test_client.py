@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import CoreConfig, serve_core
+from quire.engine.build import serve_core
+from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.pooling_params import PoolingParams

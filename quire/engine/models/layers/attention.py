@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
+from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
+from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import GroupedAttention, QKNorm, StackSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
@@ -16,13 +18,14 @@ from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 class GroupedAttentionLayer(nn.Module):
     """Projections, optional norms, rope, paged attention, output projection."""
 
-    def __init__(self, index: int, spec: GroupedAttention, model: StackSpec) -> None:
+    def __init__(self, index: int, spec: GroupedAttention, model: StackSpec, group: RankGroup | None = None) -> None:
+        """`group`: ranks that have other heads."""
         super().__init__()
         self.index = index
         self.spec = spec
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         self.qkv = Linear(model.hidden, queries, keys, keys, bias=spec.qkv_bias)
-        self.out = Linear(queries, model.hidden, bias=spec.out_bias)
+        self.out = row_parallel(queries, model.hidden, group, bias=spec.out_bias)
         self.q_norm, self.k_norm = (self._norm(size, model) for size in (queries, keys))
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
         self.alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device="cpu")

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
+from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
+from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import LatentAttention, StackSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.rope import apply_rope
@@ -22,7 +24,8 @@ class LatentAttentionLayer(nn.Module):
     latent space, where all heads attend as queries of a single key, and the attended latent is taken out of it.
     """
 
-    def __init__(self, index: int, spec: LatentAttention, model: StackSpec) -> None:
+    def __init__(self, index: int, spec: LatentAttention, model: StackSpec, group: RankGroup | None = None) -> None:
+        """`group`: ranks that have other heads; each has the whole cache."""
         super().__init__()
         self.index = index
         self.spec = spec
@@ -34,7 +37,7 @@ class LatentAttentionLayer(nn.Module):
         self.kv_a = Linear(model.hidden, spec.kv_rank + spec.rope.dim, bias=spec.bias)
         self.kv_a_norm = RMSNorm(spec.kv_rank, _EPS)
         self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim), plain=True)
-        self.out = Linear(spec.heads * spec.value_dim, model.hidden, bias=spec.bias)
+        self.out = row_parallel(spec.heads * spec.value_dim, model.hidden, group, bias=spec.bias)
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""

@@ -6,17 +6,37 @@ from torch import Tensor, nn
 
 from quire.engine.models.inputs import RowSet
 from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.parallel import row_parallel
+from quire.engine.models.parallel.group import RankGroup
 from quire.kernels.activation import act_and_mul
 
 
 class GatedMLPLayer(nn.Module):
     """down(act(gate(x)) * up(x))."""
 
-    def __init__(self, hidden: int, size: int, act: str, *, bias: bool = False, down_bias: bool | None = None) -> None:
-        """`down_bias`: bias of the second projection; None: as `bias`."""
+    def __init__(
+        self,
+        hidden: int,
+        size: int,
+        act: str,
+        *,
+        bias: bool = False,
+        down_bias: bool | None = None,
+        group: RankGroup | None = None,
+    ) -> None:
+        """Make the layer.
+
+        Args:
+            hidden: inputs and outputs.
+            size: elements between the projections.
+            act: activation.
+            bias: the projections have a bias.
+            down_bias: bias of the second projection; None: as `bias`.
+            group: ranks that have other elements between the projections; the results are summed.
+        """
         super().__init__()
         self.gate_up = Linear(hidden, size, size, bias=bias)
-        self.down = Linear(size, hidden, bias=bias if down_bias is None else down_bias)
+        self.down = row_parallel(size, hidden, group, bias=bias if down_bias is None else down_bias)
         self.act = act
 
     def forward(self, x: Tensor, adapted: RowSet | None = None) -> Tensor:
@@ -28,10 +48,11 @@ class GatedMLPLayer(nn.Module):
 class PlainMLPLayer(nn.Module):
     """down(act(up(x)))."""
 
-    def __init__(self, hidden: int, size: int, act: str, *, bias: bool = True) -> None:
+    def __init__(self, hidden: int, size: int, act: str, *, bias: bool = True, group: RankGroup | None = None) -> None:
+        """`group`: see `GatedMLPLayer`."""
         super().__init__()
         self.up = Linear(hidden, size, bias=bias)
-        self.down = Linear(size, hidden, bias=bias)
+        self.down = row_parallel(size, hidden, group, bias=bias)
         self.act = act
 
     def forward(self, x: Tensor, adapted: RowSet | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
+from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import ClampedSwigluExperts, GatedExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.experts import can_stack, run_experts
@@ -91,29 +92,36 @@ class Router(Linear):
 class MoELayer(nn.Module):
     """Router, experts, and the shared expert if there is one."""
 
-    def __init__(self, hidden: int, spec: MoE) -> None:
+    def __init__(self, hidden: int, spec: MoE, group: RankGroup | None = None) -> None:
+        """`group`: ranks that have other experts, or other parts of each; the results are summed."""
         super().__init__()
+        self._group = group
         self.spec = spec
         router = spec.router
         self.router = Router(hidden, spec.experts, bias=isinstance(router, SoftmaxRouter) and router.bias)
         self.score_bias = _score_bias(spec.experts) if isinstance(router, GroupedSigmoidRouter) else None
-        self._stacks = StackedWeights(spec.experts), StackedWeights(spec.experts)
+        count = len(spec.local_experts)
+        self._stacks = StackedWeights(count), StackedWeights(count)
         self._biases: tuple[Tensor, Tensor] | None = None
-        self.experts = nn.ModuleList(Expert(hidden, spec, index, *self._stacks) for index in range(spec.experts))
+        self.experts = nn.ModuleList(Expert(hidden, spec, index, *self._stacks) for index in range(count))
         self.shared = _shared_expert(hidden, spec)
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         chosen, weights = self.route(x)
         out = self._run_stacked(x, chosen, weights) if self._stacks[0].is_used else self._run(x, chosen, weights)
-        return out if self.shared is None else out + self.shared(x)
+        out = out if self.shared is None else out + self.shared(x)
+        return out if self._group is None else self._group.all_reduce(out)
 
     def _run(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Expert by expert, of those that some token has chosen."""
         out = torch.zeros_like(x)
+        local = self.spec.local_experts
         for index in chosen.unique().tolist():
-            tokens, rank = (chosen == index).nonzero(as_tuple=True)
-            out.index_add_(0, tokens, self.experts[index](x[tokens]) * weights[tokens, rank, None].to(x.dtype))
+            if index in local:
+                tokens, rank = (chosen == index).nonzero(as_tuple=True)
+                expert = self.experts[index - local.start]
+                out.index_add_(0, tokens, expert(x[tokens]) * weights[tokens, rank, None].to(x.dtype))
         return out
 
     def _run_stacked(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -125,11 +133,19 @@ class MoELayer(nn.Module):
             x,
             *self._stacks,
             partial(_inner, spec=self.spec.expert),
-            chosen,
+            self._local(chosen),
             weights,
             gate_up_bias=gate_up_bias,
             down_bias=down_bias,
         )
+
+    def _local(self, chosen: Tensor) -> Tensor:
+        """Indices among the experts of this rank; -1 for those of others."""
+        local = self.spec.local_experts
+        if len(local) == self.spec.experts:
+            return chosen
+        own = chosen - local.start
+        return own.masked_fill((own < 0) | (own >= len(local)), -1)
 
     def _stack_biases(self, name: str) -> Tensor:
         """The biases of a projection of all experts: (experts, outputs). The experts' own become views of them."""

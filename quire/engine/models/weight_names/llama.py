@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames
@@ -57,11 +59,13 @@ LLAMA = WeightNames((*_RULES, *_NORMS, *_HEADS), ignored=_IGNORED)
 LLAMA_OUTPUT_NORMS = WeightNames((*_RULES, *_POST_NORMS, *_HEADS), ignored=_IGNORED)
 
 
-def unstack_experts(parameter: str, tensor: Tensor) -> Tensor:
-    """A stacked tensor in our order: (experts, outputs, inputs), all gates before all ups. A view where possible."""
-    if tensor.dim() == 3:
-        tensor = tensor.transpose(1, 2)
-    if ".gate_up." not in parameter:
-        return tensor
-    pairs: Tensor = tensor.unflatten(1, (-1, 2))  # (experts, size, 2, ...)
-    return pairs.transpose(1, 2).flatten(1, 2)
+def unstack_expert(parameter: str, tensor: Tensor) -> Iterator[tuple[int | None, Tensor]]:
+    """The projections of one expert of a stacked tensor: their index in the fused weight, and (outputs, inputs) views.
+
+    `tensor`: (inputs, outputs), or a bias (outputs,); outputs of gate and up alternate.
+    """
+    if ".gate_up." in parameter:
+        for part in (0, 1):
+            yield part, tensor[..., part::2].mT if tensor.dim() == 2 else tensor[part::2]
+    else:
+        yield None, tensor.mT if tensor.dim() == 2 else tensor

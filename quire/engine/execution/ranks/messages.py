@@ -1,0 +1,106 @@
+"""Messages between the core, which is rank 0, and the workers, which are the other ranks."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from quire.engine.scheduling.plan import SampledTokens, StepPlan
+from quire.engine.wire.transport import Decoder, Encoder
+
+
+class Connect(msgspec.Struct, frozen=True, tag=True):
+    """All ranks have loaded their parts of the model: connect to each other."""
+
+
+class Allocate(msgspec.Struct, frozen=True, tag=True):
+    """Allocate the KV cache."""
+
+    num_blocks: int
+    context_len: int
+
+
+class RunStep(msgspec.Struct, frozen=True, tag=True):
+    """Run a step. `sampled`: the tokens that the step before has yielded."""
+
+    plan: StepPlan
+    sampled: list[SampledTokens]
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The worker has loaded its part of the model."""
+
+    weight_bytes: int
+
+
+class Counted(msgspec.Struct, frozen=True, tag=True):
+    """The number of KV blocks that the worker has memory for. `block_bytes`: bytes of one on this rank."""
+
+    num_blocks: int
+    block_bytes: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The worker is ready for steps."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The worker ends because of an error."""
+
+    error: str
+
+
+ToWorker = Connect | Allocate | RunStep | Stop
+FromWorker = Loaded | Counted | Ready | Failed
+
+
+class RankChannel:
+    """One end of the connection between the core and a worker."""
+
+    def __init__(self, connection: Connection, received: Any) -> None:
+        """`received`: the union of the messages that arrive at this end."""
+        self.connection = connection
+        self._decoder: Decoder[Any] = Decoder(received)
+
+    def receive(self) -> Any:
+        """Wait for a message.
+
+        Raises:
+            EOFError: the other end is closed.
+            OSError: like it.
+        """
+        frames = [self.connection.recv_bytes()]
+        while frames[-1]:
+            frames.append(self.connection.recv_bytes())
+        return self._decoder.decode(frames[:-1])
+
+    def send(self, message: ToWorker | FromWorker) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the other end is closed.
+        """
+        send_frames([self.connection], message)
+
+    def close(self) -> None:
+        """Close this end."""
+        self.connection.close()
+
+
+def send_frames(connections: list[Connection], message: ToWorker | FromWorker) -> None:
+    """Encode a message once, and send it to several.
+
+    Raises:
+        OSError: another end is closed.
+    """
+    frames = Encoder().encode(message)
+    for connection in connections:
+        for frame in frames:
+            connection.send_bytes(frame)
+        connection.send_bytes(b"")  # the end of the message

@@ -1,0 +1,196 @@
+"""Workers: the processes of all ranks but the core's, which starts and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from quire.allocator import use_one_arena
+from quire.engine.execution.ranks.errors import RankDied
+from quire.engine.execution.ranks.messages import Failed, FromWorker, RankChannel, Stop, ToWorker, send_frames
+from quire.engine.wire.launch import end_with_parent, forget, kill_with_process
+
+Reply = TypeVar("Reply", bound=FromWorker)
+RankEntry = Callable[[int, Path, Connection], None]  # runs a rank, given its index, the ranks' folder and the core
+_LOOK_EVERY = 0.1  # seconds between calls of `poll`
+_STOP_SECONDS = 1.0
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class RankHandle(Protocol):
+    """A process or thread that runs a rank."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code of a process that has ended."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended."""
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+
+    def kill(self) -> None:
+        """End it by force."""
+
+
+Launcher = Callable[[RankEntry, int, Path, Connection], RankHandle]
+
+
+def rank_process(entry: RankEntry, rank: int, folder: Path, connection: Connection) -> RankHandle:
+    """Start a process that runs a rank."""
+    # The entry is pickled by itself: reading it imports torch, and before that the process has to watch the core's.
+    arguments = (pickle.dumps(entry), rank, folder, connection)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_run_in_process, args=arguments, name=f"quire-rank-{rank}"
+    )
+    process.start()
+    connection.close()  # the process has its own, whose end is noticed here
+    return process
+
+
+def _run_in_process(entry: bytes, rank: int, folder: Path, connection: Connection) -> None:
+    end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
+    use_one_arena()
+    gpus = os.environ.get(_VISIBLE_GPUS, "").split(",")
+    os.environ[_VISIBLE_GPUS] = gpus[rank] if rank < len(gpus) else str(rank)  # CUDA has not been initialized yet
+    run: RankEntry = pickle.loads(entry)  # noqa: S301 from our own core
+    run(rank, folder, connection)
+    os._exit(0)  # Python's own exit takes seconds with torch
+
+
+class Workers:
+    """Owns the workers, and talks to them.
+
+    Attributes:
+        folder: where the ranks find each other.
+    """
+
+    def __init__(self, entry: RankEntry, ranks: int, launch: Launcher = rank_process) -> None:
+        """Start the workers of ranks 1 to `ranks` - 1."""
+        self.folder = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
+        kill_with_process(self)
+        self._channels: list[RankChannel] = []
+        self._handles: list[RankHandle] = []
+        self._closing = False
+        for rank in range(1, ranks):
+            ours, theirs = multiprocessing.Pipe()
+            self._handles.append(launch(entry, rank, self.folder, theirs))
+            self._channels.append(RankChannel(ours, FromWorker))
+
+    def collect(self, kind: type[Reply], poll: Callable[[], None] = lambda: None) -> list[Reply]:
+        """Wait for one message of a kind from each worker; `poll` is called meanwhile.
+
+        Raises:
+            RankDied: a worker has ended.
+        """
+        replies: list[Reply] = []
+        for rank, channel in enumerate(self._channels, 1):
+            while not channel.connection.poll(_LOOK_EVERY):
+                poll()
+                self.ensure_alive(besides=rank)
+            message = self._receive(rank, channel)
+            assert isinstance(message, kind), message
+            replies.append(message)
+        return replies
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message to all workers.
+
+        Raises:
+            RankDied: a worker has ended.
+        """
+        try:
+            send_frames([channel.connection for channel in self._channels], message)
+        except OSError as error:
+            self.raise_death(error)
+
+    def ensure_alive(self, besides: int = 0) -> None:
+        """Check that all workers are alive, but for one.
+
+        Raises:
+            RankDied: one has ended.
+        """
+        for rank, channel in enumerate(self._channels, 1):
+            if rank != besides and not self._handles[rank - 1].is_alive():
+                while channel.connection.poll():
+                    self._receive(rank, channel)
+                raise self._died(rank, "")
+
+    def raise_death(self, error: Exception) -> NoReturn:
+        """Raise RankDied in place of an error that the end of a worker has caused, or the error itself."""
+        end = time.monotonic() + _STOP_SECONDS
+        while time.monotonic() < end:
+            try:
+                self.ensure_alive()
+            except RankDied as died:
+                raise died from error
+            time.sleep(0.01)
+        raise error
+
+    def watch(self, on_death: Callable[[], None]) -> None:
+        """Call `on_death`, in a thread, when a worker's process has ended before `close`.
+
+        On GPUs a step that waits for the other rank would wait forever.
+        """
+        sentinels = [handle.sentinel for handle in self._handles if isinstance(handle, BaseProcess)]
+
+        def wait() -> None:
+            multiprocessing.connection.wait(sentinels)
+            if not self._closing:
+                on_death()
+
+        if sentinels:
+            threading.Thread(target=wait, name="quire-ranks", daemon=True).start()
+
+    def close(self) -> None:
+        """End all workers."""
+        self._closing = True
+        for channel in self._channels:
+            with contextlib.suppress(OSError):
+                channel.send(Stop())
+        end = time.monotonic() + _STOP_SECONDS
+        for handle in self._handles:
+            handle.join(max(0.0, end - time.monotonic()))
+        self.kill()
+        for handle in self._handles:
+            handle.join(_STOP_SECONDS)
+        for channel in self._channels:
+            channel.close()
+        forget(self)
+
+    def kill(self) -> None:
+        """End all workers at once, and delete the folder."""
+        for handle in self._handles:
+            if handle.is_alive():
+                handle.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _receive(self, rank: int, channel: RankChannel) -> Any:
+        try:
+            message = channel.receive()
+        except (EOFError, OSError) as error:
+            raise self._died(rank, "") from error
+        if isinstance(message, Failed):
+            raise self._died(rank, message.error)
+        return message
+
+    def _died(self, rank: int, reason: str) -> RankDied:
+        handle = self._handles[rank - 1]
+        if not reason:
+            handle.join(_STOP_SECONDS)
+            reason = f"its process ended with exit code {handle.exitcode}"
+        return RankDied(f"rank {rank} of {len(self._handles) + 1} has stopped: {reason}")

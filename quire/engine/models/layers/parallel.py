@@ -1,0 +1,52 @@
+"""Layers of which each rank has a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import override
+
+from quire.engine.models.layers.embedding import Embedding
+from quire.engine.models.layers.linear import Linear
+from quire.engine.models.parallel.group import RankGroup
+
+
+class RowParallelLinear(Linear):
+    """A linear layer of which each rank has some inputs; the results of the ranks are summed.
+
+    Only the first rank has the bias; on others it is 0.
+    """
+
+    def __init__(self, size_in: int, size_out: int, group: RankGroup, *, bias: bool = False) -> None:
+        """`size_in`: inputs of this rank."""
+        super().__init__(size_in, size_out, bias=bias)
+        self._group = group
+
+    @override
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return self._group.all_reduce(super().forward(x, **options))
+
+
+def row_parallel(size_in: int, size_out: int, group: RankGroup | None, *, bias: bool = False) -> Linear:
+    """A linear layer whose inputs are divided among the ranks of a group; None: it has all of them."""
+    if group is None:
+        return Linear(size_in, size_out, bias=bias)
+    return RowParallelLinear(size_in, size_out, group, bias=bias)
+
+
+class VocabParallelEmbedding(Embedding):
+    """An embedding table of which each rank has some rows; tokens of other ranks are 0 before the ranks are summed."""
+
+    def __init__(self, vocab: int, hidden: int, group: RankGroup, tied: Linear | None = None) -> None:
+        """`vocab`: rows of this rank."""
+        super().__init__(vocab, hidden, tied)
+        self._vocab = vocab
+        self._group = group
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        own = tokens - self._group.rank * self._vocab
+        absent = (own < 0) | (own >= self._vocab)
+        rows = super().forward(own.clamp(0, self._vocab - 1))
+        return self._group.all_reduce(rows.masked_fill(absent[:, None], 0))

@@ -1,0 +1,1 @@
+"""Parallelism: which part of a decoder each rank has, and how ranks exchange tensors."""

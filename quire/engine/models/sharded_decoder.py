@@ -1,0 +1,130 @@
+"""The part of a decoder that one of several ranks runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from quire.engine.models.decoder import Decoder, LMHead
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.layers.linear import Linear
+from quire.engine.models.model_config import ModelConfig
+from quire.engine.models.parallel.group import RankGroups
+from quire.engine.models.parallel.shard import part_of
+from quire.engine.models.rope_spec import Rope
+from quire.engine.models.spec import DecoderSpec, EncoderSpec
+from quire.engine.models.transformer import ropes_of
+
+
+def check_parallel(config: ModelConfig) -> None:
+    """Check that several ranks may run a model.
+
+    Raises:
+        UnsupportedModel: they may not; the message says which models they can run.
+    """
+    if config.spec is None:
+        what = f"{config.model_type}, which Quire's own decoder does not support"
+    elif isinstance(config.spec, EncoderSpec) or config.pooler is not None:
+        what = "models for embeddings, classification or scores"
+    elif not isinstance(config.spec, DecoderSpec) or config.spec.encoder is not None:
+        what = "models with audio"
+    else:
+        return
+    raise UnsupportedModel(
+        f"--tensor-parallel-size and --pipeline-parallel-size must be 1 for {what}: they divide models that generate "
+        "text from text"
+    )
+
+
+class ShardedDecoder(Decoder):
+    """A pipeline stage, of which the ranks of a tensor-parallel group have a part each.
+
+    Hidden states are the same on all ranks of a stage. Every rank calls `run`, and then the head, for the same steps
+    in the same order.
+
+    Attributes:
+        whole: spec of the whole decoder.
+        placement: position of the rank.
+    """
+
+    def __init__(self, whole: DecoderSpec, groups: RankGroups, dtype: torch.dtype) -> None:
+        """Make a rank's part.
+
+        Args:
+            whole: spec of the whole decoder.
+            groups: the rank's groups; they are connected before the first run.
+            dtype: dtype of hidden states.
+        """
+        placement = groups.placement
+        spec = part_of(whole, placement)
+        super().__init__(spec, groups.tensor)
+        self.lm_head = ShardedHead(whole, self.head, groups)
+        self.whole = whole
+        self.placement = placement
+        self._groups = groups
+        self._dtype = dtype
+        if not placement.is_first_stage:
+            del self.embed, self.embed_sum
+        if not placement.is_last_stage:
+            del self.head
+
+    @property
+    @override
+    def ropes(self) -> set[Rope]:
+        """Those of all stages: a sequence takes other frequencies at the same length on every rank."""
+        return ropes_of(self.whole)
+
+    @override
+    def run(
+        self,
+        inputs: ModelInputs,
+        attend: StepAttention,
+        *,
+        last_token_only: bool = False,
+        cross: StepCrossAttention | None = None,
+    ) -> Tensor:
+        """Hidden states, as `LanguageModel.run` describes; in a stage before the last, only their number is right."""
+        placement, world = self.placement, self._groups.world
+        if placement.is_first_stage:
+            x = self._embedded(inputs)
+        else:
+            assert world is not None
+            device = inputs.positions.device
+            x = world.receive((len(inputs.positions), self.spec.hidden), self._dtype, device, placement.previous)
+        step = self._step(inputs, attend, last_token_only=last_token_only, cross=cross)
+        hidden = self.run_layers(x, step, more_layers=not placement.is_last_stage)
+        if placement.is_last_stage:
+            return hidden
+        assert world is not None
+        world.send(hidden, placement.next)
+        indices = inputs.logits_indices if last_token_only else None
+        return hidden if indices is None else hidden[: len(indices)]
+
+
+class ShardedHead(LMHead):
+    """The output projection, of which each rank of the last stage has some rows. Rank 0 gets the logits."""
+
+    def __init__(self, whole: DecoderSpec, linear: Linear, groups: RankGroups) -> None:
+        super().__init__(whole, linear)
+        self._groups = groups
+
+    @override
+    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        """(rows, vocab) float32 on rank 0, and (0, vocab) on the others."""
+        placement, tensor, world = self._groups.placement, self._groups.tensor, self._groups.world
+        hidden = hidden if rows is None else hidden[rows]
+        logits = hidden.new_empty((0, self.vocab_size), dtype=torch.float32)
+        if placement.is_last_stage:
+            part = super().project(hidden)
+            parts = [part] if tensor is None else tensor.gather(part)
+            if parts:
+                logits = torch.cat(parts, 1)[:, : self.vocab_size]
+        if world is not None:
+            if placement.rank == placement.logits_rank:
+                world.send(logits, 0)
+            if placement.rank == 0:
+                shape = (len(hidden), self.vocab_size)
+                logits = world.receive(shape, torch.float32, hidden.device, placement.logits_rank)
+        return logits if out is None or placement.rank else out.copy_(logits)

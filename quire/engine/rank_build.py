@@ -1,0 +1,275 @@
+"""Builds the ranks that run a model together: the core's part, and the workers that follow it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from quire.allocator import keep_freed_memory
+from quire.engine.core_config import CoreConfig
+from quire.engine.execution.cache import CacheMemory, KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.executor import Executor
+from quire.engine.execution.item_encoder import NoItemEncoder
+from quire.engine.execution.memory import free_memory
+from quire.engine.execution.pooling import hidden_states
+from quire.engine.execution.profile import run_largest_step
+from quire.engine.execution.ranks.executor import ShardedExecutor
+from quire.engine.execution.ranks.messages import (
+    Allocate,
+    Connect,
+    Counted,
+    Failed,
+    Loaded,
+    RankChannel,
+    Ready,
+    RunStep,
+    Stop,
+    ToWorker,
+)
+from quire.engine.execution.ranks.runner import FollowingRunner
+from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.models.checkpoint import Progress
+from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.engine.models.errors import ModelError, UnsupportedModel
+from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.models.parallel.group import RankGroups
+from quire.engine.models.parallel.placement import Placement
+from quire.engine.models.parallel.shard import check_divisible
+from quire.engine.models.sharded_decoder import check_parallel
+from quire.engine.models.spec import DecoderSpec
+from quire.kernels import native
+
+logger = logging.getLogger(__name__)
+Poll = Callable[[], None]
+_PREFAULT_AFTER = 0.05  # seconds without a step
+
+
+class Ranks:
+    """The core's view of the ranks of its model.
+
+    Attributes:
+        groups: the groups of rank 0.
+        weight_bytes: bytes of the workers' weights.
+        cache_bytes: bytes of the workers' KV caches.
+    """
+
+    def __init__(self, config: CoreConfig, device: Device, launch: Launcher = rank_process) -> None:
+        """Start the workers, which load their parts of the model.
+
+        Raises:
+            UnsupportedModel: the model cannot be divided like this, or there are not enough GPUs.
+        """
+        placement = Placement.of(config.parallel)
+        if device.torch_device.type == "cuda" and torch.cuda.device_count() < placement.ranks:
+            raise UnsupportedModel(
+                f"--tensor-parallel-size times --pipeline-parallel-size is {placement.ranks}, but there are "
+                f"{torch.cuda.device_count()} GPUs: it must not be larger than that"
+            )
+        check_parallel(config.model_config)
+        check_divisible(cast("DecoderSpec", config.model_config.spec), placement)
+        logger.info(
+            "the model is divided among %d ranks: %d share each layer, in %d stages",
+            placement.ranks,
+            placement.tensor_size,
+            placement.stages,
+        )
+        self.groups = RankGroups.of(placement)
+        self.weight_bytes = self.cache_bytes = 0
+        self._workers = Workers(partial(run_rank, config), placement.ranks, launch)
+
+    def connect(self, device: Device, poll: Poll) -> None:
+        """Wait until all ranks have loaded their parts, and connect them; `poll` is called meanwhile.
+
+        Raises:
+            RankDied: a worker has failed.
+        """
+        self.weight_bytes = sum(reply.weight_bytes for reply in self._workers.collect(Loaded, poll))
+        self._workers.send(Connect())
+        self.groups.connect(self._workers.folder, device.torch_device)
+        self._workers.watch(self.groups.abort)
+
+    def least_blocks(self, num_blocks: int, poll: Poll) -> int:
+        """The number of KV blocks that every rank has memory for. `num_blocks`: those of this one."""
+        counts = self._workers.collect(Counted, poll)
+        least = min(num_blocks, *(reply.num_blocks for reply in counts))
+        self.cache_bytes = sum(least * reply.block_bytes for reply in counts)
+        return least
+
+    def allocate(self, num_blocks: int, context_len: int) -> None:
+        """Let all workers allocate their KV caches and prepare for steps, as this rank does next."""
+        self._workers.send(Allocate(num_blocks, context_len))
+
+    def wait_until_ready(self, poll: Poll) -> None:
+        """Wait until all workers are ready for steps.
+
+        Raises:
+            RankDied: a worker has failed.
+        """
+        self._workers.collect(Ready, poll)
+
+    def executor(self, inner: Executor) -> ShardedExecutor:
+        """The executor of all ranks, which then owns the workers. `inner`: that of rank 0."""
+        return ShardedExecutor(inner, self._workers, self.groups)
+
+    def close(self) -> None:
+        """End the workers, if there is no executor."""
+        self._workers.close()
+        self.groups.close()
+
+
+def set_threads(config: CoreConfig) -> None:
+    """Set the threads of the calling thread's kernels: as configured, or this rank's share of the cores."""
+    ranks = Placement.of(config.parallel).ranks
+    if config.engine.num_threads is not None:
+        native.set_threads(config.engine.num_threads)
+    elif ranks > 1:
+        native.set_threads(max(1, torch.get_num_threads() // ranks))
+
+
+def cache_shapes(model: LanguageModel, device: Device) -> list[CacheShape]:
+    """What each layer of this rank caches."""
+    return [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
+
+
+def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
+    """Data type of the KV cache."""
+    return torch.int8 if config.engine.kv_cache_dtype == "int8" else loaded.dtype
+
+
+def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory:
+    """The memory that this rank's KV cache may take. `reserved`: bytes that the engine needs for other state."""
+    options, model = config.engine, cast("LanguageModel", loaded.model)
+    ranks, share = Placement.of(config.parallel).ranks, config.memory_share
+    if ranks > 1 and device.torch_device.type == "cpu":
+        share = (free_memory() if share is None else share) // ranks
+
+    def largest_step() -> None:
+        model.set_context(loaded.context_len)
+        run_largest_step(
+            model, options.max_num_batched_tokens, options.max_num_seqs, loaded.context_len, device.torch_device
+        )
+
+    return device.cache_memory(options, share, reserved, largest_step)
+
+
+def request_table(config: CoreConfig, model: LanguageModel, context_len: int, cross_len: int = 0) -> RequestTable:
+    """The request table. `cross_len`: see there.
+
+    Raises:
+        OutOfCacheMemory: there is no memory for it.
+    """
+    options = config.engine
+    try:
+        return RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch, cross_len)
+    except MemoryError as error:
+        rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
+        raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
+
+
+def allocate_cache(
+    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, blocks: int
+) -> KVCache:
+    """The KV cache of this rank."""
+    shapes, dtype, size = cache_shapes(model, device), cache_dtype(loaded, config), config.engine.block_size
+    prefault = min(4 * loaded.weight_bytes, blocks * block_bytes(shapes, size, dtype) // 4)
+    return device.allocate_cache(shapes, blocks, size, dtype, prefault)
+
+
+def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection) -> None:
+    """Body of a worker's process or thread: load a part of the model, then run the core's plans until it says stop."""
+    config.start_process()
+    channel = RankChannel(connection, ToWorker)
+    groups = RankGroups.of(Placement.of(config.parallel, rank))
+    try:
+        device = find_device(config.model.device)
+        with device.activate():
+            runner, cache = _build_follower(config, groups, device, folder, channel)
+            if multiprocessing.parent_process() is not None:  # not in a thread of a test
+                gc.freeze()  # as the core does
+            while True:
+                while not channel.connection.poll(_PREFAULT_AFTER) and cache.prefault():
+                    pass
+                message = _receive(channel)
+                assert isinstance(message, RunStep)
+                runner.append(message.sampled)
+                runner.execute(message.plan)
+    except (EOFError, BrokenPipeError):
+        logger.debug("a rank ended with its core")
+    except (ModelError, OutOfCacheMemory) as error:
+        _report(channel, str(error))
+    except Exception as error:  # the process's edge: whatever ends a rank must reach the core
+        logger.exception("rank %d ended with an error", rank)
+        _report(channel, f"{type(error).__name__}: {error}")
+    finally:
+        groups.close()
+        channel.close()
+
+
+def _report(channel: RankChannel, error: str) -> None:
+    with suppress(OSError):
+        channel.send(Failed(error))
+
+
+def _receive(channel: RankChannel) -> Connect | Allocate | RunStep:
+    """The core's next message.
+
+    Raises:
+        EOFError: it is the last one, or the core has ended.
+    """
+    message = channel.receive()
+    if isinstance(message, Stop):
+        raise EOFError
+    assert isinstance(message, Connect | Allocate | RunStep)
+    return message
+
+
+def _build_follower(
+    config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
+) -> tuple[FollowingRunner, KVCache]:
+    set_threads(config)
+    loaded = load_model(config.folder, config.model_config, config.model, device, _no_progress, groups)
+    keep_freed_memory()
+    model = cast("LanguageModel", loaded.model)
+    channel.send(Loaded(loaded.weight_bytes))
+    _receive(channel)
+    groups.connect(folder, device.torch_device)
+    per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
+    available = partial(cache_memory, loaded, config, device, 0)
+    channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
+    message = _receive(channel)
+    assert isinstance(message, Allocate)
+    model.set_context(message.context_len)
+    cache = allocate_cache(loaded, model, config, device, message.num_blocks)
+    table = request_table(config, model, message.context_len)
+    inputs, attention = device.input_builder(table, config.engine), device.attention(cache, table, loaded.dtype)
+    runner = FollowingRunner(
+        model,
+        inputs,
+        attention,
+        device.step_runner(model, inputs, attention),
+        table,
+        Sampler(table, loaded.vocab_size),
+        hidden_states(),
+        NoItemEncoder(),
+    )
+    channel.send(Ready())
+    return runner, cache
+
+
+@contextmanager
+def _no_progress(_: int) -> Iterator[Progress]:
+    yield lambda _: None

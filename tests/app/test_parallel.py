@@ -1,0 +1,107 @@
+"""`quire serve` with ranks in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.process import ServerProcess, eventually, serving, tiny_model
+
+CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 12}
+
+
+def processes_of(server: ServerProcess) -> list[psutil.Process]:
+    """All processes below the server's."""
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def rank_of(server: ServerProcess) -> psutil.Process:
+    """The last process that was started, which runs the last rank."""
+    started = [child for child in processes_of(server) if "spawn_main" in str(child.cmdline())]
+    return max(started, key=lambda child: (child.create_time(), child.pid))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """A directory for the temporary files of a server alone."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    return folder
+
+
+def assert_nothing_is_left(processes: list[psutil.Process], temporary: Path) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
+    eventually(lambda: not list(temporary.glob("quire-*")))
+
+
+def test_two_ranks_answer_a_chat_as_one_does(temporary: Path) -> None:
+    answers = []
+    env = {"TMPDIR": str(temporary)}
+    for flags in ([], ["--tensor-parallel-size", "2"]):
+        with serving("quire-nano", "--dtype", "float32", *flags, env=env) as server, server.http as client:
+            processes = processes_of(server)
+            answers.append(client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"])
+            listening = [c for process in processes for c in process.net_connections() if c.status == "LISTEN"]
+            assert {connection.laddr.ip for connection in listening} <= {"127.0.0.1"}
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(60) == 0
+        assert_nothing_is_left(processes, temporary)
+    assert answers[0] == answers[1]
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("flags", [["-tp", "2"], ["-pp", "2", "--engine-process"]], ids=" ".join)
+def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path, temporary: Path) -> None:
+    """A stream that runs is told so; afterwards no process, socket or folder is left."""
+    folder = tiny_model(tmp_path / "tiny")
+    body = {"prompt": "abc", "max_tokens": 240, "temperature": 0, "ignore_eos": True, "stream": True}
+    with serving(str(folder), *flags, env={"TMPDIR": str(temporary)}) as server, server.http as client:
+        processes = processes_of(server)
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            rank_of(server).kill()
+            rest = [line.removeprefix("data: ") for line in lines if line]
+        assert rest[-1] == "[DONE]"
+        assert "rank 1 of 2 has stopped" in json.loads(rest[-2])["error"]["message"]
+        assert server.process.wait(60) == 1
+        eventually(lambda: "the server stops: The engine has stopped: rank 1 of 2 has stopped" in server.log)
+        assert "Traceback" not in server.log
+    assert_nothing_is_left(processes, temporary)
+
+
+def test_a_rank_that_is_killed_while_idle_is_noticed_and_the_engine_restarts(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "tiny")
+    with serving(str(folder), "-tp", "2", "--on-engine-death", "restart") as server, server.http as client:
+        before = client.post("/v1/completions", json={"prompt": "abc", "temperature": 0}).json()["choices"][0]["text"]
+        rank_of(server).kill()
+        eventually(lambda: server.metric("engine_restarts_total") == 1, 60)
+        eventually(lambda: client.get("/ready").status_code == 200, 60)
+        after = client.post("/v1/completions", json={"prompt": "abc", "temperature": 0}).json()["choices"][0]["text"]
+        assert after == before
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
+    sent: signal.Signals, tmp_path: Path, temporary: Path
+) -> None:
+    folder = tiny_model(tmp_path / "tiny")
+    command = [sys.executable, "-m", "quire", "serve", str(folder), "--port", "0", "-tp", "2"]
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "2 ranks" in line)  # the workers are started next
+        eventually(lambda: any("spawn_main" in str(p.cmdline()) for p in psutil.Process(process.pid).children()))
+        processes = psutil.Process(process.pid).children(recursive=True)
+        assert list(temporary.glob("quire-ranks-*"))
+        process.send_signal(sent)
+        assert process.wait(60) == (0 if sent == signal.SIGTERM else -sent)
+    assert_nothing_is_left(processes, temporary)

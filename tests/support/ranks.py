@@ -1,0 +1,22 @@
+"""Ranks in threads of the test's process."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from quire.engine.execution.ranks.workers import RankEntry
+
+
+class ThreadRank(threading.Thread):
+    """Runs a rank in a thread, which ends by a message, or with an error when the others have ended."""
+
+    exitcode = None
+
+    def __init__(self, entry: RankEntry, rank: int, folder: Path, connection: Connection) -> None:
+        super().__init__(target=entry, args=(rank, folder, connection), name=f"rank-{rank}", daemon=True)
+        self.start()
+
+    def kill(self) -> None:
+        """A thread cannot be ended by force."""
