@@ -141,7 +141,7 @@ def _kind_of_input(body: dict[str, Any], model: ServedModel, *, chat: bool) -> s
 
 
 def _model(name: Any, state: ServerState, *tasks: str) -> ServedModel:
-    """The model that is meant; without a name the first one that has one of the tasks, in their order."""
+    """The requested model; without a name, the first model with one of the tasks, in the order of tasks."""
     if isinstance(name, str) and name:
         try:
             return state.model(name)

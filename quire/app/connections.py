@@ -60,7 +60,7 @@ class Connections:
         limit: maximum number of requests that are answered at the same time.
         clock: seconds; compare with `deadline`.
         reading: connections without a complete request head, the oldest first.
-        idle: connections without a request, the one that is idle for the longest time first.
+        idle: connections without a request, the longest idle connection first.
     """
 
     def __init__(self, options: ConnectionOptions) -> None:

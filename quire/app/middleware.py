@@ -70,7 +70,7 @@ def request_tracking(state: ServerState, metrics: Metrics) -> Middleware:
 
 
 def refusal_while_draining(state: ServerState) -> Middleware:
-    """Refuse new requests while the server shuts down, except those that observe it."""
+    """Refuse new requests while the server shuts down, except health, metrics and version."""
     refusal = Unavailable(
         "The server is shutting down and accepts no new requests.", headers={"Retry-After": "1", "Connection": "close"}
     )

@@ -101,7 +101,7 @@ def _check_format(model: str, names: Sequence[str]) -> None:
 
 
 def _names(models: Sequence[str], served: Sequence[str], *, first_only: bool) -> dict[str, tuple[str, ...]]:
-    """The names of each model. `first_only`: names without a model are those of the first one, not ambiguous."""
+    """The names of each model. `first_only`: names without MODEL= belong to the first model."""
     own: dict[str, list[str]] = {model: [] for model in models}
     for entry in served:
         name, equals, model = entry.partition("=")

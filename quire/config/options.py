@@ -326,7 +326,8 @@ class EngineOptions(Options):
         ByteSize(256 << 20),
         description="size of the encoder cache: embeddings of audio, kept for later chunks of a prompt and for other "
         "prompts with the same audio; in addition to the KV cache, and at least the size of one audio item. Of Voxtral "
-        "Realtime: memory of the encoder states of running requests, which limits their number, at least one",
+        "Realtime and Nemotron Speech Streaming: memory of the encoder states of running requests, which limits their "
+        "number, at least one",
     )
     enable_prefix_caching: Flag = Field(True, description="reuse the KV blocks of common prompt prefixes")
     prefix_caching_hash_algo: Literal["sha256", "xxhash"] = Field(

@@ -40,11 +40,13 @@ from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.transducer import TransducerModel
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.streaming_build import streaming_of
+from quire.engine.transducer_build import build_transducer
 from quire.engine.wire.errors import FrontEndClosed
 from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
 from quire.engine.wire.protocol import CoreDied, Ready, Shutdown
@@ -118,6 +120,10 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Mo
         loaded = load_model(config.folder, config.model_config, config.model, device, partial(_progress_bar, channel))
         if isinstance(loaded.model, Encoder | CTCModel):
             core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
+        elif isinstance(loaded.model, TransducerModel):
+            scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
+            vocab, num_blocks = loaded.vocab_size, 0
+            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, streaming=loaded.streaming)
         else:
             core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again

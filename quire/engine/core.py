@@ -22,6 +22,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.scheduling.streaming_scheduler import StreamingScheduler
+from quire.engine.scheduling.transducer_scheduler import TransducerScheduler
 from quire.engine.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.errors import MalformedMessage
@@ -38,7 +39,7 @@ from quire.engine.wire.protocol import (
     StepOutput,
 )
 from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class EngineCore:
 
     def __init__(
         self,
-        scheduler: Scheduler | StreamingScheduler | EncoderScheduler,
+        scheduler: Scheduler | StreamingScheduler | TransducerScheduler | EncoderScheduler,
         executor: Executor,
         channel: CoreChannel,
         *,
@@ -70,7 +71,7 @@ class EngineCore:
         pooler: PoolerSpec | None = None,
         speech: SpeechToTextInfo | None = None,
         audio: AudioInfo | None = None,
-        streaming: StreamingInfo | None = None,
+        streaming: LiveModelInfo | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -84,7 +85,7 @@ class EngineCore:
             pooler: how the model pools hidden states; None if it generates.
             speech: facts about a model that only transcribes; None for others.
             audio: facts about an audio language model; None for others.
-            streaming: facts about a model that reads audio while it generates; None for others.
+            streaming: facts about a model that transcribes audio while it arrives; None for others.
         """
         self.scheduler = scheduler
         self.executor = executor

@@ -9,7 +9,7 @@ import numpy as np
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo
 
 
 def invalid_items(
@@ -17,7 +17,7 @@ def invalid_items(
     tokens: int,
     speech: SpeechToTextInfo | None,
     audio: AudioInfo | None,
-    streaming: StreamingInfo | None = None,
+    streaming: LiveModelInfo | None = None,
 ) -> str | None:
     """What is wrong with the items of a prompt, or of a piece of one; None if they are valid.
 
@@ -26,7 +26,7 @@ def invalid_items(
         tokens: number of tokens of the prompt or piece.
         speech: facts about a model that only transcribes.
         audio: facts about a model that reads audio among its tokens.
-        streaming: facts about a model that reads audio while it generates.
+        streaming: facts about a model that transcribes audio while it arrives.
     """
     if speech is not None:
         return _invalid_whole(items, speech)
@@ -72,7 +72,7 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     if item.features.dtype != np.float32 or len(found) != 2 or found[0] != rows:
         return f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of {rows} rows"
     if item.before not in (0, audio.before):
-        return f"{item.before} columns of features precede those that are encoded, not 0 or {audio.before}"
+        return f"{item.before} columns of features precede the encoded columns; accepted are 0 and {audio.before}"
     columns, most = item.columns, min(found[1] - item.before, audio.item_columns)
     if not 1 <= columns <= most or found[1] > item.before + audio.item_columns + audio.context:
         return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"
@@ -81,17 +81,18 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     return _invalid_content(item)
 
 
-def _invalid_frames(item: MediaItem, streaming: StreamingInfo) -> str | None:
+def _invalid_frames(item: MediaItem, streaming: LiveModelInfo) -> str | None:
     if (item.start, item.length, item.before) != (0, 0, 0) or item.encoded is not None:
         return (
             "the model reads audio while it generates: an item must have start, length and before 0, and no `encoded`"
         )
-    found, each = item.features.shape, streaming.columns_per_frame
+    found, each = item.features.shape, streaming.columns_per_frame if isinstance(streaming, StreamingInfo) else 1
     fits = len(found) == 2 and found[0] == streaming.num_mel_bins and found[1] > 0 and found[1] % each == 0
     if item.features.dtype != np.float32 or not fits:
+        columns = "at least one column" if each == 1 else f"a multiple of {each} columns"
         return (
             f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of "
-            f"{streaming.num_mel_bins} rows and a multiple of {each} columns"
+            f"{streaming.num_mel_bins} rows and {columns}"
         )
     return _not_finite(item)
 

@@ -54,7 +54,7 @@ class Streaming:
         Raises:
             OutOfCacheMemory: the context has none.
         """
-        silence = self.info.left_frames + self.info.right_frames
+        silence = self.info.silent_frames
         if context_len <= silence:
             raise OutOfCacheMemory(
                 f"the context has room for {context_len} frames, {silence} of which are the silence around the audio: "
@@ -90,7 +90,7 @@ def streaming_of(loaded: LoadedModel, options: EngineOptions, device: Device) ->
 
     As many sequences run as --encoder-cache-memory has room for, but at least one.
     """
-    if loaded.streaming is None:
+    if not isinstance(loaded.streaming, StreamingInfo):
         return None
     model = cast("Decoder", loaded.model)
     spec = cast("DecoderSpec", model.spec)

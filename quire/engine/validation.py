@@ -13,7 +13,7 @@ from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import AddRequest, TokenArray
 from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo, TransducerInfo
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -43,12 +43,14 @@ def invalid_reason(
     pooler: PoolerSpec | None = None,
     speech: SpeechToTextInfo | None = None,
     audio: AudioInfo | None = None,
-    streaming: StreamingInfo | None = None,
+    streaming: LiveModelInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
     params = message.params
     if speech is not None and speech.kind == "ctc":
         return _invalid_ctc(message, speech)
+    if isinstance(streaming, TransducerInfo):
+        return _invalid_transducer(message, streaming, max_model_len)
     generates = isinstance(params, SamplingParams)
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
@@ -93,6 +95,32 @@ def _invalid_ctc(message: AddRequest, speech: SpeechToTextInfo) -> str | None:
     if len(message.prompt):
         return "the model reads audio; the prompt must be empty"
     return invalid_items(message.items, 0, speech, None)
+
+
+def _invalid_transducer(message: AddRequest, info: TransducerInfo, max_model_len: int) -> str | None:
+    params = message.params
+    if not isinstance(params, SamplingParams):
+        return "the model only transcribes; it has no pooling tasks"
+    if len(message.prompt):
+        return "the model reads audio; the prompt must be empty"
+    greedy = SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=0.0,
+        seed=params.seed,
+        eos_token_ids=params.eos_token_ids,
+        logprobs=params.logprobs,
+    )
+    if params.max_tokens < 1 or params.logprobs not in (None, 0) or params != greedy:
+        return (
+            "the model always gives the most likely tokens: temperature must be 0, max_tokens at least 1, logprobs "
+            "None or 0, and other sampling parameters have no other values than their defaults"
+        )
+    if (reason := invalid_items(message.items, 0, None, None, info)) is not None:
+        return reason
+    columns, most = sum(item.features.shape[1] for item in message.items), max_model_len * info.columns_per_frame
+    if columns > most:
+        return f"the audio has {columns} columns of features, but the context allows at most {most}"
+    return None if columns or message.open else "the audio is empty"
 
 
 def _invalid_open(message: AddRequest) -> str | None:

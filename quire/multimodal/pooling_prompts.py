@@ -34,7 +34,7 @@ class InputNames:
     several: bool = True
 
     def at(self, index: int) -> str:
-        """The name of one of them."""
+        """The name of an input, for errors."""
         return f"{self.field}[{index}]" if self.several else self.field
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from quire.engine.models.model_config import read_model_config
 from quire.multimodal.audio.frames import frames_of
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import asked, encoded, input_audio
@@ -23,6 +22,7 @@ from tests.support.streaming_models import (
     expected_tokens,
     make_streaming_model,
     save_streaming_model,
+    streaming_info,
     streaming_server,
     text_of,
     write_streaming_tokenizer,
@@ -49,8 +49,7 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(model: Any, folder: Path, samples: Samples) -> tuple[str, int, int]:
     """What transformers makes of audio in 16 bits: the text, how many tokens up to the end, and which begins a word."""
-    info = read_model_config(folder).streaming
-    assert info is not None
+    info = streaming_info(folder)
     tokens = expected_tokens(model, info.prompt, frames_of(read(samples), info))
     end = [index for index, token in enumerate(tokens) if token == 257]
     words = [index for index, token in enumerate(tokens) if token < 256 and text_of([token])]

@@ -19,7 +19,6 @@ from quire.engine.execution.devices.select import find_device
 from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.pooling_config import PoolingOptions
-from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
@@ -150,7 +149,8 @@ class Engine:
 
     @property
     def blocks_used(self) -> int:
-        return 0 if isinstance(self.core.scheduler, EncoderScheduler) else self.core.scheduler.pool.num_used
+        pool = getattr(self.core.scheduler, "pool", None)  # the schedulers of encoders and transducers have none
+        return 0 if pool is None else pool.num_used
 
     def step(self) -> None:
         self.core.step()

@@ -21,6 +21,7 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import CoreConfig, serve_core
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import MediaItem
+from quire.engine.wire.streaming import StreamingInfo
 from tests.support.models import draw_weights
 from tests.support.server import Server, running_server
 
@@ -90,6 +91,13 @@ def save_streaming_model(model: Any, folder: Path, **options: Any) -> Path:
     extractor.pop("mel_filters", None)
     (folder / "preprocessor_config.json").write_text(json.dumps(extractor))
     return folder
+
+
+def streaming_info(folder: Path) -> StreamingInfo:
+    """The facts about a model that its folder contains."""
+    info = read_model_config(folder).streaming
+    assert isinstance(info, StreamingInfo)
+    return info
 
 
 def features(seed: int, frames: int) -> Features:

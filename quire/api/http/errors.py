@@ -272,7 +272,7 @@ class _UnhandledErrors:
 
 
 def _validation_error(error: RequestValidationError) -> InvalidRequest:
-    """All validation problems, grouped by field: those of one field may be of different members of a union."""
+    """All validation problems, grouped by field: a field may have problems of several members of a union."""
     found: dict[str | None, dict[str, None]] = {}
     for problem in error.errors():
         found.setdefault(_location(problem, error.body), {})[_message(problem)] = None

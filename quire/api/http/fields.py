@@ -1,4 +1,4 @@
-"""Request fields beyond those that are declared: nothing is silently ignored.
+"""Undeclared request fields: nothing is silently ignored.
 
 A field of OpenAI's or vLLM's API that Quire does not support is refused by name, unless its value is the default.
 Harmless fields are accepted and have no effect. Unknown fields are accepted and named in a response header, or refused

@@ -68,7 +68,7 @@ def load_json(content: bytes | str) -> Any:
 def count_values(body: bytes, maximum: int) -> tuple[int, int, int]:
     """Upper bounds of the number of values in a JSON text, of its arrays, objects and keys, and of its strings.
 
-    Counting ends where one of them is above its share of `maximum`.
+    Counting ends when a number exceeds its share of `maximum`.
     """
     values, containers, quotes = 1, 0, 0
     in_string, carried = False, b""

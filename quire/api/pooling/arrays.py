@@ -28,7 +28,7 @@ _AT_ONCE = 1 << 14  # numbers that are converted at a time: float8 takes the lon
 
 
 def cast(values: Floats, dtype: EmbedDtype) -> Array:
-    """Values in a data type; those that NumPy lacks as unsigned integers with their bits.
+    """Values in a data type; data types that NumPy lacks are unsigned integers with the same bits.
 
     int8 and uint8 are scaled so that the largest value of a vector is 127 from the middle, which leaves cosines as they
     are. binary and ubinary have a bit for each value, 1 for positive ones, in bytes from -128 or from 0.
@@ -53,7 +53,7 @@ def cast(values: Floats, dtype: EmbedDtype) -> Array:
 
 
 def round_values(values: Floats, dtype: EmbedDtype) -> Array:
-    """Values as they are after a data type, for JSON."""
+    """Values rounded to a data type, as float32, for JSON."""
     bits = cast(values, dtype)
     match dtype:
         case "float16":

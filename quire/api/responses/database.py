@@ -82,7 +82,7 @@ class Database:
     """
 
     def __init__(self, url: str, limit: int | None = None) -> None:
-        """Connect, and create the tables, or bring those of an earlier version up to date.
+        """Connect, and create the tables, or update tables of an earlier version.
 
         Args:
             url: URL in SQLAlchemy's format.
@@ -92,7 +92,7 @@ class Database:
         self._used = 0  # bytes of all rows; other servers' rows are counted by `sweep`
         self._count_lock = threading.Lock()
         self._closing = False
-        # Of operations that do not write and of those that do.
+        # By whether an operation writes.
         self._locks: dict[bool, AbstractContextManager[Any]] = {False: nullcontext(), True: nullcontext()}
         with _failing():
             parsed = sa.make_url(url)

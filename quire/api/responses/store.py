@@ -96,7 +96,7 @@ class ResponseStore:
         return await self._worker.run(read, write=False)
 
     async def conversation(self, response_id: str, max_bytes: int) -> list[StoredResponse]:
-        """A response and those that it continues, oldest first.
+        """A response and the responses before it, oldest first.
 
         Raises:
             NoSuchResponse: one of them is not stored.

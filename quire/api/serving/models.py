@@ -56,7 +56,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
-        """Close the renderer and the grammar checker. The engine is closed by its owner, `RunningEngine`."""
+        """Close the threads and worker processes that prepare requests. `RunningEngine` closes the engine."""
         self.scorer.close()
         await self.renderer.close()
         if self.audio is not None:
@@ -73,7 +73,7 @@ class ServedModel:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """End-of-sequence tokens, without those that the model's files name but its vocabulary lacks."""
+        """End-of-sequence tokens of the model's files that are in its vocabulary."""
         return tuple(token for token in self.defaults.eos_token_ids if token < self.info.vocab_size)
 
 

@@ -11,11 +11,11 @@ from quire.config.other_servers.vllm import VLLM
 _HEAD = """# Flags of other servers
 
 `quire serve` accepts vLLM's flags: after `vllm` is replaced by `quire`, most command lines work as they are. A
-flag that Quire has under another name, or with values of other names, is translated; one that is not needed is
-accepted. For each of these flags one line in the log says so. Any other flag is refused with the name of Quire's, if
-there is one. Underscores may be written for dashes.
+flag that Quire has under another name, or with other names of values, is translated; a flag that is not needed is
+accepted. For each of these flags one line in the log says so. Any other flag is refused, with the name of Quire's
+flag for it if there is one. Underscores may be written for dashes.
 
-Flags of llama-server, which has other names and units, are refused with the name of Quire's. For ollama, the table
+Flags of llama-server, which has other names and units, are refused with the name of Quire's flag. For ollama, the table
 has the environment variables of `ollama serve` and the lines of a Modelfile. All flags of Quire are in
 [settings](configuration.md).
 

@@ -25,7 +25,7 @@ class Row:
 
 
 class Changes(NamedTuple):
-    """Rows that were freed, those that were then filled, and those whose prompt has become longer."""
+    """Rows that were freed, rows that were then filled, and rows with extended prompts."""
 
     freed: list[int]
     filled: list[int]

@@ -20,13 +20,15 @@ from quire.engine.models.inputs import StepAttention
 from quire.engine.models.layers.conformer import sinusoids
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
+from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.layers.positions import make_positions
 from quire.engine.models.layers.query_projector import QueryProjectorLayer
 from quire.engine.models.layers.relative_bias import RelativeBiasTable
 from quire.engine.models.layers.rope import RopeTables, cos_sin
 from quire.engine.models.layers.stem import make_stem
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedAttention, Rope
+from quire.engine.models.rope_spec import Rope
+from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedAttention
 from quire.engine.models.stack import LayerStack
 from quire.engine.wire.convolutions import count_positions
 from quire.kernels.activation import activation
@@ -79,7 +81,12 @@ class AudioEncoder(LayerStack):
         return embedded
 
     def run(
-        self, items: Sequence[Tensor], attend: StepAttention, cu_seqlens: Tensor, positions: Tensor | None = None
+        self,
+        items: Sequence[Tensor],
+        attend: StepAttention,
+        cu_seqlens: Tensor,
+        positions: Tensor | None = None,
+        pieces: Pieces | None = None,
     ) -> list[Tensor]:
         """Encode items.
 
@@ -88,6 +95,7 @@ class AudioEncoder(LayerStack):
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
             positions: (positions,) int64, of all items; None: each begins at 0.
+            pieces: states of the layers, if the items are pieces of audio.
 
         Returns:
             (tokens, size) of each item.
@@ -95,13 +103,16 @@ class AudioEncoder(LayerStack):
         lengths = [len(item) for item in items]
         distances = None
         if any(isinstance(layer.attn, RelativeAttention) for layer in self.spec.layers):
-            distances = sinusoids(max(lengths), self.spec.hidden, items[0].dtype, items[0].device)
+            longest = max(lengths)
+            numbers = range(longest - 1, -longest, -1)
+            distances = sinusoids(numbers, self.spec.hidden, items[0].dtype, items[0].device)
         step = StepContext(
             self._ropes(lengths, positions),
             attend,
             cu_seqlens=cu_seqlens,
             relative_bias=None if self.relative_bias is None else self.relative_bias(),
             relative_positions=distances,
+            pieces=pieces,
         )
         x = self._encode(_concatenated(items), step)
         if self.spec.averaged > 1:

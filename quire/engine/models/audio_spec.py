@@ -145,6 +145,32 @@ class Conv2dStem:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CausalConv2dStem:
+    """As `Conv2dStem`, but no position reads columns after its last one: zeros precede the first column and band.
+
+    A zero follows the last column and band of each convolution, which reads it if their number is even.
+
+    Attributes:
+        bands: rows of the features.
+        channels: channels of all convolutions.
+        layers: convolutions.
+        kernel: width in both directions.
+        scale: factor of the result.
+    """
+
+    bands: int
+    channels: int
+    layers: int
+    kernel: int = 3
+    scale: float = 1.0
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """Convolutions over time with as many positions; see `count_positions`."""
+        return (Convolution(2, 2, 1),) * self.layers
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinearStem:
     """A linear layer over the rows of a column, with a bias: each column is a position."""
 
@@ -237,6 +263,23 @@ class RelativeAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChunkedAttention:
+    """`RelativeAttention` of chunks of positions to themselves and to those before them (Noroozi et al. 2024).
+
+    Attributes:
+        chunk: number of positions of a chunk.
+        past: number of positions before a chunk that it attends to, whole chunks.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    chunk: int
+    past: int
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockAttention:
     """Attention within blocks of positions, with scores q k + q r, where r are learned by distance (Shaw et al. 2018).
 
@@ -264,7 +307,8 @@ class TimeConv:
         gate: activation of the gates.
         bias: the projections have one.
         kernel_bias: the convolution has one.
-        mixes: a linear layer precedes `act`, in place of a norm by known statistics.
+        mixes: a linear layer precedes `act`, in place of a norm.
+        norm: epsilon of a layer norm before `act`; None: the norm is a batch norm, by known statistics.
     """
 
     size: int
@@ -275,7 +319,8 @@ class TimeConv:
     kernel_bias: bool = True
     causal: bool = False
     mixes: bool = False
+    norm: float | None = None
 
 
-Stem = ConvStem | CausalConvStem | ChunkedConvStem | WaveStem | Conv2dStem | LinearStem
+Stem = ConvStem | CausalConvStem | ChunkedConvStem | WaveStem | Conv2dStem | CausalConv2dStem | LinearStem
 Positions = LearnedPositions | ConvPositions

@@ -9,7 +9,9 @@ from typing import Any
 
 from quire.engine.models.audio_spec import (
     BlockAttention,
+    CausalConv2dStem,
     CausalConvStem,
+    ChunkedAttention,
     ChunkedConvStem,
     Conv2dStem,
     ConvPositions,
@@ -22,6 +24,7 @@ from quire.engine.models.audio_spec import (
     WaveConv,
 )
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.rope_spec import DynamicNtk, LongRope, Rope
 from quire.engine.models.spec import (
     AudioEncoderSpec,
     ClippedBias,
@@ -29,17 +32,15 @@ from quire.engine.models.spec import (
     CTCSpec,
     DecoderSpec,
     DisentangledAttention,
-    DynamicNtk,
     EncoderSpec,
     GatedMLP,
     GroupedAttention,
     GroupedSigmoidRouter,
     LatentAttention,
     Layer,
-    LongRope,
     MoE,
     PlainMLP,
-    Rope,
+    TransducerSpec,
     TransformerSpec,
 )
 
@@ -51,14 +52,14 @@ _COUNTS = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
     *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_conv_pos_embedding_groups"),
-    "num_blocks",
+    *("num_blocks", "num_decoder_layers"),
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),
     *("max_position_embeddings", "n_layer", "n_head", "n_embd", "n_positions", "d_model", "decoder_layers"),
     *("encoder_attention_heads", "decoder_attention_heads", "max_source_positions", "max_target_positions"),
     *("num_mel_bins", "encoder_ffn_dim", "decoder_ffn_dim", "num_conv_pos_embeddings", "num_conv_pos_embedding_groups"),
-    *("encoder_num_attention_heads", "decoder_num_attention_heads", "intermediate_size"),
+    *("encoder_num_attention_heads", "decoder_num_attention_heads", "intermediate_size", "decoder_hidden_size"),
 )
 _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),
@@ -68,9 +69,12 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     ChunkedConvStem: ("rows", "channels", "chunk"),
     WaveConv: ("size", "kernel", "stride"),
     Conv2dStem: ("bands", "channels", "layers", "kernel"),
+    CausalConv2dStem: ("bands", "channels", "layers", "kernel"),
     ConvPositions: ("kernel", "groups"),
     CTCSpec: ("vocab",),
+    TransducerSpec: ("hidden", "vocab", "lstm_layers", "chunk"),
     RelativeAttention: ("heads", "head_dim"),
+    ChunkedAttention: ("heads", "head_dim", "chunk"),
     BlockAttention: ("heads", "head_dim", "block", "reach"),
     TimeConv: ("size", "kernel"),
     ClippedBias: ("reach",),
@@ -118,7 +122,7 @@ def check_raw(config: Any, name: str) -> None:
                 raise BrokenFolder(f"{name}: {key} must be an integer from {low} to {high}, not {_short(value)}")
 
 
-def check_spec(spec: TransformerSpec | CTCSpec) -> None:
+def check_spec(spec: TransformerSpec | CTCSpec | TransducerSpec) -> None:
     """Check that a model can be built from a spec.
 
     Raises:

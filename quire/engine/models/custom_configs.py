@@ -43,7 +43,7 @@ def with_known_type(raw: dict[str, Any]) -> dict[str, Any]:
     """The config under the name that transformers has for its model type; the argument itself if that is the same.
 
     Raises:
-        UnsupportedModel: an option is not one of those that transformers' implementation has.
+        UnsupportedModel: transformers' implementation lacks an option.
     """
     if raw.get("model_type") == "phi4mm":
         return _phi4_multimodal(raw)

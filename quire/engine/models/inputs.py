@@ -12,7 +12,7 @@ from quire.kernels.paged_attention import AttentionParams
 
 @dataclass(frozen=True, slots=True)
 class ItemEmbeddings:
-    """Embeddings that replace those of placeholder tokens, or are added to those of tokens.
+    """Embeddings that replace embeddings of placeholder tokens, or are added to embeddings of tokens.
 
     Attributes:
         rows: (n,) int64 indices of the tokens.

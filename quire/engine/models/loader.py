@@ -19,6 +19,7 @@ from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.audio import ADAPTED
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.audio_spec import (
+    CausalConv2dStem,
     CausalConvStem,
     ChunkedConvStem,
     Conv2dStem,
@@ -46,18 +47,21 @@ from quire.engine.models.spec import (
     EncoderSpec,
     MoE,
     StackSpec,
+    TransducerSpec,
     TransformerSpec,
 )
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.streaming import fold_delay
+from quire.engine.models.transducer import TransducerModel
 from quire.engine.models.weight_names import weight_names_of
 from quire.engine.models.weight_names.audio import audio_tensors
 from quire.engine.models.weight_names.ctc import ctc_names, split_positions
 from quire.engine.models.weight_names.rules import WeightNames
+from quire.engine.models.weight_names.transducer import transducer_names
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo
 from quire.kernels.activation import ACTIVATIONS
 
 logger = logging.getLogger(__name__)
@@ -88,11 +92,11 @@ class LoadedModel:
         pooler: its pooling; None if it generates.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
-        streaming: facts about a model that reads audio while it generates; None for others.
+        streaming: facts about a model that transcribes audio while it arrives; None for others.
         is_adapted: requests with audio are computed with an adapter.
     """
 
-    model: LanguageModel | Encoder | CTCModel
+    model: LanguageModel | Encoder | CTCModel | TransducerModel
     architecture: str
     implementation: Literal["quire", "transformers"]
     dtype: torch.dtype
@@ -102,7 +106,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: LiveModelInfo | None = None
     is_adapted: bool = False
 
 
@@ -122,8 +126,8 @@ def load_model(
         if quantize and dtype not in target.quantizable_dtypes:
             raise UnsupportedModel("--quantization works with --dtype bfloat16 or float32")
         total = checkpoint.total_bytes
-        if isinstance(config.spec, CTCSpec):
-            return _load_ctc(config, config.spec, options, checkpoint, dtype, target, bar)
+        if isinstance(config.spec, CTCSpec | TransducerSpec):
+            return _load_audio_model(config, config.spec, options, checkpoint, dtype, target, bar)
         if config.spec is not None:
             return _load_transformer(folder, config, config.spec, options, checkpoint, dtype, target, bar)
         for name in checkpoint.names():
@@ -212,7 +216,7 @@ def _tensors(
     """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
     if config.static is not None:
         tensors = plain_table(tensors)
-    if config.streaming is not None:
+    if isinstance(config.streaming, StreamingInfo):
         tensors = fold_delay(tensors, config.streaming.delay_frames)
     if adapter is not None:
         tensors = adapter.without_adapters(tensors)
@@ -233,27 +237,37 @@ def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLo
     return loader
 
 
-def _load_ctc(
+def _load_audio_model(
     config: ModelConfig,
-    spec: CTCSpec,
+    spec: CTCSpec | TransducerSpec,
     options: ModelOptions,
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     target: LoadTarget,
     bar: ProgressBar,
 ) -> LoadedModel:
-    _check_acts(spec.encoder)
-    _check_layers(len(spec.encoder.layers), checkpoint)
+    is_ctc, encoder = isinstance(spec, CTCSpec), spec.encoder
+    _check_acts(encoder, *(() if isinstance(spec, CTCSpec) else (spec.act,)))
+    _check_layers(len(encoder.layers), checkpoint)
     with torch.device("meta"):
-        model = CTCModel(spec)
+        model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
     _check_bytes(model, dtype, checkpoint)
     allocate(model, dtype, target.torch_device)
-    filler = WeightFiller(model, ctc_names(spec), options.quantization)
+    names = ctc_names(spec) if isinstance(spec, CTCSpec) else transducer_names(spec)
+    filler = WeightFiller(model, names, options.quantization)
     with bar(checkpoint.total_bytes) as progress:
-        filler.fill(split_positions(checkpoint.tensors(dtype, progress), spec))
-    longest = spec.encoder.max_positions
-    size = _bytes(model)
-    return LoadedModel(model.eval(), config.model_type, "quire", dtype, spec.vocab, longest, size, None, config.speech)
+        filler.fill(split_positions(checkpoint.tensors(dtype, progress), encoder))
+    return LoadedModel(
+        model.eval(),
+        config.model_type,
+        "quire",
+        dtype,
+        spec.vocab,
+        encoder.max_positions if is_ctc else _context_len(options, encoder.max_positions),
+        _bytes(model),
+        speech=config.speech,
+        streaming=config.streaming,
+    )
 
 
 def _longest_input(folder: Path, spec: TransformerSpec) -> int:
@@ -295,9 +309,9 @@ def _extra_weights(folder: Path, pooler: PoolerSpec) -> Iterator[tuple[str, Tens
                 yield f"heads.{step}.{name.removeprefix('linear.')}", file.tensor(name)
 
 
-def _check_acts(spec: StackSpec) -> None:
-    """Check that all activations are known: those of the layers, and those around an encoder's."""
-    acts: set[str] = set()
+def _check_acts(spec: StackSpec, *others: str) -> None:
+    """Check that all activations are known: those of the layers, those around an encoder's, and others."""
+    acts: set[str] = set(others)
     for layer in spec.layers:
         if isinstance(layer, ConformerLayer):
             acts |= {layer.ffn.act, layer.conv.act, layer.conv.gate}
@@ -323,7 +337,7 @@ def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:
             return acts | {act}
         case WaveStem(convs=convs):
             return acts | {conv.act for conv in convs}
-        case Conv2dStem() | LinearStem():
+        case Conv2dStem() | CausalConv2dStem() | LinearStem():
             return acts
 
 

@@ -19,7 +19,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 from quire.engine.models.adapter_config import AdapterConfig
-from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, ENCODERS, spec_of
+from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, ENCODERS, TRANSDUCERS, spec_of
 from quire.engine.models.audio import read_audio, read_audio_adapter
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.custom_configs import with_known_type
@@ -28,20 +28,21 @@ from quire.engine.models.fp8 import Fp8Scales
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
 from quire.engine.models.sentence_transformers import read_modules
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
 from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
 from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
+from quire.engine.models.speech_transducer import read_transducer
 from quire.engine.models.static_embedding import static_spec
 from quire.engine.models.streaming import read_streaming
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo
 
 STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
 _NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 _NO_POOLING = PoolingOptions()
-Spec = TypeVar("Spec", DecoderSpec | EncoderSpec, CTCSpec)
+Spec = TypeVar("Spec", DecoderSpec | EncoderSpec, CTCSpec, TransducerSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,19 @@ class ModelConfig:
         fp8: scales of the checkpoint's FP8 weights, if it has any.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
-        streaming: facts about a model that reads audio while it generates; None for others.
+        streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
     """
 
     model_type: str
-    spec: DecoderSpec | EncoderSpec | CTCSpec | None
+    spec: DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec | None
     extra_layers: int
     fp8: Fp8Scales | None = None
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: LiveModelInfo | None = None
     adapter: AdapterConfig | None = None
 
 
@@ -97,8 +98,8 @@ def read_model_config(
     if modules is not None and modules.static is not None:
         return _static_config(folder, modules.static, overrides, pooling)
     config = read_config(folder, overrides)
-    if config.model_type in CTC_MODELS:
-        return _ctc_config(folder, config, implementation, pooling)
+    if config.model_type in CTC_MODELS or config.model_type in TRANSDUCERS:
+        return _ctc_or_transducer_config(folder, config, implementation, pooling)
     names = getattr(config, "architectures", None) or []
     is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
     known = config.model_type in ARCHITECTURES or config.model_type in AUDIO_MODELS or is_encoder
@@ -134,24 +135,36 @@ def read_model_config(
     return ModelConfig(config.model_type, None, extra, scales)
 
 
+def _ctc_or_transducer_config(
+    folder: Path, config: Any, implementation: ModelImplementation, pooling: PoolingOptions
+) -> ModelConfig:
+    kind = config.model_type
+    if kind in CTC_MODELS:
+        _check_transcribes(config, "CTC", implementation, pooling)
+        ctc = _built(lambda: CTC_MODELS[kind](config))
+        return ModelConfig(kind, ctc, 0, _fp8_scales(config), speech=read_ctc(folder, config, ctc))
+    _check_transcribes(config, "RNNT", implementation, pooling)
+    transducer = _built(lambda: TRANSDUCERS[kind](config))
+    info = read_transducer(folder, config, transducer)
+    return ModelConfig(kind, transducer, 0, _fp8_scales(config), streaming=info)
+
+
 def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
     return read_moonshine(folder, config, spec) if config.model_type == "moonshine" else read_speech(folder, config)
 
 
-def _ctc_config(folder: Path, config: Any, implementation: ModelImplementation, pooling: PoolingOptions) -> ModelConfig:
-    """The config of an encoder of audio, which transcribes if it has a head for that."""
+def _check_transcribes(config: Any, head: str, implementation: ModelImplementation, pooling: PoolingOptions) -> None:
+    """Check that an encoder of audio has the head with which it transcribes, and is not asked for anything else."""
     names = getattr(config, "architectures", None) or []
-    if not any("ForCTC" in name for name in names):
+    if not any(f"For{head}" in name for name in names):
         found = f"the architecture is {', '.join(names)}" if names else "config.json has no `architectures`"
-        raise UnknownArchitecture(f"models of type {config.model_type!r} need a CTC head; {found}")
+        raise UnknownArchitecture(f"models of type {config.model_type!r} need a head for {head}; {found}")
     if implementation == "transformers":
         raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
     if pooling.task != "auto" or pooling.convert != "none":
         raise UnsupportedModel(
             f"{config.model_type} is supported for transcription only, not for generation or pooling"
         )
-    spec = _built(lambda: CTC_MODELS[config.model_type](config))
-    return ModelConfig(config.model_type, spec, 0, _fp8_scales(config), speech=read_ctc(folder, config, spec))
 
 
 def _static_config(folder: Path, inner: str, overrides: Mapping[str, Any], pooling: PoolingOptions) -> ModelConfig:

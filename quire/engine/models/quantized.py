@@ -12,7 +12,7 @@ _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 _E8M0_BIAS = 127
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
-# What follows the name of a module in those of its weights' scales and of its inputs' scales, which are not needed.
+# Suffixes of the names of a module's weight scales, and of its input scales, which are not needed.
 _WEIGHT_SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".qscale_weight")
 _INPUT_SCALES = (".activation_scale", ".input_scale", ".qscale_act")
 

@@ -1,4 +1,4 @@
-"""DecoderSpec, EncoderSpec and CTCSpec: the architecture of a transformer.
+"""DecoderSpec, EncoderSpec, CTCSpec and TransducerSpec: the architecture of a transformer.
 
 Fields describe operations, never model names. New control flow gets a new type.
 """
@@ -10,6 +10,7 @@ from enum import Enum
 
 from quire.engine.models.audio_spec import (
     BlockAttention,
+    ChunkedAttention,
     Positions,
     Projector,
     QueryProjector,
@@ -17,41 +18,7 @@ from quire.engine.models.audio_spec import (
     Stem,
     TimeConv,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DynamicNtk:
-    """RoPE whose base grows with the position beyond the trained length ("dynamic NTK")."""
-
-    theta: float
-    factor: float
-    trained_len: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongRope:
-    """RoPE with other frequencies for sequences that are longer than those of the training."""
-
-    inv_freq: tuple[float, ...]
-    trained_len: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rope:
-    """Rotary position embedding of the first `dim` elements of a head.
-
-    Attributes:
-        inv_freq: dim / 2 inverse frequencies, with the config's scaling applied.
-        factor: multiplies cosine and sine (YaRN, LongRoPE).
-        interleaved: rotates pairs of adjacent elements instead of pairs across the two halves.
-        extension: replaces `inv_freq` beyond the trained length.
-    """
-
-    dim: int
-    inv_freq: tuple[float, ...]
-    factor: float = 1.0
-    interleaved: bool = False
-    extension: DynamicNtk | LongRope | None = None
+from quire.engine.models.rope_spec import Rope
 
 
 class QKNorm(Enum):
@@ -73,9 +40,7 @@ class GroupedAttention:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNorm | None = None
-    window: int | None = (
-        None  # number of positions that a query attends to, including its own; in encoders on each side
-    )
+    window: int | None = None  # positions that a query attends to, including its own; in encoders on each side
     softcap: float | None = None
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
@@ -279,7 +244,7 @@ class ConformerLayer:
             Komatsu 2021); 0 for none.
     """
 
-    attn: RelativeAttention | BlockAttention | GroupedAttention
+    attn: RelativeAttention | ChunkedAttention | BlockAttention | GroupedAttention
     ffn: PlainMLP | GatedMLP
     conv: TimeConv
     feedback: int = 0
@@ -364,6 +329,29 @@ class CTCSpec:
 
     encoder: AudioEncoderSpec
     vocab: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransducerSpec:
+    """An encoder of audio in pieces, and networks that give the next token at a position (RNN-T, Graves 2012).
+
+    The prediction network is an LSTM over the tokens so far. The joint network adds its output to the encoder's, with
+    an activation and a projection to logits.
+
+    Attributes:
+        hidden: elements of both outputs.
+        vocab: tokens, with the blank.
+        lstm_layers: number of layers of the LSTM.
+        act: activation of the joint network.
+        chunk: number of positions that are encoded together.
+    """
+
+    encoder: AudioEncoderSpec
+    hidden: int
+    vocab: int
+    lstm_layers: int
+    act: str
+    chunk: int
 
 
 @dataclass(frozen=True, kw_only=True)

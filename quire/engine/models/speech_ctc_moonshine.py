@@ -25,7 +25,7 @@ def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechToTextSpec:
     Raises:
         UnsupportedModel: its input features are not supported, or it has no blank token.
     """
-    given = _preprocessor(folder)
+    given = read_preprocessor(folder)
     stem, encoder = spec.encoder.stem, spec.encoder
     stride = math.prod(one.stride for one in stem.convolutions)
     blank = config.pad_token_id
@@ -33,7 +33,7 @@ def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechToTextSpec:
         raise UnsupportedModel(f"pad_token_id, the blank of CTC, is {blank!r}, which is not a token of the vocabulary")
     banded = isinstance(stem, Conv2dStem)
     if banded:
-        _check_spectrogram(given)
+        check_spectrogram(given)
     normalized = given.get("do_normalize", True) is not False
     info = SpeechToTextInfo(
         kind="ctc",
@@ -68,7 +68,7 @@ def read_moonshine(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToText
             raise UnsupportedModel(f"{key} is {found!r}, which is not a token of the vocabulary")
         return found
 
-    normalized = _preprocessor(folder).get("do_normalize", False) is True
+    normalized = read_preprocessor(folder).get("do_normalize", False) is True
     info = SpeechToTextInfo(
         kind="moonshine",
         features="normalized_samples" if normalized else "samples",
@@ -86,7 +86,7 @@ def read_moonshine(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToText
     return SpeechToTextSpec(info=info)
 
 
-def _preprocessor(folder: Path) -> Mapping[str, Any]:
+def read_preprocessor(folder: Path) -> Mapping[str, Any]:
     """How audio is prepared, from the file of old or new versions of transformers.
 
     Raises:
@@ -102,7 +102,12 @@ def _preprocessor(folder: Path) -> Mapping[str, Any]:
     return given
 
 
-def _check_spectrogram(given: Mapping[str, Any]) -> None:
+def check_spectrogram(given: Mapping[str, Any]) -> None:
+    """Check how a spectrogram is made. `given`: the result of `read_preprocessor`.
+
+    Raises:
+        UnsupportedModel: not as NeMo makes it.
+    """
     for name, value in _SPECTROGRAM.items():
         if given.get(name, value) != value:
             raise UnsupportedModel(f"preprocessor_config.json: {name} must be {value}, not {given[name]!r}")

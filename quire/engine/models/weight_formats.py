@@ -21,7 +21,7 @@ _UNREADABLE = (
 
 
 def readable_weights(names: Iterable[str]) -> list[str]:
-    """Of the names of a folder's files, those of the weights that are loaded."""
+    """The weight files that can be loaded, among the files of a folder."""
     files = [name for name in names if name.endswith(".safetensors")]
     return [name for name in files if not any(fnmatch(name, pattern) for pattern, _ in _UNREADABLE)]
 

@@ -46,7 +46,7 @@ def check_finite(name: str, loaded: Tensor, stored: Tensor | None = None) -> Non
 
     Raises:
         BrokenFolder: there are NaN or infinite values among them.
-        UnsupportedModel: there would be none in another dtype than the one that was loaded.
+        UnsupportedModel: the loaded dtype cannot represent them.
     """
     if _is_finite(loaded):
         return

@@ -20,7 +20,7 @@ class Drafter:
         """`max_length`: most tokens of a draft."""
         self._max_length = max_length
         self._length = min(_FIRST_LENGTH, max_length)
-        self._pause = 1  # steps without a draft after the next one that is rejected as a whole
+        self._pause = 1  # steps without a draft after the next draft that is rejected as a whole
         self._pause_left = 0
         self._indexed = 0  # tokens whose n-grams are in the index
         self._following: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last occurrence

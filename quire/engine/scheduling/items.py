@@ -47,11 +47,11 @@ class PlaceholderRanges:
         """The items in the tokens [start, end), as content for block hashes: their hashes and starts."""
         return b"".join(item.hash + (item.start - start).to_bytes(8, signed=True) for item in self.within(start, end))
 
-    def parts(self, start: int, end: int) -> tuple[PlaceholderTokens, ...]:
+    def tokens(self, start: int, end: int) -> tuple[PlaceholderTokens, ...]:
         """The parts of items that the tokens [start, end) stand for."""
-        return tuple(self._parts(start, end))
+        return tuple(self._tokens(start, end))
 
-    def _parts(self, start: int, end: int) -> Iterator[PlaceholderTokens]:
+    def _tokens(self, start: int, end: int) -> Iterator[PlaceholderTokens]:
         for item in self.within(start, end):
             first, last = max(start, item.start), min(end, item.start + item.length)
             yield PlaceholderTokens(self.key(item), first, first - item.start, last - first)

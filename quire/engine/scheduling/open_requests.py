@@ -55,7 +55,7 @@ class OpenRequests:
         return resumes
 
     def take_extensions(self, entered: Collection[NewSequence]) -> list[PromptExtension]:
-        """What has been appended to sequences in the batch, other than those that enter it in this step."""
+        """The tokens appended to prompts of sequences in the batch, except sequences that enter it in this step."""
         extended, self._extended = self._extended, []
         names = {new.request_id for new in entered}
         return [

@@ -36,21 +36,23 @@ class EncodedItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodedAudio:
-    """Audio that a step encodes, of a sequence that reads a frame with each token.
+    """Audio that a step encodes, of a sequence whose audio arrives while it is computed.
 
     Attributes:
-        first: index of the first frame, which follows those encoded before.
+        first: index of the first frame (of transducers: column), which follows those encoded before.
         features: (rows, columns).
+        last: no audio follows; only transducers need to know.
     """
 
     request_id: str
     first: int
     features: FeatureArray
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderTokens:
-    """Consecutive tokens of a step that stand for a part of an item.
+    """Consecutive placeholder tokens of an item in a step.
 
     Attributes:
         key: key of the item's embeddings.
@@ -88,7 +90,7 @@ class NewSequence:
 
 @dataclass(frozen=True, slots=True)
 class PromptExtension:
-    """Tokens that follow those of the prompt of a sequence in the batch."""
+    """Tokens that are appended to the prompt of a sequence in the batch."""
 
     request_id: str
     tokens: tuple[int, ...]
@@ -100,8 +102,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
     Attributes:
         new_blocks: appended to the sequence's block table before the step.
         samples: the step computes the sequence's last token, so the next one is sampled.
-        draft: the last tokens, where they are speculated; each one that the model confirms yields one token more.
-        items: the tokens whose embeddings are those of items.
+        draft: draft tokens, at the end of the range; each accepted draft token yields a further token.
+        items: placeholder tokens.
     """
 
     request_id: str
@@ -121,7 +123,7 @@ class StepPlan:
         prompt_extensions: sequences in the batch whose prompts have become longer.
         encoder_requests: the requests of an encoder's step, each computed in full.
         encoded: items that are encoded before the tokens are computed.
-        audio: audio that is encoded before the tokens are computed, of sequences that read a frame with each token.
+        audio: audio that is encoded before tokens are computed, of sequences whose audio arrives while they run.
         evicted: keys of embeddings that are not kept any more, from before the step on.
         stats: counters of this step; the scheduler completes them when the step has finished.
     """
@@ -142,9 +144,15 @@ class StepPlan:
         return sum(item.count for item in self.scheduled)
 
     @property
+    def encoded_blocks(self) -> dict[str, tuple[int, ...]]:
+        """By request id, the blocks that this step fills with keys and values for cross-attention."""
+        entered = [(new.request_id, new.cross_attention) for new in self.new]
+        return {name: entry.blocks for name, entry in entered if entry is not None and entry.item is not None}
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do, not even a row to free."""
-        return not (self.removed or self.prompt_extensions or self.scheduled or self.encoder_requests)
+        return not (self.removed or self.prompt_extensions or self.scheduled or self.audio or self.encoder_requests)
 
 
 class SampledTokens(msgspec.Struct, frozen=True):

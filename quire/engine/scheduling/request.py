@@ -180,7 +180,7 @@ class Request:
             self.hashes.append(hasher(parent + content))
         return self.hashes
 
-    def enter(self, cross: CrossAttentionItem | None) -> NewSequence:
+    def to_new_sequence(self, cross: CrossAttentionItem | None) -> NewSequence:
         """The request as it enters the batch."""
         wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(

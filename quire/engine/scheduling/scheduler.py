@@ -17,11 +17,7 @@ from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
-from quire.engine.scheduling.plan import (
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-)
+from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.prefix_cache import PrefixCache
 from quire.engine.scheduling.request import Hasher, Request
 from quire.engine.scheduling.speculation import Speculation
@@ -88,7 +84,7 @@ class Scheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request."""
-        order, start = self._waiting.place(message)
+        order, start = self._waiting.assign_order(message)
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
@@ -201,11 +197,7 @@ class Scheduler:
     def _end_failed(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> list[RequestOutput]:
         """Drop the sequences of `live` that a step failed for."""
         starts = {item.request_id: item.start for item in plan.scheduled}
-        encoded = {
-            new.request_id: new.cross_attention.blocks
-            for new in plan.new
-            if new.cross_attention and new.cross_attention.item is not None
-        }
+        encoded = plan.encoded_blocks
         outputs: list[RequestOutput] = []
         for request_id, error in result.errors.items():
             if request_id in live:
@@ -225,10 +217,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that queues, requests and the block pool are consistent."""
-        crosses = [
-            request.cross_attention for request in self._requests.values() if request.cross_attention is not None
-        ]
-        self.pool.check([*(r.blocks for r in self._requests.values()), *(cross.blocks for cross in crosses)])
+        requests = self._requests.values()
+        encoded = [request.cross_attention.blocks for request in requests if request.cross_attention is not None]
+        self.pool.check([*(request.blocks for request in requests), *encoded])
         waiting = self._waiting.ids()
         running = {request.id for request in self._running}
         waiting_for_input = self._open.waiting_for_input
@@ -326,7 +317,7 @@ class Scheduler:
                 if request.cross_attention is None
                 else self._cross_attention.enter(request.cross_attention, cross, plan.stats)
             )
-            plan.new.append(request.enter(entered))
+            plan.new.append(request.to_new_sequence(entered))
             self._schedule_sequence(plan, scheduled, request, count, matched)
             budget -= count
 
@@ -362,7 +353,7 @@ class Scheduler:
         if fresh:
             request.blocks = request.blocks + fresh
         samples = request.generates and end == len(request.tokens) + request.expected
-        items = () if request.placeholders is None else request.placeholders.parts(start, end)
+        items = () if request.placeholders is None else request.placeholders.tokens(start, end)
         plan.scheduled.append(
             ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items)
         )

@@ -26,7 +26,7 @@ class WaitingQueue:
         """Entries, including those of requests that have left."""
         return len(self._heap)
 
-    def place(self, message: AddRequest) -> tuple[tuple[int, ...], int]:
+    def assign_order(self, message: AddRequest) -> tuple[tuple[int, ...], int]:
         """`Request.order` and `Request.start` of a new request."""
         arrival, flow = next(self._arrivals), message.flow or message.request_id
         start, finish = (0, 0) if self._fair is None else self._fair.add(flow, len(message.prompt))

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo
 
 
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         pooling: None if it has no pooling tasks.
         speech: facts about a model that only transcribes; None for others.
         audio: None if its prompts cannot have audio among their tokens.
-        streaming: facts about a model that reads audio while it generates; None for others.
+        streaming: facts about a model that transcribes audio while it arrives; None for others.
     """
 
     architecture: str
@@ -123,4 +123,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     pooling: PoolingInfo | None = None
     speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: LiveModelInfo | None = None

@@ -21,7 +21,7 @@ class StopStrings:
     def push(self, text: str) -> tuple[int, str] | None:
         """Append text; returns where the stop string that it completes begins, from the new text on, and that string.
 
-        Of several the one that begins first is returned, of those that begin together the first in alphabetical order.
+        Of several stop strings, the one that begins first is returned; if two begin together, the first alphabetically.
         """
         found = [
             (end - len(stop), stop) for i, (stop, _) in enumerate(self._stops) if (end := self._advance(i, text)) > 0

@@ -1,11 +1,11 @@
-"""Facts about a model that transcribes audio while it arrives, for the front end."""
+"""Facts about models that transcribe audio while it arrives, for the front end."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class StreamingInfo(msgspec.Struct, frozen=True, kw_only=True):
+class StreamingInfo(msgspec.Struct, frozen=True, kw_only=True, tag="frames"):
     """A model that reads a frame of audio with each token: the frame's encoding is added to the token's embedding.
 
     Its text lags behind the audio by a delay. The prompt has a token for each frame of silence before the audio, and
@@ -34,6 +34,39 @@ class StreamingInfo(msgspec.Struct, frozen=True, kw_only=True):
     pad_token: int
 
     @property
+    def silent_frames(self) -> int:
+        """Number of frames of silence around the audio."""
+        return self.left_frames + self.right_frames
+
+    @property
     def prompt(self) -> list[int]:
         """The tokens of every prompt."""
         return [self.start_token] + [self.pad_token] * (self.left_frames + self.delay_frames)
+
+
+class TransducerInfo(msgspec.Struct, frozen=True, kw_only=True, tag="transducer"):
+    """A model that encodes audio in chunks of frames, and generates tokens at each frame until one is the blank.
+
+    Its prompts are empty. Its output is transformers', with the blanks: each ends a frame, as does the last of
+    `max_symbols` other tokens in a row.
+
+    Attributes:
+        sample_rate: sample rate of the audio that features are made from, in Hz.
+        num_mel_bins: number of rows of the features.
+        columns_per_frame: number of columns of features of a frame.
+        chunk_frames: number of frames that are encoded together: the delay of the text.
+        blank_token: the token that stands for no text.
+        max_symbols: most other tokens of a frame.
+        bfloat16_filters: the filters of the features are rounded to bfloat16.
+    """
+
+    sample_rate: int
+    num_mel_bins: int
+    columns_per_frame: int
+    chunk_frames: int
+    blank_token: int
+    max_symbols: int
+    bfloat16_filters: bool = False
+
+
+LiveModelInfo = StreamingInfo | TransducerInfo

@@ -82,20 +82,48 @@ def normalized_log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArr
         Array of shape (num_mel_bins, len(samples) // 160).
     """
     signal = np.pad(samples.astype(np.float64), (0, max(0, 2 * HOP - len(samples))))
-    signal[1:] -= _PREEMPHASIS * signal[:-1]
-    frames = len(signal) // HOP
-    views = np.lib.stride_tricks.sliding_window_view(np.pad(signal, _LONG_FRAME // 2), _LONG_FRAME)[::HOP][:frames]
-    # The window is symmetric, and in the middle of what is transformed.
-    window = np.pad(np.hanning(_WINDOW), (_LONG_FRAME - _WINDOW) // 2)
-    filters = mel_filters(num_mel_bins, _LONG_FRAME)
-    spectrogram = np.empty((num_mel_bins, frames))
-    for start in range(0, frames, _SLICE):
-        transformed = np.fft.rfft(views[start : start + _SLICE] * window)
-        power = transformed.real**2 + transformed.imag**2
-        spectrogram[:, start : start + len(power)] = np.log(filters @ power.T + _LOG_ZERO)
+    spectrogram = nemo_log_mel_columns(np.pad(preemphasized(signal), REACH), num_mel_bins)[:, : len(signal) // HOP]
     spectrogram -= spectrogram.mean(axis=1, keepdims=True)
     spectrogram /= spectrogram.std(axis=1, ddof=1, keepdims=True) + _DEVIATION
     return spectrogram.astype(np.float32)
+
+
+def preemphasized(samples: NDArray[np.float64], before: float = 0.0) -> NDArray[np.float64]:
+    """Samples (1-D) minus 0.97 times the sample before each. `before`: the sample before the first one."""
+    return samples - _PREEMPHASIS * np.concatenate(([before], samples[:-1]))
+
+
+def nemo_log_mel_columns(
+    samples: NDArray[np.float64], num_mel_bins: int, *, bfloat16: bool = False
+) -> NDArray[np.float64]:
+    """Natural logarithms of the power in each band, of every frame of 400 samples within `samples`, as of NeMo.
+
+    Frames begin `HOP` samples apart.
+
+    Args:
+        samples: 1-D, with preemphasis.
+        num_mel_bins: bands.
+        bfloat16: window and filters are rounded to bfloat16.
+
+    Returns:
+        Array of shape (num_mel_bins, frames).
+    """
+    window, filters = np.hanning(_WINDOW), mel_filters(num_mel_bins, _LONG_FRAME)
+    if bfloat16:
+        window, filters = _rounded_to_bfloat16(window), _rounded_to_bfloat16(filters)
+    views = np.lib.stride_tricks.sliding_window_view(samples, _WINDOW)[::HOP]
+    columns = np.empty((num_mel_bins, len(views)))
+    for start in range(0, len(views), _SLICE):
+        transformed = np.fft.rfft(views[start : start + _SLICE] * window, _LONG_FRAME)
+        power = transformed.real**2 + transformed.imag**2
+        columns[:, start : start + len(power)] = np.log(filters @ power.T + _LOG_ZERO)
+    return columns
+
+
+def _rounded_to_bfloat16(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    bits = values.astype(np.float32).view(np.uint32)
+    nearest_even = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return nearest_even.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def stacked_columns(samples: int) -> int:

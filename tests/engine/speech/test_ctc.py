@@ -203,7 +203,10 @@ def test_old_and_plain_names_of_the_positions_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"architectures": ["Wav2Vec2ForPreTraining"]}, "need a CTC head; the architecture is Wav2Vec2ForPreTraining"),
+        (
+            {"architectures": ["Wav2Vec2ForPreTraining"]},
+            "need a head for CTC; the architecture is Wav2Vec2ForPreTraining",
+        ),
         ({"architectures": []}, "has no `architectures`"),
         ({"add_adapter": True}, "add_adapter"),
         ({"adapter_attn_dim": 8}, "adapter for each language"),

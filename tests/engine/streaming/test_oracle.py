@@ -18,6 +18,7 @@ from tests.support.streaming_models import (
     features,
     make_streaming_model,
     save_streaming_model,
+    streaming_info,
 )
 
 # Prompt tokens and frames: within the windows of 24 tokens and 18 / 4 frames, and far beyond.
@@ -59,8 +60,7 @@ def test_the_delay_is_part_of_the_model(tmp_path: Path, delay: int) -> None:
         folder = save_streaming_model(model, tmp_path / str(delayed))
         audio = features(0, 80)
         engine = Engine(folder)
-        assert engine.info.streaming is not None
-        assert engine.info.streaming.delay_frames == delayed
+        assert streaming_info(folder).delay_frames == delayed
         texts.append(engine.generate(prompt(4), ALL, items=(audio_of(audio),)).tokens)
         assert texts[-1] == expected_tokens(model, prompt(4), audio)
     assert texts[0] != texts[1]

@@ -25,6 +25,7 @@ from tests.support.streaming_models import (
     features,
     make_streaming_model,
     save_streaming_model,
+    streaming_info,
 )
 
 PROMPT = [START, PAD, PAD]
@@ -184,13 +185,9 @@ def test_tokens_of_the_prompt_come_from_the_tokenizer(tmp_path: Path) -> None:
         added = [{"id": number, "content": text} for text, number in ids.items()]
         (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
 
-    info = read_model_config(folder).streaming
-    assert info is not None
-    assert info.prompt == [1] + [32] * (32 + 3)
+    assert streaming_info(folder).prompt == [1] + [32] * (32 + 3)
     written(**{"<s>": 7, "[STREAMING_PAD]": 9})
-    info = read_model_config(folder).streaming
-    assert info is not None
-    assert set(info.prompt) == {7, 9}
+    assert set(streaming_info(folder).prompt) == {7, 9}
     written(**{"<s>": 300})
     with pytest.raises(ModelError, match="not in the vocabulary of 300"):
         read_model_config(folder)
@@ -200,9 +197,7 @@ def test_tokens_of_the_prompt_come_from_the_tokenizer(tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     listed = [{"rank": 5, "token_str": "<s>"}, {"rank": 6, "token_str": "[STREAMING_PAD]"}]
     (folder / "tekken.json").write_text(json.dumps({"special_tokens": listed}))
-    info = read_model_config(folder).streaming
-    assert info is not None
-    assert set(info.prompt) == {5, 6}
+    assert set(streaming_info(folder).prompt) == {5, 6}
 
 
 @pytest.mark.parametrize("missing", ["ada_rms_norm.linear1", "post_attention_layernorm"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
-from transformers import VoxtralRealtimeFeatureExtractor
+from transformers import NemotronAsrStreamingFeatureExtractor, VoxtralRealtimeFeatureExtractor
 
-from quire.engine.wire.streaming import StreamingInfo
-from quire.multimodal.audio.frames import FrameMaker, frames_of
+from quire.engine.wire.streaming import StreamingInfo, TransducerInfo
+from quire.multimodal.audio.frames import ColumnMaker, FrameMaker, frames_of
 from tests.support.audio import voice
 
 INFO = StreamingInfo(
@@ -22,6 +23,9 @@ INFO = StreamingInfo(
     right_frames=17,
     start_token=1,
     pad_token=32,
+)
+TRANSDUCER = TransducerInfo(
+    sample_rate=16_000, num_mel_bins=80, columns_per_frame=8, chunk_frames=14, blank_token=0, max_symbols=10
 )
 FRAME = 1280
 
@@ -59,3 +63,42 @@ def test_frames_are_complete_as_soon_as_they_can_be() -> None:
     assert maker.push(np.zeros(1, np.float32)).shape[1] == 8
     assert maker.push(np.zeros(FRAME - 1, np.float32)).shape[1] == 0
     assert maker.push(np.zeros(1, np.float32)).shape[1] == 8
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("samples", [160, 161, 319, 1280, 20_000, 41_111])
+def test_features_of_transducers_are_those_of_transformers(samples: int, bfloat16: bool) -> None:
+    """Without the last column, which transformers masks."""
+    audio = voice(3.0)[:samples]
+    extract = NemotronAsrStreamingFeatureExtractor(mel_filters_dtype="bfloat16" if bfloat16 else "float32")
+    found = extract(audio, sampling_rate=16_000)
+    expected = found["input_features"][0, : int(found["attention_mask"].sum())].numpy().T
+    features = frames_of(audio, msgspec.structs.replace(TRANSDUCER, bfloat16_filters=bfloat16))
+    assert features.shape == expected.shape == (80, samples // 160)
+    np.testing.assert_allclose(features, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 159])
+def test_very_short_audio_has_one_column(samples: int) -> None:
+    assert frames_of(voice(1.0)[:samples], TRANSDUCER).shape == (80, 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_of_any_size_give_the_same_columns(seed: int) -> None:
+    rng, audio = random.Random(seed), voice(2.7)
+    maker, parts, at = ColumnMaker(TRANSDUCER), [], 0
+    while at < len(audio):
+        size = rng.choice([0, 1, 160, rng.randint(1, 900), rng.randint(1, 9000)])
+        parts.append(maker.push(audio[at : at + size]))
+        at += size
+    assert maker.frames == -(-len(audio) // FRAME)
+    np.testing.assert_array_equal(np.concatenate([*parts, maker.finish()], 1), frames_of(audio, TRANSDUCER))
+
+
+def test_columns_are_complete_as_soon_as_they_can_be() -> None:
+    """200 samples behind their centers are enough."""
+    maker = ColumnMaker(TRANSDUCER)
+    assert maker.push(np.zeros(199, np.float32)).shape[1] == 0
+    assert maker.push(np.zeros(1, np.float32)).shape[1] == 1
+    assert maker.push(np.zeros(320, np.float32)).shape[1] == 2
+    assert maker.finish().shape[1] == 0

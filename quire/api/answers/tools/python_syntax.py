@@ -138,7 +138,7 @@ class BraceSyntax:
 
 
 def _call(out: ToolParser) -> Generator[None, None, bool | None]:
-    """Parse a call; returns whether it was one that can be read, and None if it was no call at all."""
+    """Parse a call; returns whether the call can be read, or None if the text is not a call."""
     scan = out.scanner
     yield from scan.skip_whitespace()
     name = yield from scan.read_word(_AFTER_NAME)

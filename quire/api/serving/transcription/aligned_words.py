@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from quire.api.serving.transcription.segments import SegmentSpan
+from quire.api.serving.transcription.types import Word
 
 _PAUSE = 0.5  # seconds between two words that end a segment
 _LONGEST = 7.0  # seconds of a segment, as long as a subtitle should be shown
@@ -77,6 +78,14 @@ def align_words(
                 word.content, word.last, word.end = word.content + content, index + 1, end
             begins = content[-1:].isspace()
     return words
+
+
+def timed_words(words: Sequence[AlignedWord], offset: float) -> list[tuple[int, Word]]:
+    """Words as a transcription gives them, with the index of the token that each begins with.
+
+    `offset`: seconds before the window.
+    """
+    return [(one.first, Word(one.text, offset + one.start, offset + one.end)) for one in words]
 
 
 def segment_words(words: Sequence[AlignedWord], tokens: Sequence[AlignedToken]) -> list[SegmentSpan]:

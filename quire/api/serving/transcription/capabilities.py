@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo, TransducerInfo
 from quire.multimodal.audio.frames import frame_samples
 
 _NO_LANGUAGE = "it transcribes one language only"
 _NO_TEXT = "it takes no text prompt"
 _NO_CHOICE = "it always returns the most likely text, without sampling"
-_STREAMING_SECONDS = 600.0  # longest window of a model that reads audio while it generates: 30 MB of features
+_STREAMING_SECONDS = 600.0  # longest window of a model that reads audio while it arrives: 30 MB of features
 _ONLY_LANGUAGE = "en"  # of whispers that have no tokens for languages
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
@@ -60,13 +60,16 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
     )
 
 
-def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilities:
-    """Capabilities of a model that reads audio while it generates."""
-    frames = max_model_len - info.left_frames - info.right_frames - 1
+def streaming_capabilities(info: LiveModelInfo, max_model_len: int) -> Capabilities:
+    """Capabilities of a model that transcribes audio while it arrives."""
+    is_transducer = isinstance(info, TransducerInfo)
+    frames = max_model_len if isinstance(info, TransducerInfo) else max_model_len - info.silent_frames - 1
     return Capabilities(
         window_seconds=max(0.5, min(_STREAMING_SECONDS, frames * frame_samples(info) / info.sample_rate)),
         languages=(),
+        aligns_words=is_transducer,
         takes_prompt=False,
+        generates=not is_transducer,
     )
 
 

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words
+from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words, timed_words
 from quire.api.serving.transcription.ctc import collapse
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult
 from quire.api.serving.transcription.text_stream import TextStream
-from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.pooling_params import PoolingParams
@@ -86,13 +86,12 @@ class CTCWindowDecoder:
         if text:
             details = tuple(self._logprob(one) for one in tokens) if self._options.logprobs else ()
             attempt.pieces.append(TextDelta(text, details))
-        shown = words if self._options.words else ()
         return WindowResult(
             window=window,
             attempt=attempt,
             quality=attempt.quality,
             spans=segment_words(words, tokens),
-            words=[(one.first, Word(one.text, window.offset + one.start, window.offset + one.end)) for one in shown],
+            words=timed_words(words, window.offset) if self._options.words else (),
             text_tokens=ids,
             prompt_tokens=0,
             audio_tokens=len(positions),

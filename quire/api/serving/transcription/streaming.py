@@ -1,4 +1,4 @@
-"""Transcribes with models that read a frame of audio with each token: files, and audio while it arrives."""
+"""Transcribes with models that read audio while it arrives: files, and live audio."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words
+from quire.api.serving.transcription.aligned_words import (
+    AlignedToken,
+    AlignedWord,
+    align_words,
+    segment_words,
+    timed_words,
+)
 from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
 from quire.api.serving.transcription.joining import Joiner
-from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import (
     TextDelta,
@@ -27,10 +32,10 @@ from quire.api.serving.transcription.types import (
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import FeatureArray, MediaItem
 from quire.engine.wire.stream import Delta, GenerateRequest
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo, TransducerInfo
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.features import SAMPLE_RATE
-from quire.multimodal.audio.frames import FrameMaker, frame_samples, frames_of
+from quire.multimodal.audio.frames import feature_maker, frame_samples, frames_of
 from quire.multimodal.audio.reader import AudioReader
 
 Samples = NDArray[np.float32]
@@ -38,41 +43,63 @@ SendText = Callable[[TextDelta], Awaitable[None]]
 _NO_TOKENS = np.empty(0, np.int32)
 
 
+class _FrameClock:
+    """Tells to which frame of the audio each generated token belongs."""
+
+    def __init__(self, info: LiveModelInfo) -> None:
+        self._info = info if isinstance(info, TransducerInfo) else None
+        self._frame = 0
+        self._symbols = 0  # tokens of the frame so far
+
+    def place(self, token: int) -> int:
+        """The frame of the next token."""
+        frame, info = self._frame, self._info
+        self._symbols += 1
+        if info is None or token == info.blank_token or self._symbols == info.max_symbols:
+            self._frame, self._symbols = frame + 1, 0
+        return frame
+
+
 class StreamedText:
     """The text of a request: of its tokens without those that stand for no text."""
 
     def __init__(self, served: ServedModel, options: TranscriptionOptions) -> None:
         """Start without tokens."""
+        info = served.info.streaming
+        assert info is not None
         self._tokenizer = served.renderer.tokenizer
         self._special = frozenset(self._tokenizer.special_tokens.values()) | set(served.eos_token_ids)
+        self._blank = info.blank_token if isinstance(info, TransducerInfo) else None
+        self._clock = _FrameClock(info)
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
         self._options = options
         self.attempt = DecodingAttempt(options.temperature)
-        self.tokens: list[AlignedToken] = []  # tokens of the text; a position is that of a generated token
+        self.tokens: list[AlignedToken] = []  # tokens of the text, with their frames
 
     def push(self, delta: Delta) -> None:
-        """Add generated tokens; their text becomes a piece of the attempt."""
-        attempt, before = self.attempt, len(self.attempt.output)
-        logprobs = [entry.logprobs[0] for entry in delta.logprobs]
-        attempt.output += delta.token_ids
-        attempt.logprobs += logprobs
+        """Add generated tokens; their text becomes a piece of the attempt. Blanks are not part of its output."""
+        attempt, shown = self.attempt, list[AlignedToken]()
+        for token, entry in zip(delta.token_ids, delta.logprobs, strict=True):
+            frame = self._clock.place(token)
+            if token == self._blank:
+                continue
+            attempt.output.append(token)
+            attempt.logprobs.append(entry.logprobs[0])
+            if token not in self._special:
+                shown.append(AlignedToken(token, entry.logprobs[0], frame, frame + 1))
         attempt.end(delta.finish_reason, self._options)
-        shown = [index for index, token in enumerate(delta.token_ids) if token not in self._special]
-        tokens = [delta.token_ids[index] for index in shown]
-        self.tokens += [
-            AlignedToken(delta.token_ids[index], logprobs[index], before + index, before + index + 1) for index in shown
-        ]
+        self.tokens += shown
+        tokens = [one.token for one in shown]
         text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
-        wanted = [logprobs[index] for index in shown] if self._options.logprobs else None
+        wanted = [one.logprob for one in shown] if self._options.logprobs else None
         if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
             attempt.pieces.append(piece)
 
-    def spans(self, seconds_per_token: float, seconds: float) -> list[SegmentSpan]:
-        """Segments of a window of `seconds`, with the times at which their words were generated, minus the delay."""
+    def words(self, seconds_per_frame: float, seconds: float) -> list[AlignedWord]:
+        """The words of a window of `seconds`, with the times at which they were generated, minus the delay."""
         tokenizer = self._tokenizer
         contents = [tokenizer.token_bytes(one.token) for one in self.tokens]
-        spaced = tokenizer.separates_words
-        return segment_words(align_words(self.tokens, contents, seconds_per_token, seconds, spaced=spaced), self.tokens)
+        return align_words(self.tokens, contents, seconds_per_frame, seconds, spaced=tokenizer.separates_words)
 
 
 class StreamingWindowDecoder:
@@ -81,7 +108,7 @@ class StreamingWindowDecoder:
     language: str | None = None
 
     def __init__(
-        self, served: ServedModel, info: StreamingInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
+        self, served: ServedModel, info: LiveModelInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
     ) -> None:
         self._served = served
         self._info = info
@@ -105,13 +132,14 @@ class StreamingWindowDecoder:
                 if text_stream.live:
                     text_stream.send(text.attempt.pieces)
         attempt, frame = text.attempt, frame_samples(self._info)
+        words = text.words(frame / SAMPLE_RATE, window.seconds)
         return [
             WindowResult(
                 window=window,
                 attempt=attempt,
                 quality=attempt.quality,
-                spans=text.spans(frame / SAMPLE_RATE, window.seconds),
-                words=(),
+                spans=segment_words(words, text.tokens),
+                words=timed_words(words, window.offset) if self._options.words else (),
                 text_tokens=[one.token for one in text.tokens],
                 prompt_tokens=len(request.prompt),
                 audio_tokens=-(-len(samples) // frame),
@@ -127,7 +155,7 @@ class LiveTranscription:
         self._served = served
         self._info = served.info.streaming
         self._options = options
-        self._maker = FrameMaker(self._info)
+        self._maker = feature_maker(self._info)
         self._samples = 0
 
     async def run(self, audio: AsyncGenerator[Samples, None], send_text: SendText) -> TranscriptionDone:
@@ -184,24 +212,28 @@ class LiveTranscription:
         self._extend(request_id, self._maker.finish(), last=True)
 
     def _extend(self, request_id: str, features: FeatureArray, *, last: bool = False) -> None:
-        if features.shape[1]:
-            self._served.client.extend(request_id, _NO_TOKENS, last=last, items=(_item(features),))
+        if features.shape[1] or last:
+            items = (_item(features),) if features.shape[1] else ()
+            self._served.client.extend(request_id, _NO_TOKENS, last=last, items=items)
 
 
 def _request(
     served: ServedModel,
-    info: StreamingInfo,
+    info: LiveModelInfo,
     options: TranscriptionOptions,
     items: tuple[MediaItem, ...],
     timeout: float | None,
     *,
     is_open: bool = False,
 ) -> GenerateRequest:
-    """A request that transcribes audio: it generates a token for each frame, or up to `max_tokens` of the options."""
-    most = served.info.max_model_len if options.max_tokens is None else options.max_tokens
-    eos = served.eos_token_ids
+    """A request that transcribes audio: it generates the tokens of all frames, or up to `max_tokens` of the options."""
+    if isinstance(info, StreamingInfo):
+        prompt, most, eos = info.prompt, served.info.max_model_len, served.eos_token_ids
+    else:
+        prompt, most, eos = [], served.info.max_model_len * info.max_symbols, ()
+    most = most if options.max_tokens is None else options.max_tokens
     return GenerateRequest(
-        prompt=np.array(info.prompt, np.int32),
+        prompt=np.array(prompt, np.int32),
         params=sampling_params(options, options.temperature, max_tokens=most, eos_token_ids=eos),
         items=items,
         timeout=timeout,

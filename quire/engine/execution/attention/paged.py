@@ -136,7 +136,7 @@ class PagedAttention(StepAttention):
             out = self.all_rows(q, cache, params)
             return out[indices] if last_token_only else out
         if last_token_only:
-            set_row_kind(RowKind.LOGITS)  # of this call and those that follow in the step
+            set_row_kind(RowKind.LOGITS)  # of this call and all later calls of the step
             return self.logits_rows(_select(q, indices), cache, params)
         out = self.all_rows(q, cache, params)
         out[indices] = self.logits_rows(_select(q, indices), cache, params)

@@ -20,7 +20,7 @@ from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.sized_cache import Key, key_of
 
 _CAPACITY = 1 << 30  # bytes of compiled grammars that requests need
-_IDLE_CAPACITY = 128 << 20  # bytes of those that no request needs
+_IDLE_CAPACITY = 128 << 20  # bytes of grammars that no request needs
 _MAX_THREADS = 2
 _OVERDUE = 30.0  # seconds; the front end refuses grammars that take a sixth of this
 _JOIN = 1.0  # seconds
@@ -87,7 +87,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._capacity = capacity
         self._idle_capacity = idle_capacity
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()  # the one that was used last is last
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()  # least recently used first
         self._needed: dict[str, Key] = {}  # by request id
         self._tokens: dict[tuple[int, ...], GrammarTokens] = {}
         self._loading = threading.Lock()
@@ -121,7 +121,7 @@ class GrammarCompiler:
             self.advance()
 
     def advance(self) -> None:
-        """Start to compile grammars for which there is room now, and give up those that take too long."""
+        """Start to compile grammars that fit into the memory limit now, and give up grammars that take too long."""
         running = 0
         for entry in [entry for entry in self._entries.values() if entry.runs]:
             assert entry.started is not None

@@ -28,10 +28,11 @@ from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_m
 from quire.engine.models.archs.moonshine import moonshine
 from quire.engine.models.archs.phi4_multimodal import phi4_multimodal
 from quire.engine.models.archs.rope_encoders import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
+from quire.engine.models.archs.transducer import nemotron_asr_streaming
 from quire.engine.models.archs.voxtral_realtime import voxtral_realtime
 from quire.engine.models.archs.whisper import whisper
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
 
 ARCHITECTURES: dict[str, Callable[[Any], DecoderSpec]] = {
     "bloom": bloom,
@@ -89,6 +90,9 @@ CTC_MODELS: dict[str, Callable[[Any], CTCSpec]] = {
     "hubert": hubert,
     "parakeet_ctc": parakeet,
     "wav2vec2": wav2vec2,
+}
+TRANSDUCERS: dict[str, Callable[[Any], TransducerSpec]] = {
+    "nemotron_asr_streaming": nemotron_asr_streaming,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from quire.engine.models.archs.llama import attention, mlp
 from quire.engine.models.archs.rope import max_positions, rope_of
 from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.rope_spec import Rope
 from quire.engine.models.spec import (
     DecoderSpec,
     Embeddings,
@@ -16,7 +17,6 @@ from quire.engine.models.spec import (
     LayerNorm,
     Parallel,
     PlainMLP,
-    Rope,
 )
 
 _ALIBI_LENGTH = 2048

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import DynamicNtk, LongRope, Rope
+from quire.engine.models.rope_spec import DynamicNtk, LongRope, Rope
 
 Frequencies = npt.NDArray[Any]
 Params = dict[str, Any]

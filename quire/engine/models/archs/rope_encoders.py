@@ -7,6 +7,7 @@ from typing import Any
 from quire.engine.models.archs.rope import max_positions, rope_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.pooler_spec import Dense, HeadStep
+from quire.engine.models.rope_spec import Rope
 from quire.engine.models.spec import (
     DecoderSpec,
     Embeddings,
@@ -15,7 +16,6 @@ from quire.engine.models.spec import (
     GroupedAttention,
     Layer,
     LayerNorm,
-    Rope,
 )
 
 

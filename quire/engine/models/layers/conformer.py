@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.audio_spec import BlockAttention, RelativeAttention, TimeConv
+from quire.engine.models.audio_spec import BlockAttention, ChunkedAttention, RelativeAttention, TimeConv
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
-from quire.engine.models.layers.norm import make_norm
+from quire.engine.models.layers.norm import LayerNorm, make_norm
 from quire.engine.models.layers.stem import ConvWeights
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.spec import ConformerLayer, PlainMLP, StackSpec
@@ -31,7 +32,7 @@ class ConformerBlock(nn.Module):
         hidden = model.hidden
         self.ffn1, self.ffn2 = (_feed_forward(spec, hidden) for _ in "12")
         self.attn = _attention(index, spec, model)
-        self.conv = ConformerConv(spec.conv, hidden)
+        self.conv = ConformerConv(index, spec.conv, hidden)
         norms = (make_norm(hidden, model.norm) for _ in range(5))
         self.ffn1_norm, self.attn_norm, self.conv_norm, self.ffn2_norm, self.out_norm = norms
         self.feedback = Feedback(hidden, spec.feedback) if spec.feedback else None
@@ -55,6 +56,8 @@ def _attention(index: int, spec: ConformerLayer, model: StackSpec) -> nn.Module:
     match spec.attn:
         case RelativeAttention():
             return RelativeAttentionLayer(spec.attn, model.hidden)
+        case ChunkedAttention():
+            return ChunkedAttentionLayer(index, spec.attn, model.hidden)
         case BlockAttention():
             return BlockAttentionLayer(spec.attn, model.hidden)
         case _:
@@ -78,12 +81,14 @@ class Feedback(nn.Module):
 class ConformerConv(nn.Module):
     """The layers of a `TimeConv`."""
 
-    def __init__(self, spec: TimeConv, hidden: int) -> None:
+    def __init__(self, index: int, spec: TimeConv, hidden: int) -> None:
         super().__init__()
+        self.index = index
         self.spec = spec
         self.up = Linear(hidden, 2 * spec.size, bias=spec.bias)
         self.over_time = ConvWeights(spec.size, 1, spec.kernel, bias=spec.kernel_bias)
-        self.norm = None if spec.mixes else BatchNorm(spec.size)
+        batch_norm = None if spec.mixes else BatchNorm(spec.size)
+        self.norm = batch_norm if spec.norm is None else LayerNorm(spec.size, spec.norm)
         self.mix = Linear(spec.size, spec.size, bias=spec.bias) if spec.mixes else None
         self.down = Linear(spec.size, hidden, bias=spec.bias)
 
@@ -96,16 +101,26 @@ class ConformerConv(nn.Module):
         spec = self.spec
         up = self.up(x)
         gated = F.glu(up, -1) if spec.gate == "sigmoid" else act_and_mul(up, spec.gate)
-        around = (spec.kernel - 1, 0) if spec.causal else (spec.kernel // 2, (spec.kernel - 1) // 2)
+        bounds = list(itertools.pairwise(step.cu_seqlens.tolist()))
         convolved = torch.empty_like(gated)
-        for begin, end in itertools.pairwise(step.cu_seqlens.tolist()):
-            channels = F.pad(gated[begin:end].T[None], around)
-            out = F.conv1d(channels, self.over_time.weight, self.over_time.bias, groups=spec.size)
+        for (begin, end), columns in zip(bounds, self._inputs(gated, bounds, step), strict=True):
+            out = F.conv1d(columns.T[None], self.over_time.weight, self.over_time.bias, groups=spec.size)
             convolved[begin:end] = out[0].T
         mixed = convolved if self.mix is None else self.mix(convolved)
         normed = mixed if self.norm is None else self.norm(mixed)
         down: Tensor = self.down(activation(normed, spec.act, in_place=True))
         return down
+
+    def _inputs(self, gated: Tensor, bounds: Sequence[tuple[int, int]], step: StepContext) -> list[Tensor]:
+        """The columns that the convolution reads for each item: its own and those around them."""
+        spec, pieces = self.spec, step.pieces
+        parts = [gated[begin:end] for begin, end in bounds]
+        if pieces is None:
+            around = (spec.kernel - 1, 0) if spec.causal else (spec.kernel // 2, (spec.kernel - 1) // 2)
+            return [F.pad(part, (0, 0, *around)) for part in parts]
+        joined = [torch.cat(pair) for pair in zip(pieces.columns(self.index), parts, strict=True)]
+        pieces.keep_columns(self.index, [columns[len(columns) - spec.kernel + 1 :].clone() for columns in joined])
+        return joined
 
 
 class BatchNorm(nn.Module):
@@ -160,6 +175,63 @@ class RelativeAttentionLayer(nn.Module):
         return F.scaled_dot_product_attention(query, k[None], v[None], attn_mask=bias[None], scale=self.spec.scale)[0]
 
 
+class ChunkedAttentionLayer(nn.Module):
+    """The projections and attention of a `ChunkedAttention`. All chunks of a step are computed together."""
+
+    def __init__(self, index: int, spec: ChunkedAttention, hidden: int) -> None:
+        super().__init__()
+        self.index = index
+        self.spec = spec
+        self.hidden = hidden
+        size = spec.heads * spec.head_dim
+        self.qkv = Linear(hidden, size, size, size, bias=spec.bias)
+        self.out = Linear(size, hidden, bias=spec.bias)
+        self.distances = Linear(hidden, size)
+        self.content_bias = nn.Parameter(torch.empty(spec.heads, spec.head_dim), requires_grad=False)
+        self.distance_bias = nn.Parameter(torch.empty(spec.heads, spec.head_dim), requires_grad=False)
+        self._distance_keys: Tensor | None = None
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        """(positions, hidden) to (positions, hidden): of each sequence whole chunks."""
+        assert step.cu_seqlens is not None
+        assert step.pieces is not None
+        spec, pieces = self.spec, step.pieces
+        q, k, v = (part.unflatten(1, (spec.heads, -1)).transpose(0, 1) for part in self.qkv(x).chunk(3, 1))
+        keys, values, after = [], [], []
+        bounds = itertools.pairwise(step.cu_seqlens.tolist())
+        for (begin, end), (old_keys, old_values) in zip(bounds, pieces.attended(self.index), strict=True):
+            own_keys = torch.cat((old_keys, k[:, begin:end]), 1)
+            own_values = torch.cat((old_values, v[:, begin:end]), 1)
+            keys.append(self._windows(own_keys))
+            values.append(self._windows(own_values))
+            kept = slice(end - begin, None)
+            after.append((own_keys[:, kept].clone(), own_values[:, kept].clone()))
+        pieces.keep_attended(self.index, after)
+        queries = q.unflatten(1, (-1, spec.chunk)).transpose(0, 1)
+        attended = self._attend(queries, torch.cat(keys), torch.cat(values), pieces.valid)
+        out: Tensor = self.out(attended.transpose(1, 2).reshape(len(x), -1))
+        return out
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """(heads, past + positions, head_dim) to (chunks, heads, past + chunk, head_dim)."""
+        return x.unfold(1, self.spec.past + self.spec.chunk, self.spec.chunk).permute(1, 0, 3, 2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+        """Attention of chunks (chunks, heads, chunk, head_dim) to their windows (chunks, heads, window, head_dim)."""
+        if self._distance_keys is None:  # these are the same for every chunk
+            window = self.spec.past + self.spec.chunk
+            table = sinusoids(range(window - 1, -self.spec.chunk, -1), self.hidden, q.dtype, q.device)
+            self._distance_keys = self.distances(table).unflatten(1, (self.spec.heads, -1)).permute(1, 2, 0)
+        scores = torch.matmul(q + self.distance_bias[:, None], self._distance_keys).contiguous()
+        # Row i has the scores of the distances window - 1 to 1 - chunk; that of the key at j is past + i - j.
+        columns = scores.shape[-1]
+        strides = (*scores.stride()[:2], columns - 1, 1)
+        bias = scores.as_strided((*q.shape[:3], k.shape[2]), strides, self.spec.chunk - 1) * self.spec.scale
+        bias = bias.masked_fill(~valid[:, None, None], -torch.inf)
+        query = q + self.content_bias[:, None]
+        return F.scaled_dot_product_attention(query, k, v, attn_mask=bias, scale=self.spec.scale)
+
+
 class BlockAttentionLayer(nn.Module):
     """The projections and attention of a `BlockAttention`."""
 
@@ -211,9 +283,9 @@ def _by_distance(scores: Tensor) -> Tensor:
     return shifted[..., :length]
 
 
-def sinusoids(longest: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(2 * longest - 1, hidden): vectors of the distances longest - 1 to 1 - longest, query minus key."""
+def sinusoids(distances: range, hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(distances, hidden): vectors of distances, position of the query minus that of the key."""
     powers = torch.arange(0, hidden, 2, dtype=torch.float32, device=device) / hidden
-    distances = torch.arange(longest - 1, -longest, -1, dtype=torch.float32, device=device)
-    phase = distances[:, None] * (1.0 / _BASE**powers)
+    numbers = torch.arange(distances.start, distances.stop, distances.step, dtype=torch.float32, device=device)
+    phase = numbers[:, None] * (1.0 / _BASE**powers)
     return torch.stack((phase.sin(), phase.cos()), -1).flatten(1)[:, :hidden].to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.audio_spec import (
+    CausalConv2dStem,
     CausalConvStem,
     ChunkedConvStem,
     Conv2dStem,
@@ -32,7 +34,7 @@ _MAX_TIMESCALE = 10_000.0
 def make_stem(spec: Stem, hidden: int) -> nn.Module:
     """The layer of a stem: (channels, columns) of one item to (positions, hidden).
 
-    The layer of a `CausalConvStem` also has a state.
+    The layers of a `CausalConvStem` and a `CausalConv2dStem` also have a state.
     """
     match spec:
         case ConvStem():
@@ -45,6 +47,8 @@ def make_stem(spec: Stem, hidden: int) -> nn.Module:
             return WaveStemLayer(spec, hidden)
         case Conv2dStem():
             return Conv2dStemLayer(spec, hidden)
+        case CausalConv2dStem():
+            return CausalConv2dStemLayer(spec, hidden)
         case LinearStem():
             return LinearStemLayer(spec, hidden)
 
@@ -215,6 +219,61 @@ class Conv2dStemLayer(nn.Module):
             x = F.relu(F.conv2d(x, across.weight, across.bias))
         flat = x[0].transpose(0, 1).flatten(1).contiguous()  # (positions, channels * bands)
         return scaled(self.linear(flat), self.spec.scale)
+
+
+class CausalConv2dStemLayer(nn.Module):
+    """The layers of a `CausalConv2dStem`."""
+
+    def __init__(self, spec: CausalConv2dStem, hidden: int) -> None:
+        super().__init__()
+        self.spec = spec
+        shape, pairs = (spec.kernel, spec.kernel), spec.layers - 1
+        self.first = ConvWeights(spec.channels, 1, *shape)
+        self.channelwise = nn.ModuleList(ConvWeights(spec.channels, 1, *shape) for _ in range(pairs))
+        self.pointwise = nn.ModuleList(ConvWeights(spec.channels, spec.channels, 1, 1) for _ in range(pairs))
+        self._bands = [spec.bands]
+        for _ in range(spec.layers):
+            self._bands.append(self._bands[-1] // 2 + 1)
+        self.linear = Linear(spec.channels * self._bands[-1], hidden, bias=True)
+
+    def start(self, like: Tensor) -> list[Tensor]:
+        """The state before the first piece: of each convolution, columns that the next one reads.
+
+        They are (channels, columns, bands), with the dtype and the device of `like`.
+        """
+        sizes = [1, *[self.spec.channels] * (self.spec.layers - 1)]
+        return [
+            like.new_zeros(size, self.spec.kernel - 1, bands) for size, bands in zip(sizes, self._bands, strict=False)
+        ]
+
+    def forward(self, features: Tensor, state: Sequence[Tensor], *, last: bool) -> tuple[Tensor, list[Tensor]]:
+        """Compute the positions that are complete.
+
+        Args:
+            features: (bands, columns), the next columns of a sequence, so many that a position becomes complete.
+            state: the state before them.
+            last: no more columns follow, so that zeros complete a position.
+
+        Returns:
+            (positions, hidden), and the state behind them.
+        """
+        x, after = features.T[None], []
+        for number, held in enumerate(state):
+            columns = torch.cat((held, x), 1)
+            count = (columns.shape[1] - self.spec.kernel) // 2 + 1
+            after.append(columns[:, 2 * count :].clone())
+            x = F.relu(self._convolved(number, F.pad(columns, (self.spec.kernel - 1, 1, 0, int(last)))))
+        flat = x.transpose(0, 1).flatten(1).contiguous()  # (positions, channels * bands)
+        return scaled(self.linear(flat), self.spec.scale), after
+
+    def _convolved(self, number: int, x: Tensor) -> Tensor:
+        if not number:
+            return F.conv2d(x, self.first.weight, self.first.bias, 2)
+        along, across = self.channelwise[number - 1], self.pointwise[number - 1]
+        assert isinstance(along, ConvWeights)
+        assert isinstance(across, ConvWeights)
+        x = F.conv2d(x, along.weight, along.bias, 2, groups=self.spec.channels)
+        return F.conv2d(x, across.weight, across.bias)
 
 
 class Standardization(nn.Module):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.engine.models.inputs import AdaptedRows, RowSet, StepAttention, StepCrossAttention
-from quire.engine.models.spec import Rope
+from quire.engine.models.layers.pieces import Pieces
+from quire.engine.models.rope_spec import Rope
 from quire.kernels.qk_norm_rope import CosSin
 
 
@@ -23,6 +24,7 @@ class StepContext:
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
         adapted: see `ModelInputs`.
+        pieces: the pieces of audio of the step; None in models that encode audio whole.
     """
 
     ropes: dict[Rope, CosSin]
@@ -34,6 +36,7 @@ class StepContext:
     relative_positions: Tensor | None = None
     cross: StepCrossAttention | None = None
     adapted: AdaptedRows | None = None
+    pieces: Pieces | None = None
 
     def adapted_rows(self, *, last_layer: bool) -> RowSet | None:
         """Those of the tokens behind a layer's attention; None if the adapter applies to none of them."""

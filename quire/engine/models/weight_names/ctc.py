@@ -39,7 +39,7 @@ _NORMS_BEFORE = (
     (_ENCODER + r"layer_norm" + KIND, _TO + "attn_norm.{kind}"),
     (_ENCODER + r"final_layer_norm" + KIND, _TO + "ffn_norm.{kind}"),
 )
-_CONFORMER = (
+CONFORMER = (
     (_ENCODER + r"feed_forward(?P<ffn>1|2)\.linear1" + KIND, _TO + "ffn{ffn}.up.{kind}"),
     (_ENCODER + r"feed_forward(?P<ffn>1|2)\.linear2" + KIND, _TO + "ffn{ffn}.down.{kind}"),
     (_ENCODER + r"self_attn\.(?P<part>q|k|v)_proj" + KIND, _TO + "attn.qkv.{kind}"),
@@ -82,7 +82,7 @@ def ctc_names(spec: CTCSpec) -> WeightNames:
     layers = range(len(encoder.layers))
     weights = [f"encoder.layers.{index}.conv.{name}.weight" for index in layers for name in ("up", "down")]
     return WeightNames(
-        (*_CONFORMER, *_subsampling(encoder)),
+        (*CONFORMER, *_subsampling(encoder)),
         ignored=r".*\.num_batches_tracked",
         convert=dict.fromkeys([*weights, "head.weight"], linear_weight),
     )
@@ -95,12 +95,12 @@ def _subsampling(encoder: AudioEncoderSpec) -> Iterator[tuple[str, str]]:
             yield rf"encoder\.subsampling\.layers\.{place}" + KIND, f"encoder.stem.{name}.{index}." + "{kind}"
 
 
-def split_positions(tensors: Iterable[tuple[str, Tensor]], spec: CTCSpec) -> Iterator[tuple[str, Tensor]]:
+def split_positions(tensors: Iterable[tuple[str, Tensor]], spec: AudioEncoderSpec) -> Iterator[tuple[str, Tensor]]:
     """The tensors, with the groups of the convolution for positions apart, as weights of linear layers.
 
     The norm of each of its taps may be a tensor of its own (weight normalization).
     """
-    positions = spec.encoder.positions
+    positions = spec.positions
     groups = positions.groups if isinstance(positions, ConvPositions) else 1
     held: dict[str, Tensor] = {}
     for name, tensor in tensors:

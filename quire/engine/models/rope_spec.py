@@ -1,0 +1,40 @@
+"""Rope: the parameters of rotary position embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNtk:
+    """RoPE whose base grows with the position beyond the trained length ("dynamic NTK")."""
+
+    theta: float
+    factor: float
+    trained_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope:
+    """RoPE with other frequencies for sequences that are longer than those of the training."""
+
+    inv_freq: tuple[float, ...]
+    trained_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary position embedding of the first `dim` elements of a head.
+
+    Attributes:
+        inv_freq: dim / 2 inverse frequencies, with the config's scaling applied.
+        factor: multiplies cosine and sine (YaRN, LongRoPE).
+        interleaved: rotates pairs of adjacent elements instead of pairs across the two halves.
+        extension: replaces `inv_freq` beyond the trained length.
+    """
+
+    dim: int
+    inv_freq: tuple[float, ...]
+    factor: float = 1.0
+    interleaved: bool = False
+    extension: DynamicNtk | LongRope | None = None
