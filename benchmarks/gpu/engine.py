@@ -27,8 +27,8 @@ from benchmarks.gpu.limits import GpuLimits
 from benchmarks.gpu.models import SHAPES, use_random_weights, write_folder
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import build_core
-from quire.engine.core_config import CoreConfig
 from quire.engine.core import EngineCore
+from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.protocol import Abort, AddRequest, StepOutput
