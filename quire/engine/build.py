@@ -47,6 +47,7 @@ from quire.engine.rank_build import (
     cache_dtype,
     cache_memory,
     cache_shapes,
+    input_builder,
     request_table,
     set_threads,
 )
@@ -241,7 +242,7 @@ def _build_decoder(
     cache = allocate_cache(loaded, model, config, device, num_blocks)
     table = request_table(config, model, context_len, cross_len)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
-    inputs, attention = device.input_builder(table, options), device.attention(cache, table, loaded.dtype)
+    inputs, attention = input_builder(config, device, table), device.attention(cache, table, loaded.dtype)
     sampler = device.sampler(table, loaded.vocab_size, grammars.initial_state, inputs)
     runner = (ModelRunner if ranks is None else LeadingRunner)(
         model,
