@@ -17,6 +17,7 @@ from quire.engine import rank_build
 from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.execution.ranks.workers import rank_process
 from quire.engine.wire.sampling_params import SamplingParams
+from tests.engine.execution.test_invariance import mask
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.ranks import ThreadRank
@@ -98,11 +99,11 @@ def test_tokens_are_those_of_one_rank(case: str, parallel: dict[str, Any], tmp_p
 
 def test_drafts_are_verified_on_the_rank_that_samples(tmp_path: Path) -> None:
     folder = save_model(make_model("llama", num_hidden_layers=2), tmp_path)
-    prompt = random_prompt(5, 4) * 3
+    prompt, params = random_prompt(4, 6), greedy(16, allowed_tokens=mask(3, 5))
     with running(folder, TP, speculative_method="ngram", num_speculative_tokens=3) as engine:
-        found = engine.generate(prompt, greedy(6))
-        assert engine.drafted > 0
-    assert found.tokens == Engine(folder, model=ModelOptions(device="reference")).generate(prompt, greedy(6)).tokens
+        found = engine.generate(prompt, params)
+        assert engine.accepted > 0
+    assert found.tokens == Engine(folder, model=ModelOptions(device="reference")).generate(prompt, params).tokens
 
 
 @pytest.mark.parametrize("parallel", [TP, PP], ids=str)
