@@ -76,7 +76,7 @@ def invalid_reason(
 def invalid_tokens(tokens: TokenArray, vocab_size: int) -> str | None:
     """What is wrong with an array of token ids; None if nothing is."""
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        return "the prompt is not a non-empty list of token ids"
+        return "the prompt must be a 1-D array of integers"
     if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
         return f"the prompt has token ids outside the vocabulary of {vocab_size}"
     return None
@@ -84,7 +84,7 @@ def invalid_tokens(tokens: TokenArray, vocab_size: int) -> str | None:
 
 def _invalid_length(tokens: int, max_len: int) -> str | None:
     if not tokens:
-        return "the prompt is not a non-empty list of token ids"
+        return "the prompt must be a non-empty list of token ids"
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
 
 
