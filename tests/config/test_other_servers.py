@@ -115,7 +115,7 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
     ("line", "complaint"),
     [
         ("m --tensor-parallel-size 4", "--tensor-parallel-size 4 of vLLM is not supported; Quire's is --num-threads"),
-        ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: adapters"),
+        ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),
         ("m --quantization awq", "--quantization expects none, int8 or int4, not 'awq'"),
         ("m -q fp8", "--quantization expects none, int8 or int4, not 'fp8'"),
         ("m --kv-cache-dtype fp8", "--kv-cache-dtype expects auto or int8, not 'fp8'"),
