@@ -43,7 +43,8 @@ class Request:
 
     Attributes:
         tokens: prompt and output so far.
-        order: scheduling order; smaller runs first.
+        sort_key: (priority, virtual finish time, arrival number), fixed at arrival. It orders the waiting queue and the
+            batch; the largest is preempted first.
         start: virtual time at which the request starts under fair queueing, see `FairClock`.
         computed: tokens whose keys and values are in `blocks` once the steps in flight have finished.
         expected: number of tokens that steps in flight will append to `tokens`.
@@ -70,7 +71,7 @@ class Request:
     id: str
     tokens: list[int]
     params: SamplingParams | PoolingParams
-    order: tuple[int, ...]
+    sort_key: tuple[int, ...]
     root_hash: BlockHash = b""
     uses_long_rope: bool = False
     adapted: bool = False

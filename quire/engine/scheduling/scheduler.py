@@ -32,7 +32,7 @@ from quire.engine.wire.protocol import (
     StepStats,
 )
 
-_ORDER = attrgetter("order")
+_SORT_KEY = attrgetter("sort_key")
 
 
 class Scheduler:
@@ -69,7 +69,7 @@ class Scheduler:
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, pool)
         self._encoder_cache = EncoderCache(limits.max_cached, limits.max_encoded)
-        self._running: list[Request] = []  # sorted by order
+        self._running: list[Request] = []  # sorted by sort key
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
         self._removed: list[str] = []  # left the batch since the last plan
@@ -84,12 +84,12 @@ class Scheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request."""
-        order, start = self._waiting.assign_order(message)
+        sort_key, start = self._waiting.assign_sort_key(message)
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
             params=message.params,
-            order=order,
+            sort_key=sort_key,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
             root_hash=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
@@ -227,7 +227,7 @@ class Scheduler:
         assert waiting | running | waiting_for_input == set(self._requests), "a request is neither waiting nor running"
         assert len(waiting) + len(running) + len(waiting_for_input) == len(self._requests), "a request is in two states"
         self._open.check()
-        assert self._running == sorted(self._running, key=_ORDER), "running requests are out of order"
+        assert self._running == sorted(self._running, key=_SORT_KEY), "running requests are out of order"
         for request in self._requests.values():
             held = len(request.blocks) * self.pool.block_size
             assert request.computed <= held, "computed tokens without a block"
@@ -306,7 +306,7 @@ class Scheduler:
             if count == 0:
                 return  # the step encodes no more items
             self._waiting.pop()
-            insort(self._running, request, key=_ORDER)
+            insort(self._running, request, key=_SORT_KEY)
             self.pool.acquire(matched)
             request.blocks, request.computed, request.num_cached_blocks = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []

@@ -62,12 +62,12 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
             assert len(request.blocks) <= self._most_blocks(request), "a request holds more blocks than reserved"
 
     @override
-    def _make(self, message: AddRequest, order: tuple[int, ...], start: int) -> StreamingRequest:
+    def _make(self, message: AddRequest, sort_key: tuple[int, ...], start: int) -> StreamingRequest:
         return StreamingRequest(
             id=message.request_id,
             tokens=message.prompt.tolist(),
             params=message.params,
-            order=order,
+            sort_key=sort_key,
             start=start,
             columns_per_frame=self._columns_per_frame,
         )

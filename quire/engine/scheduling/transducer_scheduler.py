@@ -69,13 +69,13 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         self._steps = 0
 
     @override
-    def _make(self, message: AddRequest, order: tuple[int, ...], start: int) -> TransducerRequest:
+    def _make(self, message: AddRequest, sort_key: tuple[int, ...], start: int) -> TransducerRequest:
         info = self._info
         return TransducerRequest(
             id=message.request_id,
             tokens=[],
             params=message.params,
-            order=order,
+            sort_key=sort_key,
             start=start,
             chunk=info.chunk_frames * info.columns_per_frame,
             less=info.columns_per_frame - 1,
@@ -98,7 +98,7 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         while (entering := self._next()) is not None:
             self._enter(plan, entering)
         self._steps += 1
-        return sorted(self._running, key=lambda request: (request.order[0], request.last_step))  # first: priority
+        return sorted(self._running, key=lambda request: (request.sort_key[0], request.last_step))  # first: priority
 
     @override
     def _schedule_sequence(
