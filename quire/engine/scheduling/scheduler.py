@@ -157,7 +157,7 @@ class Scheduler:
             self._restart_outgrown(self.limits.rope_switch)
         budget = self._schedule_running(plan, scheduled, self.limits.max_tokens)
         if not plan.stats.preemptions:
-            self._admit_waiting(plan, scheduled, budget)
+            self._schedule_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
         plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
@@ -274,7 +274,7 @@ class Scheduler:
                 return False
         return True
 
-    def _admit_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
+    def _schedule_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
         encoded = self.limits.max_encoded  # positions that this step may still encode
         while budget > 0 and (request := self._waiting.first()):
             if len(self._running) >= self.limits.max_seqs and not self._preempt_idle():
