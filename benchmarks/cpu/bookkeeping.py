@@ -115,7 +115,7 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     rng = np.random.default_rng(batch)
     for number in range(batch):
         core._handle(AddRequest(f"cmpl-{number}", rng.integers(0, _VOCAB, PROMPT).astype(np.int32), params))
-    while any(request.pending(_CONTEXT) > 1 for request in scheduler._requests.values()):
+    while any(request.num_new_tokens(_CONTEXT) > 1 for request in scheduler._requests.values()):
         core.step()
     times = []
     for _ in range(STEPS + _WARMUP_STEPS):

@@ -230,7 +230,7 @@ class Scheduler:
         assert self._running == sorted(self._running, key=_SORT_KEY), "running requests are out of order"
         for request in self._requests.values():
             held = len(request.blocks) * self.pool.block_size
-            assert request.computed <= held, "computed tokens without a block"
+            assert request.num_computed_tokens <= held, "computed tokens without a block"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
             if request.cross_attention is not None:
                 needed = self.pool.blocks_for(request.cross_attention.length) if request.id in running else 0
@@ -239,9 +239,9 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
         pending = [
-            request.pending(max_model_len, switch)
-            if request.expected
-            else len(request.tokens) - request.held_back - request.computed
+            request.num_new_tokens(max_model_len, switch)
+            if request.num_output_placeholders
+            else len(request.tokens) - request.held_back - request.num_computed_tokens
             for request in self._running
         ]
         decoding = pending.count(1)
@@ -251,11 +251,11 @@ class Scheduler:
             request = self._running[index]
             decoding -= pending[index] == 1
             # A long prompt leaves one token for each sequence after it that needs only one.
-            count = request.within_prompt(request.computed, min(pending[index], budget - decoding))
+            count = request.within_prompt(request.num_computed_tokens, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if request.placeholders is not None:
-                count = self._readable(plan, request, request.computed, count)
+                count = self._readable(plan, request, request.num_computed_tokens, count)
             if count > 0:
                 draft = self._speculation.draft(request, budget - decoding - count)
                 self._schedule_sequence(plan, scheduled, request, count, draft=draft)
@@ -265,7 +265,7 @@ class Scheduler:
 
     def _make_room(self, plan: StepPlan, request: Request, count: int) -> bool:
         """Preempt the last sequences until `count` more tokens fit; False if that preempted `request` itself."""
-        needed = self.pool.blocks_for(request.computed + count) - len(request.blocks)
+        needed = self.pool.blocks_for(request.num_computed_tokens + count) - len(request.blocks)
         while needed > self.pool.num_free:
             victim = self._running[-1]
             self._preempt(victim)
@@ -308,7 +308,7 @@ class Scheduler:
             self._waiting.pop()
             insort(self._running, request, key=_SORT_KEY)
             self.pool.acquire(matched)
-            request.blocks, request.computed, request.num_cached_blocks = matched, computed, len(matched)
+            request.blocks, request.num_computed_tokens, request.num_cached_blocks = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
             self._prefix_cache.record(request, computed, plan.stats)
@@ -346,22 +346,22 @@ class Scheduler:
         matched: list[int] | None = None,
         draft: tuple[int, ...] = (),
     ) -> None:
-        start, end = request.computed, request.computed + count
+        start, end = request.num_computed_tokens, request.num_computed_tokens + count
         # Blocks may be left over from a rejected draft.
         fresh = self.pool.allocate(max(0, self.pool.blocks_for(end + len(draft)) - len(request.blocks)))
         new_blocks = tuple(fresh) if matched is None else (*matched, *fresh)
         if fresh:
             request.blocks = request.blocks + fresh
-        samples = request.generates and end == len(request.tokens) + request.expected
+        samples = request.generates and end == len(request.tokens) + request.num_output_placeholders
         items = () if request.placeholders is None else request.placeholders.tokens(start, end)
         plan.scheduled.append(
             ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items)
         )
         scheduled.append(request)
-        request.computed = end
+        request.num_computed_tokens = end
         request.steps_in_flight += 1
         if samples:
-            request.expected += 1
+            request.num_output_placeholders += 1
             request.verifies_draft = bool(draft)
         self._prefix_cache.cache_full_blocks(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
@@ -375,7 +375,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         is_idle = request.is_idle
         self._leave_batch(request)
-        request.computed = 0
+        request.num_computed_tokens = 0
         if is_idle:
             self._open.waiting_for_input.add(request.id)
         else:

@@ -57,7 +57,7 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
         running = {request.id for request in self._running}
         for request in self._requests.values():
             held = (request.dropped + len(request.blocks)) * self.pool.block_size
-            assert request.computed <= min(held, request.encoded), "computed tokens without a block or audio"
+            assert request.num_computed_tokens <= min(held, request.encoded), "computed tokens without a block or audio"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
             assert len(request.blocks) <= self._most_blocks(request), "a request holds more blocks than reserved"
 
@@ -95,19 +95,19 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
     ) -> None:
         """Schedule as many tokens of a sequence as possible, and the encoding of further audio if they need it."""
         count = min(request.ready, budget.tokens, MAX_PIECE)
-        if count > 0 and request.computed + count > request.encoded:
+        if count > 0 and request.num_computed_tokens + count > request.encoded:
             self._encode(plan, request, budget)
-        count = min(count, request.encoded - request.computed)
+        count = min(count, request.encoded - request.num_computed_tokens)
         if count <= 0:
             return
-        start, end = request.computed, request.computed + count
+        start, end = request.num_computed_tokens, request.num_computed_tokens + count
         self._drop_blocks(request)
         fresh = self.pool.allocate(self.pool.blocks_for(end) - request.dropped - len(request.blocks))
         request.blocks += fresh
         samples = end == len(request.tokens)
         plan.scheduled.append(ScheduledSequence(request.id, start, count, tuple(fresh), samples))
         scheduled.append(request)
-        request.computed = end
+        request.num_computed_tokens = end
         request.steps_in_flight += 1
         budget.tokens -= count
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
@@ -124,7 +124,7 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
         """Free the blocks outside the window of the next token."""
         if self._window is None:
             return
-        unseen = max(0, request.computed - self._window + 1) // self.pool.block_size - request.dropped
+        unseen = max(0, request.num_computed_tokens - self._window + 1) // self.pool.block_size - request.dropped
         if unseen > 0:
             self.pool.release(request.blocks[:unseen])
             request.blocks = request.blocks[unseen:]
