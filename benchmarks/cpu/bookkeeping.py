@@ -109,7 +109,7 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     inputs, sampler = device.input_builder(table), Sampler(table, _VOCAB)
     steps = EagerSteps(model)
     runner = ModelRunner(model, inputs, attention, steps, table, sampler, hidden_states(), NoItemEncoder())
-    limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
+    limits = SchedulerLimits(max_num_seqs=batch, max_num_batched_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
     core = EngineCore(scheduler, LocalExecutor(device, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]
     rng = np.random.default_rng(batch)

@@ -166,8 +166,8 @@ def _build_encoder(
     options = config.engine
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
-        max_seqs=options.max_num_seqs,
-        max_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=loaded.context_len,
         convolutions=() if speech is None else speech.convolutions,
     )
@@ -198,8 +198,8 @@ def _build_decoder(
     shapes = [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
     per_block = block_bytes(shapes, options.block_size, cache_dtype)
     available = device.free_memory() if config.memory_share is None else config.memory_share
-    if max_cached := _cached_embeddings(loaded, options):
-        available -= max_cached * _embedding_bytes(loaded)
+    if encoder_cache_size := _cached_embeddings(loaded, options):
+        available -= encoder_cache_size * _embedding_bytes(loaded)
     streaming = streaming_of(loaded, options, device)
     if streaming is not None:
         available -= streaming.nbytes
@@ -281,14 +281,14 @@ def _scheduler(
 ) -> Scheduler:
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
-        max_seqs=options.max_num_seqs,
-        max_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
         max_draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
         rope_switch=rope_switch,
         convolutions=() if speech is None else speech.convolutions,
-        max_encoded=options.max_num_batched_tokens,
-        max_cached=_cached_embeddings(loaded, options),
+        encoder_compute_budget=options.max_num_batched_tokens,
+        encoder_cache_size=_cached_embeddings(loaded, options),
         adapts_items=loaded.is_adapted,
     )
     return Scheduler(

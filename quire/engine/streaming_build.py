@@ -78,10 +78,10 @@ class Streaming:
 
     def _limits(self, options: EngineOptions, context_len: int) -> SchedulerLimits:
         return SchedulerLimits(
-            max_seqs=self.streams,
-            max_tokens=options.max_num_batched_tokens,
+            max_num_seqs=self.streams,
+            max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=context_len,
-            max_encoded=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
+            encoder_compute_budget=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
         )
 
 

@@ -125,7 +125,7 @@ class AudioScheduler(ABC, Generic[R]):
     def schedule(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[R]()
-        budget = StepBudget(self.limits.max_tokens, self.limits.max_encoded)
+        budget = StepBudget(self.limits.max_num_batched_tokens, self.limits.encoder_compute_budget)
         for request in self._turns(plan):
             if not request.steps_in_flight:
                 self._schedule_sequence(plan, scheduled, request, budget)
@@ -181,7 +181,7 @@ class AudioScheduler(ABC, Generic[R]):
 
     def _next(self) -> R | None:
         """The waiting request that can enter the batch now; None if there is none."""
-        if len(self._running) >= self.limits.max_seqs:
+        if len(self._running) >= self.limits.max_num_seqs:
             return None
         first = self._waiting.first()
         if first is None:

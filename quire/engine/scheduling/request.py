@@ -58,7 +58,7 @@ class Request:
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         num_cached_blocks: number of its blocks that are registered in the prefix cache (vLLM: num_cached_block).
         drafter: proposes speculative tokens; None without speculation.
-        cached_tokens: prompt tokens that were found in the prefix cache when the sequence first entered the batch; None before.
+        cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
         generates: whether tokens are sampled once all known tokens are computed.
         wants_prompt_logprobs: positions of the prompt must still be computed for their log-probabilities.
         token_probs: the result for `SamplingParams.token_probs`, until it is sent.

@@ -68,7 +68,7 @@ class Scheduler:
         self._prefix_cache = PrefixCache(pool, hasher)
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, pool)
-        self._encoder_cache = EncoderCache(limits.max_cached, limits.max_encoded)
+        self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget)
         self._running: list[Request] = []  # sorted by sort key
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
@@ -96,7 +96,7 @@ class Scheduler:
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
             held_back=int(message.open),
         )
-        if self.limits.max_cached:
+        if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
             prefix = request.root_hash if self._hasher is not None else f"{request.id}\0".encode()
             request.placeholders = PlaceholderRanges(message.items, prefix) if message.items or message.open else None
@@ -155,7 +155,7 @@ class Scheduler:
         self._encoder_cache.begin_step()
         if self.limits.rope_switch is not None:
             self._restart_outgrown(self.limits.rope_switch)
-        budget = self._schedule_running(plan, scheduled, self.limits.max_tokens)
+        budget = self._schedule_running(plan, scheduled, self.limits.max_num_batched_tokens)
         if not plan.stats.preemptions:
             self._schedule_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
@@ -275,9 +275,9 @@ class Scheduler:
         return True
 
     def _schedule_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
-        encoded = self.limits.max_encoded  # positions that this step may still encode
+        encoded = self.limits.encoder_compute_budget  # positions that this step may still encode
         while budget > 0 and (request := self._waiting.first()):
-            if len(self._running) >= self.limits.max_seqs and not self._preempt_idle():
+            if len(self._running) >= self.limits.max_num_seqs and not self._preempt_idle():
                 return
             if request.steps_in_flight:
                 return  # preempted; a step in flight still appends to its tokens
@@ -294,7 +294,7 @@ class Scheduler:
             fresh = self.pool.blocks_for(computed + count) - len(matched)
             cross = self._cross_attention.cached(request.cross_attention)
             if request.cross_attention is not None and not cross:
-                if request.cross_attention.length > encoded and encoded < self.limits.max_encoded:
+                if request.cross_attention.length > encoded and encoded < self.limits.encoder_compute_budget:
                     return
                 encoded -= request.cross_attention.length
                 fresh += self.pool.blocks_for(request.cross_attention.length)

@@ -33,7 +33,7 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
         """Make a scheduler without requests.
 
         Args:
-            limits: limits of steps and sequences; `max_encoded` is a number of frames.
+            limits: limits of steps and sequences; `encoder_compute_budget` is a number of frames.
             pool: the blocks of the KV cache, at least `most_blocks` of the longest sequence.
             columns_per_frame: number of columns of features of a frame.
             window: number of positions that a token attends to, including its own; None: all.
@@ -115,7 +115,7 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
     def _encode(self, plan: StepPlan, request: StreamingRequest, budget: StepBudget) -> None:
         """Schedule the encoding of the next piece of audio, which may be more than this step needs."""
         frames = min(request.frames - request.encoded, MAX_PIECE)
-        if frames <= budget.frames or budget.frames == self.limits.max_encoded:
+        if frames <= budget.frames or budget.frames == self.limits.encoder_compute_budget:
             first = request.encoded
             plan.audio.append(EncodedAudio(request.id, first, request.take(frames)))
             budget.frames -= frames
@@ -164,5 +164,5 @@ def most_blocks(limits: SchedulerLimits, length: int, window: int | None, block_
     whole = -(-length // block_size)
     if window is None:
         return whole
-    seen = window - 1 + min(limits.max_tokens, MAX_PIECE)
+    seen = window - 1 + min(limits.max_num_batched_tokens, MAX_PIECE)
     return min(whole, -(-seen // block_size) + 1)

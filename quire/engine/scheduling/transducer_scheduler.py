@@ -60,7 +60,7 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         """Make a scheduler without requests.
 
         Args:
-            limits: limits of steps and sequences; `max_encoded` and `max_model_len` are numbers of frames.
+            limits: limits of steps and sequences; `encoder_compute_budget` and `max_model_len` are numbers of frames.
             info: facts about the model.
             by_priority: requests with a smaller priority run first.
         """
@@ -106,7 +106,7 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
     ) -> None:
         columns = request.ready
         frames = -(-columns // self._info.columns_per_frame)
-        if not columns or (frames > budget.frames and budget.frames < self.limits.max_encoded):
+        if not columns or (frames > budget.frames and budget.frames < self.limits.encoder_compute_budget):
             return
         first, features = request.encoded, request.take(columns)
         plan.audio.append(EncodedAudio(request.id, first, features, last=request.has_ended))
