@@ -12,7 +12,7 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.streaming_encoder import StreamingCacheSize, StreamingEncoder, streaming_cache_size
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.loader import LoadedModel
-from quire.engine.models.spec import DecoderSpec, GroupedAttention
+from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StreamingScheduler, most_blocks
@@ -105,6 +105,6 @@ def streaming_of(loaded: LoadedModel, options: EngineOptions, device: Device) ->
             streams,
             size.nbytes >> 20,
         )
-    windows = [cast("GroupedAttention", layer.attn).window for layer in spec.layers]
+    windows = [cast("GroupedQueryAttention", layer.attn).window for layer in spec.layers]
     window = None if None in windows else max(cast("list[int]", windows))
     return Streaming(loaded.streaming, model, size, streams, window)

@@ -21,9 +21,9 @@ from quire.engine.models.spec import (
     DisentangledAttention,
     FeedForward,
     GatedMLP,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
-    Parallel,
+    ParallelResidual,
     PlainMLP,
     StackSpec,
 )
@@ -46,7 +46,7 @@ class TransformerLayer(nn.Module):
             return make_norm(model.hidden, model.norm) if exists else nn.Identity()
 
         self.attn_norm = norm(spec.pre_norm and spec.pre_attn_norm)
-        self.ffn_norm = norm(spec.pre_norm and spec.parallel is not Parallel.ONE_NORM)
+        self.ffn_norm = norm(spec.pre_norm and spec.parallel is not ParallelResidual.ONE_NORM)
         self.attn_output_norm, self.ffn_output_norm = norm(spec.branch_output_norm), norm(spec.branch_output_norm)
         self.attn_inner_post_ln = make_norm(model.hidden, model.norm) if spec.inner_post_ln else None
         self.attn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
@@ -65,7 +65,7 @@ class TransformerLayer(nn.Module):
             assert step.logits_indices is not None
             x, normed = take_rows(x, step.logits_indices), take_rows(normed, step.logits_indices)
         if self.parallel is not None:
-            read = normed if self.parallel is Parallel.ONE_NORM else self.ffn_norm(x)
+            read = normed if self.parallel is ParallelResidual.ONE_NORM else self.ffn_norm(x)
             return add_scaled(x, add_scaled(attended, ffn(read)))
         if self.attn_post_ln is not None and self.ffn_post_ln is not None:
             if self.attn_inner_post_ln is not None:
@@ -109,7 +109,7 @@ class LayerStack(nn.Module):
 
 
 def _attention(index: int, spec: Attention, model: StackSpec) -> nn.Module:
-    if isinstance(spec, GroupedAttention):
+    if isinstance(spec, GroupedQueryAttention):
         return GroupedAttentionLayer(index, spec, model)
     if isinstance(spec, DisentangledAttention):
         return DisentangledAttentionLayer(spec, model)

@@ -12,7 +12,7 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.relative_bias import RelativeBiasTable
 from quire.engine.models.layers.rope import RopeTables, rope_switch
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import DecoderSpec, DisentangledAttention, GroupedAttention, TransformerSpec
+from quire.engine.models.spec import DecoderSpec, DisentangledAttention, GroupedQueryAttention, TransformerSpec
 from quire.engine.models.stack import LayerStack
 
 
@@ -72,5 +72,5 @@ class Transformer(LayerStack):
         self._ropes = RopeTables(ropes, context_len, self.rope_switch, next(self.parameters()).device)
 
 
-def _grouped(spec: TransformerSpec) -> list[GroupedAttention]:
-    return [layer.attn for layer in spec.layers if isinstance(layer.attn, GroupedAttention)]
+def _grouped(spec: TransformerSpec) -> list[GroupedQueryAttention]:
+    return [layer.attn for layer in spec.layers if isinstance(layer.attn, GroupedQueryAttention)]

@@ -9,7 +9,7 @@ from quire.engine.wire.convolutions import Convolution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Limits of a step. `max_num_batched_tokens` is at least `max_num_seqs`, so that every running sequence can advance.
+    """Limits of a step. The budget of tokens is at least `max_num_seqs`, so that every running sequence can advance.
 
     Attributes:
         max_draft: longest draft of a sequence in tokens; 0 for no speculation.

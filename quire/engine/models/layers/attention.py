@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import GroupedAttention, QKNorm, StackSpec
+from quire.engine.models.spec import GroupedQueryAttention, QKNorm, StackSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 
@@ -16,7 +16,7 @@ from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 class GroupedAttentionLayer(nn.Module):
     """Projections, optional norms, rope, paged attention, output projection."""
 
-    def __init__(self, index: int, spec: GroupedAttention, model: StackSpec) -> None:
+    def __init__(self, index: int, spec: GroupedQueryAttention, model: StackSpec) -> None:
         super().__init__()
         self.index = index
         self.spec = spec
