@@ -163,8 +163,8 @@ def _invalid_pooling(
         return f"dimensions must be at least 1, not {params.dimensions}"
     if not 0 <= params.skip_tokens < len(message.prompt):
         return f"skip_tokens must be from 0 to {len(message.prompt) - 1}, not {params.skip_tokens}"
-    if message.segment_start is not None and not 0 <= message.segment_start <= len(message.prompt):
-        return f"segment_start must be from 0 to {len(message.prompt)}, not {message.segment_start}"
+    if message.second_text_start is not None and not 0 <= message.second_text_start <= len(message.prompt):
+        return f"second_text_start must be from 0 to {len(message.prompt)}, not {message.second_text_start}"
     return None
 
 
