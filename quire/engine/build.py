@@ -289,7 +289,7 @@ def _scheduler(
         convolutions=() if speech is None else speech.convolutions,
         encoder_compute_budget=options.max_num_batched_tokens,
         encoder_cache_size=_cached_embeddings(loaded, options),
-        adapts_items=loaded.is_adapted,
+        lora_for_items=loaded.is_adapted,
     )
     return Scheduler(
         limits,

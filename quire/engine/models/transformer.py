@@ -55,7 +55,7 @@ class Transformer(LayerStack):
             None if self.relative_bias is None else self.relative_bias(),
             None if self.relative_positions is None else self.relative_positions(),
             cross,
-            inputs.adapted,
+            inputs.lora,
         )
         return self.run_layers(x, step)
 

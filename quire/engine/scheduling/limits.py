@@ -19,7 +19,7 @@ class SchedulerLimits:
         encoder_compute_budget: encoded positions of a step, if they are of more than one item.
         encoder_cache_size: embeddings of items with placeholder tokens that are kept; 0 if the model reads no such
             items.
-        adapts_items: requests with such items are computed with the model's adapter.
+        lora_for_items: requests with such items are computed with the model's LoRA adapter.
     """
 
     max_num_seqs: int
@@ -30,7 +30,7 @@ class SchedulerLimits:
     convolutions: tuple[Convolution, ...] = ()
     encoder_compute_budget: int = 0
     encoder_cache_size: int = 0
-    adapts_items: bool = False
+    lora_for_items: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -51,10 +51,10 @@ class Request:
         steps_in_flight: submitted steps that hold this sequence and have not finished.
         verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
         blocks: the block table.
-        root_hash: hash that the first block's hash continues, from the cache salt; only sequences with equal ones share
-            blocks.
+        root_hash: seed of the block hashes, from what vLLM calls extra keys (cache salt, LoRA, an item for
+            cross-attention) and from the RoPE variant; only sequences with equal ones share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
-        adapted: computed with the model's adapter.
+        uses_lora: computed with the model's LoRA adapter.
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         num_cached_blocks: number of its blocks that are registered in the prefix cache (vLLM: num_cached_block).
         drafter: proposes speculative tokens; None without speculation.
@@ -74,7 +74,7 @@ class Request:
     sort_key: tuple[int, ...]
     root_hash: BlockHash = b""
     uses_long_rope: bool = False
-    adapted: bool = False
+    uses_lora: bool = False
     prompt_len: int = 0
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
@@ -139,10 +139,10 @@ class Request:
             self.root_hash = hasher(self.root_hash + b"extended") if hasher else b""
             self.hashes = []
 
-    def adapt(self, hasher: Hasher | None) -> None:
-        """Compute all tokens with the model's adapter. Keys and values are others then, as with another rope."""
-        self.adapted = True
-        self.root_hash = hasher(self.root_hash + b"adapted") if hasher else b""
+    def use_lora(self, hasher: Hasher | None) -> None:
+        """Compute all tokens with the model's LoRA adapter. Keys and values are others then, as with another rope."""
+        self.uses_lora = True
+        self.root_hash = hasher(self.root_hash + b"lora") if hasher else b""
         self.hashes = []
 
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
@@ -189,7 +189,14 @@ class Request:
         """The request as it enters the batch."""
         wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
-            self.id, tuple(self.tokens), self.prompt_len, self.params, wanted, self.uses_long_rope, cross, self.adapted
+            self.id,
+            tuple(self.tokens),
+            self.prompt_len,
+            self.params,
+            wanted,
+            self.uses_long_rope,
+            cross,
+            self.uses_lora,
         )
 
     def mark_scheduled(self) -> None:

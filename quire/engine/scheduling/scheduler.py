@@ -101,7 +101,7 @@ class Scheduler:
             prefix = request.root_hash if self._hasher is not None else f"{request.id}\0".encode()
             request.placeholders = PlaceholderRanges(message.items, prefix) if message.items or message.open else None
             if message.items:
-                self._adapt(request)
+                self._use_lora(request)
         elif message.items:
             self._cross_attention.attach(request, message.items[0])
         self._requests[request.id] = request
@@ -128,20 +128,20 @@ class Scheduler:
             self._leave(request)
         else:
             if items:
-                self._adapt(request)
+                self._use_lora(request)
             if self._open.extend(request, tokens, last=last, items=items):
                 self._waiting.push(request)
         return error
 
-    def _adapt(self, request: Request) -> None:
-        """Compute a request that has items with the model's adapter, if it has one for them.
+    def _use_lora(self, request: Request) -> None:
+        """Compute a request that has items with the model's LoRA adapter, if it has one for them.
 
         What was computed without it is computed again.
         """
-        if self.limits.adapts_items and not request.adapted:
+        if self.limits.lora_for_items and not request.uses_lora:
             if request.blocks:
                 self._preempt(request)
-            request.adapt(self._hasher)
+            request.use_lora(self._hasher)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""
