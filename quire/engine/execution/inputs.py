@@ -289,7 +289,10 @@ class _CrossAttentionRows:
 
 
 def lora_rows(spans: Sequence[Span], using_lora: Set[int], device: torch.device) -> LoRARows | None:
-    """The rows of a step of sequences that use LoRA, whose rows of the request table are `using_lora`; None if there are none."""
+    """The rows of a step whose sequences use LoRA; None if there are none.
+
+    `using_lora`: the rows of these sequences in the request table.
+    """
     flags = [span.row in using_lora for span in spans]
     if not any(flags):
         return None

@@ -44,8 +44,8 @@ class StepGraphs(StepRunner):
     """Captures steps with static inputs and replays them.
 
     There are two graphs: one for steps in which logits are computed for every token, one for the others; and as many
-    for steps that are computed with the model's LoRA adapter. A step that is only in part runs eagerly, as one whose model
-    also computes with torch, as in a mixture of experts, which cannot be captured.
+    for steps that are computed with the model's LoRA adapter. A step of which only some rows use it runs eagerly; so
+    does one whose model also computes with torch, as in a mixture of experts, which cannot be captured.
     """
 
     def __init__(self, model: LanguageModel) -> None:
