@@ -316,10 +316,14 @@ def _gather(
     keys: Tensor, values: Tensor, blocks: Tensor, dtype: torch.dtype, params: AttentionParams
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of the given blocks: (kv_heads, positions, dim) each."""
-    return _rows(keys, blocks, dtype, params.key_scale), _rows(values, blocks, dtype, params.value_scale)
+    return page_rows(keys, blocks, dtype, params.key_scale), page_rows(values, blocks, dtype, params.value_scale)
 
 
-def _rows(pages: Tensor, blocks: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+def page_rows(pages: Tensor, blocks: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """The keys or values in `blocks` (blocks,) of pages of any dtype: (kv_heads, positions, dim).
+
+    `dtype`: of the rows of int8 and float8 pages; others keep theirs. `scale`: of float8 pages.
+    """
     if pages.dtype is torch.float8_e4m3fn:  # which torch has no indexing of
         rows = pages.view(torch.uint8).index_select(1, blocks).view(pages.dtype).flatten(1, 2)
         return (rows.float() * scale).to(dtype)

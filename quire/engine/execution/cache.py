@@ -26,7 +26,7 @@ class OutOfCacheMemory(Exception):
 class LayerCache:
     """Pages of one layer, each (heads, blocks, block_size, dim), not contiguous. `values` may be a view of `keys`.
 
-    In int8 pages a scale precedes each row of elements.
+    In int8 pages a scale precedes each row of elements. Before it there may be unused bytes, which align the elements.
 
     Attributes:
         shape: elements that the layer caches of a token.
@@ -59,8 +59,13 @@ def block_bytes(shapes: Sequence[CacheShape], block_size: int, dtype: torch.dtyp
 
 
 def _elements_per_token(shapes: Sequence[CacheShape], dtype: torch.dtype) -> int:
-    """Elements of a token over all layers, including the bytes of int8 scales."""
-    return sum(shape.elements + shape.rows * scale_bytes(dtype) for shape in shapes)
+    """Elements of a token over all layers, including the bytes in front of int8 rows."""
+    return sum(shape.elements + shape.rows * (scale_bytes(dtype) + _unused_bytes(shape, dtype)) for shape in shapes)
+
+
+def _unused_bytes(shape: CacheShape, dtype: torch.dtype) -> int:
+    """Bytes in front of the scale of each row of a page, which align the row's elements."""
+    return max(0, shape.row_alignment - SCALE) if dtype is torch.int8 else 0
 
 
 def scale_bytes(dtype: torch.dtype) -> int:
@@ -153,8 +158,9 @@ class DeviceKVCache(KVCache):
 def _layer_cache(shape: CacheShape, dtype: torch.dtype, pages: Callable[[int, int], Tensor]) -> LayerCache:
     """The pages of a layer; `pages` allocates those of some heads and elements."""
     key_row, value_row = (dim + scale_bytes(dtype) for dim in (shape.key_elements, shape.value_elements))
-    keys = pages(shape.heads, key_row)
-    values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, value_row)
+    unused = _unused_bytes(shape, dtype)
+    keys = pages(shape.heads, unused + key_row)[..., unused:]
+    values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, unused + value_row)[..., unused:]
     return LayerCache(keys, values, shape)
 
 

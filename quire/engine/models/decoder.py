@@ -24,6 +24,9 @@ class CacheShape:
     """Elements that a layer caches of a token: key_dim per head, and value_dim more unless values lie in the keys.
 
     Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
+
+    Attributes:
+        row_alignment: bytes that the elements of int8 rows in pages are aligned to, if their number is a multiple of it.
     """
 
     heads: int
@@ -31,6 +34,7 @@ class CacheShape:
     value_dim: int
     values_in_keys: bool = False
     alignment: int = 1
+    row_alignment: int = 1
 
     @property
     def key_elements(self) -> int:

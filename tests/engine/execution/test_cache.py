@@ -64,6 +64,20 @@ def test_pages_of_a_device_are_one_allocation() -> None:
     assert int8.keys.shape[-1] == 8 + SCALE
 
 
+@pytest.mark.parametrize("latent", [False, True])
+def test_elements_of_int8_rows_are_aligned_on_gpus(latent: bool) -> None:
+    shape = CacheShape(2, 48, 32, values_in_keys=latent, row_alignment=16)
+    (layer,) = DeviceKVCache([shape], 4, 3, torch.int8, torch.device("cpu")).layers
+    assert layer.keys.untyped_storage().nbytes() == 4 * block_bytes([shape], 3, torch.int8)
+    for pages, elements in ((layer.keys, 48), (layer.values, 32)):
+        assert pages.shape[-1] == SCALE + elements
+        assert pages[..., SCALE:].data_ptr() % 16 == 0
+        assert all(stride % 16 == 0 for stride in pages.stride()[:3])
+        pages.fill_(elements)
+    assert layer.values.unique().tolist() == [32]
+    assert layer.keys.unique().tolist() == ([32, 48] if latent else [48])
+
+
 def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
     total = psutil.virtual_memory().total
     assert 0 < free_memory(tmp_path) <= total
