@@ -26,7 +26,7 @@ class CacheShape:
     Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
 
     Attributes:
-        row_alignment: bytes that the elements of int8 rows in pages are aligned to, if their number is a multiple of it.
+        row_alignment: the elements of each row in pages begin at a multiple of this many bytes.
     """
 
     heads: int
