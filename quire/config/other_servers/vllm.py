@@ -158,7 +158,11 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--cpu-offload-gb --kv-offloading-size --kv-offloading-backend", _MEMORY),
     *ignored("--offload-backend --offload-group-size --offload-num-in-group --offload-prefetch-step", _MEMORY),
     *ignored("--offload-params --cpu-offload-params", _MEMORY),
-    *ignored_switch("--calculate-kv-scales", "int8 has computed scales, fp8 has none", "--kv-cache-dtype"),
+    *ignored_switch(
+        "--calculate-kv-scales",
+        "scales of int8 are always computed, those of fp8 are the checkpoint's",
+        "--kv-cache-dtype",
+    ),
     *ignored_switch("--enable-chunked-prefill", "long prompts are always computed in chunks"),
     *refused("--no-enable-chunked-prefill", "long prompts are always in chunks", "--max-num-batched-tokens"),
     *ignored(

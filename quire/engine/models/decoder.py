@@ -46,16 +46,6 @@ class CacheShape:
         """Elements of a value in the pages."""
         return -(-self.value_dim // self.alignment) * self.alignment
 
-    @property
-    def elements(self) -> int:
-        """Elements per token."""
-        return self.heads * (self.key_elements + (0 if self.values_in_keys else self.value_elements))
-
-    @property
-    def rows(self) -> int:
-        """Rows of elements per token, one for each head's key and value."""
-        return self.heads * (1 if self.values_in_keys else 2)
-
 
 class LanguageModel(Protocol):
     """The interface of a model for the model runner."""

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from quire.config.options import ModelOptions
 from quire.engine.execution.devices.select import find_device
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import gpu
+from tests.support import oracle
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.triton_device import gpu_device
@@ -89,6 +91,24 @@ def test_keys_and_values_are_rounded_as_by_torch(dtype: str, case: str, folders:
     found, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
     exact = logprobs(reference_engine(folder, "auto"))
     assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max()
+
+
+def test_scales_of_the_checkpoint_keep_large_values_in_range(folders: Path, tmp_path: Path) -> None:
+    """Keys and values of some thousands are beyond float8_e4m3, whose largest number is 448."""
+    folder = save_model(make_model("llama", num_hidden_layers=2), tmp_path / "large")
+    weights = load_file(folder / "model.safetensors")
+    factors = {"q_proj": 1e-4, "k_proj": 1e4, "v_proj": 1e4, "o_proj": 1e-4}
+    large = {name: weights[name] * factors[name.split(".")[-2]] for name in weights if "self_attn" in name}
+    oracle.change_weights(folder, large)
+    exact, saturated = logprobs(reference_engine(folder, "auto")), logprobs(reference_engine(folder, "fp8"))
+    scales = {f"model.layers.{layer}.self_attn.{kind}_scale": torch.tensor([1e4]) for layer in (0, 1) for kind in "kv"}
+    oracle.change_weights(folder, scales)
+    assert torch.equal(logprobs(reference_engine(folder, "auto")), exact)
+    for dtype in ("auto", "fp8"):
+        engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_dtype=dtype, enforce_eager=True, **SMALL)
+        found, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
+        assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max() or dtype == "auto"
+        assert (found - exact).abs().max() < 0.2 * (saturated - exact).abs().max()
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
