@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ def test_a_pipeline_stage_has_the_scales_of_its_layers(tmp_path: Path) -> None:
         with torch.device("meta"):
             part = ShardedDecoder(spec, RankGroups.of(Placement(stage, 1, 2)), torch.float32)
         scales.apply(part)
-        assert [layer.attn.key_scale for layer in part.layers] == expected
+        layers: list[Any] = list(part.layers)
+        assert [layer.attn.key_scale for layer in layers] == expected
 
 
 @pytest.mark.parametrize(
