@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from quire.config.options import ModelOptions
 from quire.engine.execution.devices.select import find_device
 from quire.engine.models.errors import UnsupportedModel
+from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import gpu
-from tests.support import oracle
+from tests.support import oracle, whisper
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.triton_device import gpu_device
@@ -109,6 +110,22 @@ def test_scales_of_the_checkpoint_keep_large_values_in_range(folders: Path, tmp_
         found, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
         assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max() or dtype == "auto"
         assert (found - exact).abs().max() < 0.2 * (saturated - exact).abs().max()
+
+
+def test_cross_attention_and_alignment_read_float8(tmp_path: Path) -> None:
+    folder = whisper.save_whisper(whisper.make_whisper(), tmp_path)
+    prompt = [whisper.START, whisper.ENGLISH, whisper.TRANSCRIBE, whisper.NO_TIMESTAMPS]
+    on_gpu = Engine(folder, device=gpu_device(), kv_cache_dtype="fp8", enforce_eager=True, max_num_seqs=2)
+    on_cpu = reference_engine(folder, "fp8")
+    task = PoolingParams(task="align", skip_tokens=len(prompt), frames=20)
+    found, expected = (
+        engine.generate([*prompt, 7, 8], task, items=(whisper.item(1),)).pooled for engine in (on_gpu, on_cpu)
+    )
+    assert found is not None
+    assert expected is not None
+    assert found.data == pytest.approx(expected.data, abs=1e-3)
+    tokens = [engine.generate(prompt, greedy(4), items=(whisper.item(1),)).tokens for engine in (on_gpu, on_cpu)]
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
