@@ -48,6 +48,7 @@ from quire.engine.rank_build import (
     cache_memory,
     cache_shapes,
     check_cache_dtype,
+    input_builder,
     request_table,
     set_threads,
 )
@@ -183,8 +184,8 @@ def _build_encoder(
     options = config.engine
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
-        max_seqs=options.max_num_seqs,
-        max_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=loaded.context_len,
         convolutions=() if speech is None else speech.convolutions,
     )
@@ -243,7 +244,7 @@ def _build_decoder(
     cache = allocate_cache(loaded, model, config, device, num_blocks)
     table = request_table(config, model, context_len, cross_len)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
-    inputs, attention = device.input_builder(table, options), device.attention(cache, table, loaded.dtype)
+    inputs, attention = input_builder(config, device, table), device.attention(cache, table, loaded.dtype)
     sampler = device.sampler(table, loaded.vocab_size, grammars.initial_state, inputs)
     runner = (ModelRunner if ranks is None else LeadingRunner)(
         model,
@@ -311,15 +312,15 @@ def _scheduler(
 ) -> Scheduler:
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
-        max_seqs=options.max_num_seqs,
-        max_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
         max_draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
         rope_switch=rope_switch,
         convolutions=() if speech is None else speech.convolutions,
-        max_encoded=options.max_num_batched_tokens,
-        max_cached=_cached_embeddings(loaded, options),
-        adapts_items=loaded.is_adapted,
+        encoder_compute_budget=options.max_num_batched_tokens,
+        encoder_cache_size=_cached_embeddings(loaded, options),
+        lora_for_items=loaded.is_adapted,
     )
     return Scheduler(
         limits,

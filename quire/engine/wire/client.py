@@ -397,4 +397,4 @@ def _message(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequ
     common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
     if isinstance(request, GenerateRequest):
         return AddRequest(*common, items=request.items, open=request.open)
-    return AddRequest(*common, request.flow, request.segment_start, request.items)
+    return AddRequest(*common, request.flow, request.second_text_start, request.items)

@@ -65,7 +65,7 @@ class PoolRequest:
     cache_salt: str | None = None
     timeout: float | None = None
     flow: str = ""
-    segment_start: int | None = None
+    second_text_start: int | None = None
     items: tuple[MediaItem, ...] = ()
 
 
