@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.engine.models.errors import BrokenFolder
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.sharded_decoder import ShardedDecoder
-from quire.engine.models.spec import DecoderSpec, GroupedAttention
+from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
 from quire.engine.models.transformer import Transformer
 
 _NAME = re.compile(r"(?:.*\.)?layers\.(?P<layer>\d+)\.self_attn\.(?:[kv]_proj\.)?(?P<kind>k|v|kv)_scale")
@@ -27,7 +27,7 @@ class CacheScales:
         self._values: dict[int, float] = {}
 
     def without_scales(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Keep the scales of layers with grouped attention, and yield all other tensors.
+        """Keep the scales of layers with grouped-query attention, and yield all other tensors.
 
         Raises:
             BrokenFolder: a scale is not one positive number.
@@ -54,7 +54,7 @@ class CacheScales:
                 attention.value_scale = self._values.get(index, 1.0)
 
     def _has_scales(self, layer: int) -> bool:
-        return layer < len(self._layers) and isinstance(self._layers[layer], GroupedAttention)
+        return layer < len(self._layers) and isinstance(self._layers[layer], GroupedQueryAttention)
 
 
 def _positive(name: str, tensor: Tensor) -> float:
