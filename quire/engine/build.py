@@ -47,6 +47,7 @@ from quire.engine.rank_build import (
     cache_dtype,
     cache_memory,
     cache_shapes,
+    check_cache_dtype,
     input_builder,
     request_table,
     set_threads,
@@ -109,7 +110,7 @@ def build_core(
     `device`: what runs the model; None for the device that the options name. `launch`: starts the other ranks.
 
     Raises:
-        ModelError: the model cannot be loaded.
+        ModelError: the model cannot be loaded, or the device has no kernels for the KV cache's data type.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
         RankDied: another rank could not load its part of the model.
         LoadingStopped: the front end asked to stop.
@@ -132,6 +133,7 @@ def _build_core(
 ) -> tuple[EngineCore, ModelInfo]:
     options = config.engine
     with device.activate():
+        check_cache_dtype(config, device)
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
         loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
         if isinstance(loaded.model, Encoder | CTCModel):
