@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from quire.engine.wire.batch import BatchClient, BatchItem, OnResult, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, RequestFailed
 from quire.engine.wire.heartbeat import Heartbeat
 from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.protocol import (
@@ -31,12 +31,16 @@ from quire.engine.wire.protocol import (
     Ready,
     RequestOutput,
     Shutdown,
+    Sleep,
+    SleepState,
     StepOutput,
     StepStats,
     TokenArray,
     TokensOutput,
+    Wake,
 )
 from quire.engine.wire.records import NullObserver, Observer
+from quire.engine.wire.sleep import SleepControl, SleepingClient
 from quire.engine.wire.stream import (
     Delta,
     GenerateRequest,
@@ -52,8 +56,12 @@ logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
 
 
-class EngineClient(BatchClient):
-    """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop."""
+class EngineClient(BatchClient, SleepingClient):
+    """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop.
+
+    Attributes:
+        sleeping: puts the engine to sleep and wakes it.
+    """
 
     def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
         """`capacity`: number of sequences that may run or wait at the same time."""
@@ -68,6 +76,7 @@ class EngineClient(BatchClient):
         self._heartbeat = Heartbeat()
         self._pinging = asyncio.create_task(self._ping())
         self._closed = False
+        self.sleeping = SleepControl(self)
         channel.listen(self._receive)
         self.capacity = capacity
         self.slots_in_use = 0  # sequences that run, wait, or are being prepared
@@ -91,8 +100,13 @@ class EngineClient(BatchClient):
         return len(self._streams)
 
     @property
+    @override
+    def is_idle(self) -> bool:
+        return not self.slots_in_use and not self._streams
+
+    @property
+    @override
     def dead(self) -> EngineDead | None:
-        """The error that ended the engine; None while it runs."""
         return self._dead
 
     async def wait_until_dead(self) -> NoReturn:
@@ -130,10 +144,10 @@ class EngineClient(BatchClient):
 
         Raises:
             EngineDead: the engine has stopped.
+            EngineAsleep: it sleeps, or is about to.
             EngineOverloaded: there are too few free slots.
         """
-        if self._dead is not None:
-            raise self._dead
+        self._check(self.sleeping.refusal_of_new)
         if self.slots_in_use + count > self.capacity:
             raise EngineOverloaded(
                 f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or waiting.",
@@ -210,8 +224,7 @@ class EngineClient(BatchClient):
         Raises:
             EngineDead: the engine has stopped.
         """
-        if self._dead is not None:
-            raise self._dead
+        self._check(self.sleeping.refusal)
         batch = PooledBatch(self, on_result)
         alarm = None
         if timeout is not None:
@@ -236,8 +249,7 @@ class EngineClient(BatchClient):
 
     @override
     def start(self, items: Sequence[BatchItem]) -> None:
-        if self._dead is not None:
-            raise self._dead
+        self._check(self.sleeping.refusal)
         self._streams.update((item.request_id, item) for item in items)
         self._channel.send(AddRequests([_message(item.request_id, item.request) for item in items]))
 
@@ -259,8 +271,7 @@ class EngineClient(BatchClient):
     @contextmanager
     def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
         """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
-        if self._dead is not None:
-            raise self._dead
+        self._check(self.sleeping.refusal)
         request_id = (request.request_id if isinstance(request, GenerateRequest) else None) or uuid.uuid4().hex
         self._streams[request_id] = stream
         alarm = self._alarm(request_id, stream, request.timeout)
@@ -273,6 +284,22 @@ class EngineClient(BatchClient):
             del self._streams[request_id]
             self.observer.on_finish(stream.record())
             self._end_in_core(request_id, stream)
+
+    def _check(self, asleep: EngineError | None) -> None:
+        if (error := self._dead or asleep) is not None:
+            raise error
+
+    @override
+    def end_all(self, error: EngineError) -> None:
+        for request_id, stream in list(self._streams.items()):
+            if stream.finish_reason is None:
+                stream.fail(error)
+            self._end_in_core(request_id, stream)
+
+    @override
+    def send_control(self, message: Sleep | Wake) -> None:
+        self._check(None)
+        self._channel.send(message)
 
     def _end_if_finished(self, request_id: str, stream: OutputStream) -> None:
         if stream.finish_reason is not None:
@@ -336,6 +363,7 @@ class EngineClient(BatchClient):
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # marks it as retrieved; awaiting `ready` still raises it
+        self.sleeping.ended(self._dead)
         for stream in self._streams.values():
             stream.fail(self._dead)
 
@@ -355,6 +383,8 @@ class EngineClient(BatchClient):
                 self.observer.on_step(stats)
             case Pong():
                 self._heartbeat.answered()
+            case SleepState():
+                self.sleeping.received(message)
             case Ready(info=info) if not self._ready.done():
                 if self._dead is not None:
                     self._dead = None
