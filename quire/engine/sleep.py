@@ -175,8 +175,10 @@ class OffloadedWeights:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._copies = [(storage, storage.clone().cpu()) for storage in _storages(model, device)]
-        for storage, _ in self._copies:
+        self._copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+        for storage in _storages(model, device):
+            copy = torch.UntypedStorage(storage.nbytes())
+            self._copies.append((storage, copy.copy_(storage)))
             storage.resize_(0)
 
     def restore(self) -> None:
