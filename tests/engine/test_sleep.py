@@ -15,19 +15,17 @@ import torch
 from torch import nn
 
 from quire.config.options import ParallelOptions
-from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.reference import ReferenceDevice
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.sleep import AsleepExecutor, OffloadedWeights
+from quire.engine.sleep import OffloadedWeights
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import MemoryTag, Ping, Pong, Sleep, SleepLevel, SleepState, Wake
 from tests.support.encoders import tiny_embedder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.streaming_models import make_streaming_model, save_streaming_model
-from tests.support.triton_device import InterpretedDevice
 
 ALL: frozenset[MemoryTag] = frozenset(("weights", "kv_cache"))
 AWAKE = SleepState(frozenset())
@@ -57,7 +55,7 @@ def resident() -> float:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("device", [CpuDevice, ReferenceDevice, InterpretedDevice])
+@pytest.mark.parametrize("device", [CpuDevice, ReferenceDevice])
 def test_tokens_are_the_same_afterwards(folder: Path, level: SleepLevel, device: Callable[[], Device]) -> None:
     engine = Engine(folder, device=device(), enable_sleep_mode=True, max_num_seqs=2)
     prompt = random_prompt(1, 40)
@@ -70,22 +68,6 @@ def test_tokens_are_the_same_afterwards(folder: Path, level: SleepLevel, device:
         assert after.tokens == before.tokens
         assert after.outputs[0].cached_tokens == 0  # the prefix cache was emptied
         assert engine.generate(prompt, greedy(8)).outputs[0].cached_tokens == 32
-
-
-def test_graphs_are_captured_again(folder: Path) -> None:
-    device = InterpretedDevice()
-    engine = Engine(folder, device=device, enable_sleep_mode=True, cudagraph_capture_sizes=(1,))
-    graphs = engine.runner.steps.graphs
-    old = weakref.ref(graphs[1])
-    del graphs, engine.runner
-    sleep(engine, 1)
-    assert old() is None
-    assert answer(engine, Wake(ALL)) == AWAKE
-    executor: Any = engine.core.executor
-    assert isinstance(executor._runner.steps, GraphSteps)
-    device.replayed.clear()
-    engine.generate(random_prompt(1, 5), greedy(4))
-    assert len(device.replayed) == 3
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -172,18 +154,6 @@ def test_an_engine_with_requests_stays_awake(folder: Path) -> None:
     assert engine.results["running"].tokens == expected
     engine.add("open", [1, 2, 3], greedy(5), open=True)
     assert answer(engine, Sleep(1)).error == "requests are running"
-
-
-def test_steps_in_flight_of_aborted_requests_end_first(folder: Path) -> None:
-    engine = Engine(folder, device=InterpretedDevice(), enable_sleep_mode=True, max_num_seqs=2)
-    engine.add("aborted", [1, 2, 3], greedy(50))
-    engine.core.step()
-    engine.core.step()
-    engine.abort("aborted")
-    engine.core._handle(Sleep(1))
-    assert isinstance(engine.core.executor, AsleepExecutor)
-    assert not engine.core.has_work
-    engine.core.check()
 
 
 def test_a_checkpoint_that_is_gone_is_named_and_the_engine_still_sleeps(tmp_path: Path) -> None:

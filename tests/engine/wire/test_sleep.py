@@ -30,7 +30,7 @@ async def test_requests_are_refused_while_the_engine_sleeps() -> None:
         with pytest.raises(EngineAsleep, match="/wake_up"):
             await collect(client, request())
         with pytest.raises(EngineAsleep, match="/wake_up"):
-            await client.pool(PoolRequest(prompt_of("a"), PoolingParams(task="embed")))
+            await client.pool(PoolRequest(prompt=prompt_of("a"), params=PoolingParams(task="embed")))
         with pytest.raises(EngineAsleep, match="/wake_up"), client.pool_batch():
             pass
         await client.sleeping.wake_up(TAGS)
