@@ -13,14 +13,13 @@ from typing import NoReturn
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from quire.engine.wire.batch import BatchClient, BatchItem, OnResult, PooledBatch
+from quire.engine.wire.batch import BatchItem, OnResult, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, RequestFailed
 from quire.engine.wire.heartbeat import Heartbeat
 from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.protocol import (
     Abort,
-    AddRequest,
     AddRequests,
     CoreDied,
     CoreMessage,
@@ -40,6 +39,7 @@ from quire.engine.wire.protocol import (
     Wake,
 )
 from quire.engine.wire.records import NullObserver, Observer
+from quire.engine.wire.slots import SlotClient
 from quire.engine.wire.sleep import SleepControl, SleepingClient
 from quire.engine.wire.stream import (
     Delta,
@@ -49,6 +49,7 @@ from quire.engine.wire.stream import (
     PooledStream,
     PoolRequest,
     SequenceStream,
+    core_request,
 )
 from quire.engine.wire.transport import ClientChannel
 
@@ -56,7 +57,7 @@ logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
 
 
-class EngineClient(BatchClient, SleepingClient):
+class EngineClient(SlotClient, SleepingClient):
     """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop.
 
     Attributes:
@@ -65,6 +66,7 @@ class EngineClient(BatchClient, SleepingClient):
 
     def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
         """`capacity`: number of sequences that may run or wait at the same time."""
+        super().__init__(capacity)
         self._channel = channel
         self._tokenizer = tokenizer
         self.observer: Observer = NullObserver()
@@ -78,8 +80,6 @@ class EngineClient(BatchClient, SleepingClient):
         self._closed = False
         self.sleeping = SleepControl(self)
         channel.listen(self._receive)
-        self.capacity = capacity
-        self.slots_in_use = 0  # sequences that run, wait, or are being prepared
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded.
@@ -90,8 +90,8 @@ class EngineClient(BatchClient, SleepingClient):
         return await asyncio.shield(self._ready)
 
     @property
+    @override
     def stats(self) -> StepStats:
-        """Statistics after the engine's last step."""
         return self._stats
 
     @property
@@ -138,26 +138,9 @@ class EngineClient(BatchClient, SleepingClient):
         """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
         return self._heartbeat.unresponsive_seconds()
 
-    @contextmanager
-    def slots(self, count: int) -> Iterator[None]:
-        """Reserve slots for sequences, before their prompts are prepared.
-
-        Raises:
-            EngineDead: the engine has stopped.
-            EngineAsleep: it sleeps, or is about to.
-            EngineOverloaded: there are too few free slots.
-        """
+    @override
+    def check_new(self) -> None:
         self._check(self.sleeping.refusal_of_new)
-        if self.slots_in_use + count > self.capacity:
-            raise EngineOverloaded(
-                f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or waiting.",
-                retry_after=1 + self._stats.waiting // max(1, self._stats.running),
-            )
-        self.slots_in_use += count
-        try:
-            yield
-        finally:
-            self.slots_in_use -= count
 
     async def generate(
         self, request: GenerateRequest, ended: Callable[[], None] | None = None
@@ -238,20 +221,10 @@ class EngineClient(BatchClient, SleepingClient):
             batch.close()
 
     @override
-    def take_slot(self) -> bool:
-        free = self.slots_in_use < self.capacity // 2
-        self.slots_in_use += free
-        return free
-
-    @override
-    def release_slots(self, count: int) -> None:
-        self.slots_in_use -= count
-
-    @override
     def start(self, items: Sequence[BatchItem]) -> None:
         self._check(self.sleeping.refusal)
         self._streams.update((item.request_id, item) for item in items)
-        self._channel.send(AddRequests([_message(item.request_id, item.request) for item in items]))
+        self._channel.send(AddRequests([core_request(item.request_id, item.request) for item in items]))
 
     @override
     def finish(self, item: BatchItem) -> None:
@@ -276,7 +249,7 @@ class EngineClient(BatchClient, SleepingClient):
         self._streams[request_id] = stream
         alarm = self._alarm(request_id, stream, request.timeout)
         try:
-            self._channel.send(_message(request_id, request))
+            self._channel.send(core_request(request_id, request))
             yield
         finally:
             if alarm is not None:
@@ -421,10 +394,3 @@ class EngineClient(BatchClient, SleepingClient):
             while self._dead is None:
                 self._heartbeat.ping(self._channel)
                 await asyncio.sleep(_PING_EVERY)
-
-
-def _message(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
-    common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
-    if isinstance(request, GenerateRequest):
-        return AddRequest(*common, items=request.items, open=request.open)
-    return AddRequest(*common, request.flow, request.segment_start, request.items)
