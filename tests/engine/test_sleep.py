@@ -126,7 +126,8 @@ def test_of_two_levels_the_deeper_one_counts(folder: Path) -> None:
     before = engine.generate([1, 2, 3], greedy(5)).tokens
     parameter = weakref.ref(next(engine.model.parameters()))
     del engine.runner
-    for level, kept in ((1, True), (1, True), (2, False), (1, False)):
+    levels: tuple[tuple[SleepLevel, bool], ...] = ((1, True), (1, True), (2, False), (1, False))
+    for level, kept in levels:
         sleep(engine, level)
         assert (parameter() is not None) == kept
     assert answer(engine, Wake(ALL)) == AWAKE
@@ -202,20 +203,22 @@ class Part(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(8, 4), requires_grad=False)
         self.tied = self.weight
+        self.buffer: torch.Tensor
         self.register_buffer("buffer", torch.randn(3))
         self.packed = [{"values": torch.randn(5)}]
         self.view = self.packed[0]["values"][2:]
 
 
 def test_offloaded_weights_come_back_as_they_were() -> None:
-    model = nn.Sequential(Part(), Part())
-    tensors = [t for part in model for t in (part.weight, part.buffer, part.packed[0]["values"], part.view)]
+    parts = [Part(), Part()]
+    model = nn.Sequential(*parts)
+    tensors = [t for part in parts for t in (part.weight, part.buffer, part.packed[0]["values"], part.view)]
     before = [tensor.clone() for tensor in tensors]
     away = OffloadedWeights(model, torch.device("cpu"))
     assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
     away.restore()
     assert all(map(torch.equal, tensors, before))
-    part: Any = model[0]
+    part = parts[0]
     assert part.tied is part.weight
     part.packed[0]["values"][2] = 7.0
     assert part.view[0] == 7.0

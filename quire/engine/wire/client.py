@@ -39,8 +39,8 @@ from quire.engine.wire.protocol import (
     Wake,
 )
 from quire.engine.wire.records import NullObserver, Observer
-from quire.engine.wire.slots import SlotClient
 from quire.engine.wire.sleep import SleepControl, SleepingClient
+from quire.engine.wire.slots import SlotClient
 from quire.engine.wire.stream import (
     Delta,
     GenerateRequest,

@@ -8,12 +8,12 @@ import pytest
 
 from quire.engine.wire.errors import EngineAsleep, EngineDead, SleepFailed
 from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import Sleep, Wake
+from quire.engine.wire.protocol import MemoryTag, Sleep, Wake
 from quire.engine.wire.stream import PoolRequest
 from tests.engine.wire.test_client import collect, request, until
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
 
-TAGS = ("weights", "kv_cache")
+TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache")
 
 
 def changes(core: FakeCore) -> list[object]:
