@@ -22,10 +22,12 @@ from quire.engine.models.errors import UnsupportedModel
 from quire.engine.sleep import OffloadedWeights
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import MemoryTag, Ping, Pong, Sleep, SleepLevel, SleepState, Wake
+from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.encoders import tiny_embedder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.streaming_models import make_streaming_model, save_streaming_model
+from tests.support.whisper import ENGLISH, START, TRANSCRIBE, item, make_whisper, save_whisper
 
 ALL: frozenset[MemoryTag] = frozenset(("weights", "kv_cache"))
 AWAKE = SleepState(frozenset())
@@ -101,6 +103,28 @@ def test_embeddings_are_the_same_afterwards(tmp_path: Path, level: SleepLevel) -
     assert before is not None
     assert after is not None
     assert np.array_equal(before.data, after.data)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_transcriptions_are_the_same_afterwards(tmp_path: Path, level: SleepLevel) -> None:
+    engine = Engine(save_whisper(make_whisper(), tmp_path), enable_sleep_mode=True)
+    prompt = [START, ENGLISH, TRANSCRIBE]
+    before = engine.generate(prompt, greedy(8), items=(item(1),)).tokens
+    sleep(engine, level)
+    assert answer(engine, Wake(ALL)) == AWAKE
+    assert engine.generate(prompt, greedy(8), items=(item(1),)).tokens == before
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_encoder_cache_is_emptied(tmp_path: Path, level: SleepLevel) -> None:
+    engine = Engine(save_audio_model(make_audio_model("voxtral"), tmp_path), enable_sleep_mode=True)
+    assert engine.info.audio is not None
+    prompt, items = prompt_with(engine.info.audio, [5], noise(1, 0.4), [9])
+    before = engine.generate(prompt, greedy(8), items=items).tokens
+    sleep(engine, level)
+    assert answer(engine, Wake(ALL)) == AWAKE
+    assert engine.generate(prompt, greedy(8), items=items).tokens == before
+    assert (engine.items_encoded, engine.items_cached) == (2, 0)
 
 
 @pytest.mark.parametrize("tags", [("weights", "kv_cache"), ("kv_cache", "weights")])
