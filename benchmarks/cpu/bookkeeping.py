@@ -110,13 +110,13 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     inputs, sampler = device.input_builder(table, EngineOptions()), Sampler(table, _VOCAB)
     steps = EagerSteps(model)
     runner = ModelRunner(model, inputs, attention, steps, table, sampler, hidden_states(), NoItemEncoder())
-    limits = SchedulerLimits(max_seqs=batch, max_tokens=max(1024, batch), max_model_len=_CONTEXT)
+    limits = SchedulerLimits(max_num_seqs=batch, max_num_batched_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
     core = EngineCore(scheduler, LocalExecutor(device.activate, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]
     rng = np.random.default_rng(batch)
     for number in range(batch):
         core._handle(AddRequest(f"cmpl-{number}", rng.integers(0, _VOCAB, PROMPT).astype(np.int32), params))
-    while any(request.pending(_CONTEXT) > 1 for request in scheduler._requests.values()):
+    while any(request.num_new_tokens(_CONTEXT) > 1 for request in scheduler._requests.values()):
         core.step()
     times = []
     for _ in range(STEPS + _WARMUP_STEPS):

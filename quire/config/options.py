@@ -145,8 +145,8 @@ class LimitOptions(Options):
     max_body_size: Size = Field(ByteSize(32 << 20), description="largest request body, e.g. 32MiB")
     max_json_values: Annotated[int, Field(ge=1024)] = Field(
         1 << 20,
-        description="maximum number of JSON values in a request body; of these at most a quarter may be strings, and "
-        "at most an eighth arrays, objects and keys of objects, counted together",
+        description="maximum number of JSON values in a request body; at most a quarter of this number may be strings, "
+        "keys included, and at most an eighth arrays, objects and keys together",
     )
     max_num_queued_seqs: NonNegativeInt = Field(
         512,
@@ -265,7 +265,9 @@ class ModelOptions(Options):
         description="auto: Quire's implementation if it supports the architecture, otherwise that of transformers",
     )
     task: Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"] = Field(
-        "auto", description="task of the model; auto: read from its configuration files"
+        "auto",
+        description="task of the model; auto: read from its configuration files, also for pooling models (vLLM's "
+        "`--runner pooling`); transcription models are always detected",
     )
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
@@ -325,11 +327,11 @@ class ChatOptions(Options):
 class EngineOptions(Options):
     """Scheduling, and the memory of the KV cache."""
 
-    max_num_seqs: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
-        64, description="maximum number of sequences in a step"
-    )
+    max_num_seqs: Annotated[int, Field(ge=1, le=1 << 16)] = Field(64, description="maximum number of running sequences")
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = Field(
-        512, description="maximum number of tokens in a step; longer prompts are computed in chunks"
+        512,
+        description="maximum number of tokens in a step; longer prompts are computed in chunks (by encoder models: "
+        "whole, in a step of their own)",
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
     kv_cache_memory_bytes: Size | None = Field(
@@ -359,9 +361,9 @@ class EngineOptions(Options):
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),
         description="size of the encoder cache: embeddings of audio, kept for later chunks of a prompt and for other "
-        "prompts with the same audio; in addition to the KV cache, and at least the size of one audio item. Of Voxtral "
-        "Realtime and Nemotron Speech Streaming: memory of the encoder states of running requests, which limits their "
-        "number, at least one",
+        "prompts with the same audio; in addition to the KV cache, and at least the size of one audio item. For "
+        "Voxtral Realtime and Nemotron Speech Streaming it holds the encoder states of running requests instead, and "
+        "so limits how many run at once (at least one)",
     )
     enable_prefix_caching: Flag = Field(True, description="reuse the KV blocks of common prompt prefixes")
     prefix_caching_hash_algo: Literal["sha256", "xxhash"] = Field(

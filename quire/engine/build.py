@@ -192,8 +192,8 @@ def _build_encoder(
     options = config.engine
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
-        max_seqs=options.max_num_seqs,
-        max_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=loaded.context_len,
         convolutions=() if speech is None else speech.convolutions,
     )
@@ -307,15 +307,15 @@ def _embedding_bytes(loaded: LoadedModel) -> int:
 def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, loaded: LoadedModel) -> Scheduler:
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
-        max_seqs=options.max_num_seqs,
-        max_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
         max_draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
         rope_switch=cast("LanguageModel", loaded.model).rope_switch,
         convolutions=() if speech is None else speech.convolutions,
-        max_encoded=options.max_num_batched_tokens,
-        max_cached=_cached_embeddings(loaded, options),
-        adapts_items=loaded.is_adapted,
+        encoder_compute_budget=options.max_num_batched_tokens,
+        encoder_cache_size=_cached_embeddings(loaded, options),
+        lora_for_items=loaded.is_adapted,
     )
     return Scheduler(
         limits,

@@ -21,7 +21,7 @@ from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.spec import DecoderSpec
-from quire.engine.rank_build import request_table
+from quire.engine.rank_build import input_builder, request_table
 from quire.engine.streaming_build import Streaming
 
 
@@ -58,7 +58,7 @@ class ExecutorBuild:
         model.set_context(self.context_len)
         cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
         table = request_table(config, model, self.context_len, cross_len)
-        inputs, attention = device.input_builder(table, options), device.attention(cache, table, loaded.dtype)
+        inputs, attention = input_builder(config, device, table), device.attention(cache, table, loaded.dtype)
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
         runner = (runner_type or ModelRunner)(
             model,

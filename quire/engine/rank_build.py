@@ -21,6 +21,7 @@ from quire.engine.execution.cache import CacheMemory, KVCache, OutOfCacheMemory,
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
+from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.item_encoder import NoItemEncoder
 from quire.engine.execution.memory import free_memory
 from quire.engine.execution.pooling import hidden_states
@@ -166,6 +167,14 @@ def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserv
     return device.cache_memory(options, share, reserved, largest_step)
 
 
+def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> InputBuilder:
+    """The builder of step inputs, without padding for CUDA graphs on several ranks: collectives are not captured."""
+    options = config.engine
+    if Placement.of(config.parallel).ranks > 1:
+        options = options.model_copy(update={"enforce_eager": True})
+    return device.input_builder(table, options)
+
+
 def request_table(config: CoreConfig, model: LanguageModel, context_len: int, cross_len: int = 0) -> RequestTable:
     """The request table. `cross_len`: see there.
 
@@ -255,7 +264,7 @@ def _build_follower(
     model.set_context(message.context_len)
     cache = cache_allocator(loaded, model, config, device, message.num_blocks)()
     table = request_table(config, model, message.context_len)
-    inputs, attention = device.input_builder(table, config.engine), device.attention(cache, table, loaded.dtype)
+    inputs, attention = input_builder(config, device, table), device.attention(cache, table, loaded.dtype)
     runner = FollowingRunner(
         model,
         inputs,

@@ -12,7 +12,7 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.streaming_encoder import StreamingCacheSize, StreamingEncoder, streaming_cache_size
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.loader import LoadedModel
-from quire.engine.models.spec import DecoderSpec, GroupedAttention
+from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StreamingScheduler, most_blocks
@@ -78,10 +78,10 @@ class Streaming:
 
     def _limits(self, options: EngineOptions, context_len: int) -> SchedulerLimits:
         return SchedulerLimits(
-            max_seqs=self.streams,
-            max_tokens=options.max_num_batched_tokens,
+            max_num_seqs=self.streams,
+            max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=context_len,
-            max_encoded=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
+            encoder_compute_budget=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
         )
 
 
@@ -105,6 +105,6 @@ def streaming_of(loaded: LoadedModel, options: EngineOptions, device: Device) ->
             streams,
             size.nbytes >> 20,
         )
-    windows = [cast("GroupedAttention", layer.attn).window for layer in spec.layers]
+    windows = [cast("GroupedQueryAttention", layer.attn).window for layer in spec.layers]
     window = None if None in windows else max(cast("list[int]", windows))
     return Streaming(loaded.streaming, model, size, streams, window)

@@ -45,10 +45,10 @@ def build_transducer(
             "%d sequences run at the same time: a state takes %d KiB of --encoder-cache-memory", streams, size >> 10
         )
     limits = SchedulerLimits(
-        max_seqs=streams,
-        max_tokens=options.max_num_batched_tokens,
+        max_num_seqs=streams,
+        max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=loaded.context_len,
-        max_encoded=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
+        encoder_compute_budget=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
     )
     scheduler = TransducerScheduler(limits, info, by_priority=options.scheduling_policy == "priority")
     return scheduler, LocalExecutor(device.activate, TransducerRunner(model, info)), streams * size

@@ -76,7 +76,7 @@ def invalid_reason(
 def invalid_tokens(tokens: TokenArray, vocab_size: int) -> str | None:
     """What is wrong with an array of token ids; None if nothing is."""
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        return "the prompt is not a non-empty list of token ids"
+        return "the prompt must be a 1-D array of integers"
     if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
         return f"the prompt has token ids outside the vocabulary of {vocab_size}"
     return None
@@ -84,7 +84,7 @@ def invalid_tokens(tokens: TokenArray, vocab_size: int) -> str | None:
 
 def _invalid_length(tokens: int, max_len: int) -> str | None:
     if not tokens:
-        return "the prompt is not a non-empty list of token ids"
+        return "the prompt must be a non-empty list of token ids"
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
 
 
@@ -163,8 +163,8 @@ def _invalid_pooling(
         return f"dimensions must be at least 1, not {params.dimensions}"
     if not 0 <= params.skip_tokens < len(message.prompt):
         return f"skip_tokens must be from 0 to {len(message.prompt) - 1}, not {params.skip_tokens}"
-    if message.segment_start is not None and not 0 <= message.segment_start <= len(message.prompt):
-        return f"segment_start must be from 0 to {len(message.prompt)}, not {message.segment_start}"
+    if message.second_text_start is not None and not 0 <= message.second_text_start <= len(message.prompt):
+        return f"second_text_start must be from 0 to {len(message.prompt)}, not {message.second_text_start}"
     return None
 
 

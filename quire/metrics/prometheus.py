@@ -98,6 +98,14 @@ class Metrics:
         """The metrics in Prometheus' text format."""
         return b"".join(generate_latest(registry) for registry in self._registries)
 
+    def families(self) -> Iterator[tuple[Metric, bool]]:
+        """All metrics but those of the process, and whether vLLM has them as well."""
+        for metric in self._engine.collect():
+            yield metric, metric.name not in _QUIRE_ONLY
+        for own in (self.http_requests, self.http_seconds):
+            for metric in own.collect():
+                yield metric, False
+
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(_PREFIX + name, text, _LABELS, registry=self._engine)
 
@@ -108,7 +116,7 @@ class Metrics:
         return Histogram(_PREFIX + name, text, _LABELS, buckets=steps, registry=self._engine)
 
     def _define_engine(self) -> None:
-        self.running = self._gauge("num_requests_running", "Sequences in the batch")
+        self.running = self._gauge("num_requests_running", "Running sequences")
         self.waiting = self._gauge("num_requests_waiting", "Sequences waiting to be scheduled")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self.cache_config = Gauge(
@@ -126,7 +134,9 @@ class Metrics:
 
     def _define_tokens(self) -> None:
         self.prompt_tokens = self._counter(
-            "prompt_tokens", "Prompt tokens of finished sequences, except those that ended without a token or result"
+            "prompt_tokens",
+            "Prompt tokens, counted when a sequence ends; n answers count n times; sequences without output are not "
+            "counted",
         )
         self.prompt_cached = self._counter(
             "prompt_tokens_cached",

@@ -20,10 +20,10 @@ _SLICE_CHARACTERS = 1 << 15  # 10 to 15 ms
 
 
 class PoolingPrompt(NamedTuple):
-    """A tokenized text or pair. `segment_start`: index of the first token of type 1, of the second text."""
+    """A tokenized text or pair. `second_text_start`: index of the first token of type 1, of the second text."""
 
     token_ids: TokenArray
-    segment_start: int | None = None
+    second_text_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

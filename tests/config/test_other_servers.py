@@ -123,7 +123,7 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
     [
         ("m -dp 4", "-dp 4 of vLLM is not supported; Quire's is --tensor-parallel-size: Quire runs a model once"),
         ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
-        ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: adapters"),
+        ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),
         ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),
         ("m --kv-cache-dtype fp8", "--kv-cache-dtype expects auto or int8, not 'fp8'"),
         ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),

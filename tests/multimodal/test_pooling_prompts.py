@@ -89,7 +89,7 @@ def test_pairs_are_cut_as_the_tokenizers_library_does(pair: tuple[str, str], lim
     reference.enable_truncation(limit, strategy="longest_first", direction=side)
     wanted = reference.encode(*pair)
     assert cut.token_ids.tolist() == wanted.ids
-    assert cut.segment_start == wanted.type_ids.index(1)
+    assert cut.second_text_start == wanted.type_ids.index(1)
 
 
 def test_errors_name_the_input_of_the_whole_request() -> None:
@@ -146,7 +146,7 @@ async def test_texts_of_all_sizes_give_the_same_tokens(tmp_path: Path, monkeypat
         assert one.token_ids.tolist() == found[0].token_ids.tolist()
         pairs = await collected(renderer, pairs_job([("query", text) for text in texts], truncation))
         assert [text_of(prompt) for prompt in pairs] == [f"query{text}" for text in texts]
-        assert {prompt.segment_start for prompt in pairs} == {7}
+        assert {prompt.second_text_start for prompt in pairs} == {7}
         with pytest.raises(PromptError) as raised:
             await collected(renderer, texts_job([*texts, "x" * 11_000], truncation))
         assert raised.value.param == "input[603]"

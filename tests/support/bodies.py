@@ -218,6 +218,14 @@ _INVOCATIONS: list[Body] = [
     *(body for body in _EMBEDDINGS if "input" in body),
     *(_POOLINGS + _SCORES + _RERANKED + _TEI_EMBEDDED),
 ]
+_BETA_SESSION: dict[str, Any] = {
+    "client_secret": {"expires_after": {"anchor": "created_at", "seconds": 60}}, "model": "fake",
+    "input_audio_format": "pcm16", "input_audio_transcription": {"language": "en", "prompt": "Hi"},
+    "input_audio_noise_reduction": None, "turn_detection": {"type": "server_vad", "threshold": 0.5},
+    "include": [], "modalities": ["text"], "instructions": "Be kind.", "max_response_output_tokens": "inf",
+    "output_audio_format": "pcm16", "speed": 1.0, "temperature": 0.8, "tool_choice": "auto", "tools": [],
+    "tracing": None, "voice": "alloy",
+}  # fmt: skip
 # The fields of each route that neither its bodies above nor these have would not be tested.
 BODIES: dict[str, list[Body]] = {
     "/v1/completions": [
@@ -315,11 +323,6 @@ BODIES: dict[str, list[Body]] = {
             },
         },
     ],
-    "/v1/realtime/transcription_sessions": [
-        {
-            "input_audio_format": "pcm16", "input_audio_transcription": {"language": "en", "prompt": "Hi"},
-            "input_audio_noise_reduction": None, "turn_detection": {"type": "server_vad", "threshold": 0.5},
-            "include": [], "modalities": ["text"],
-        },
-    ],
+    "/v1/realtime/sessions": [_BETA_SESSION],
+    "/v1/realtime/transcription_sessions": [_BETA_SESSION],
 }  # fmt: skip

@@ -18,6 +18,7 @@ from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.ranks.workers import Launcher
 from quire.engine.models.loader import load_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.pooling_config import PoolingOptions
@@ -89,7 +90,8 @@ class Engine:
     Args:
         model: computes in float32 unless it sets another dtype, so that tokens can be compared.
         in_flight: maximum number of steps whose results are pending.
-        parallel: ranks that run the model, in threads of this process.
+        parallel: ranks that run the model.
+        launch: starts them; in threads of this process by default.
         device: runs the model instead of the device that `model` names.
     """
 
@@ -101,6 +103,7 @@ class Engine:
         in_flight: int = 1,
         parallel: ParallelOptions | None = None,
         device: Device | None = None,
+        launch: Launcher = ThreadRank,
         **options: Any,
     ) -> None:
         self.channel = Channel()
@@ -126,7 +129,7 @@ class Engine:
         )
         self.core: EngineCore
         self.info: ModelInfo
-        self.core, self.info = build_core(config, self.channel, device, ThreadRank)  # type: ignore[arg-type]
+        self.core, self.info = build_core(config, self.channel, device, launch)  # type: ignore[arg-type]
         executor: Any = getattr(self.core.executor, "_inner", self.core.executor)  # of the core's rank
         self.runner: Any = executor._runner
         if in_flight > 1:

@@ -97,11 +97,11 @@ def random_text(seed: int, length: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(5, 256, length)]
 
 
-def output(model: Any, prompt: Sequence[int], segment_start: int | None = None) -> Any:
+def output(model: Any, prompt: Sequence[int], second_text_start: int | None = None) -> Any:
     """What transformers computes for one prompt."""
     fields = {}
-    if segment_start is not None:
-        fields["token_type_ids"] = torch.tensor([[int(i >= segment_start) for i in range(len(prompt))]])
+    if second_text_start is not None:
+        fields["token_type_ids"] = torch.tensor([[int(i >= second_text_start) for i in range(len(prompt))]])
     with torch.inference_mode():
         return model(torch.tensor([prompt]), **fields)
 

@@ -49,7 +49,7 @@ def pooled(info: ModelInfo, message: AddRequest) -> PooledArray:
         case "token_classify":
             return _probabilities(_logits(tokens, facts), params)
         case "score":
-            return _score(tokens, message.segment_start, params)
+            return _score(tokens, message.second_text_start, params)
         case "align" | "ctc":
             raise AssertionError("a fake model that pools does not transcribe")
 

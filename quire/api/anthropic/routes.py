@@ -51,7 +51,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/messages", responses={**openapi_stream(MessagesResponse), **_ERRORS}, response_model=None)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
-        model = state.generator(body.model)
+        model = state.generating_model(body.model)
         admit(request, model, 1, "messages")
         response_id = answer_id("msg", request, None)
         prepared = await unless_disconnected(request, prepare_chat(to_chat_request(body), model, state, response_id))
@@ -73,7 +73,7 @@ def router(state: ServerState) -> APIRouter:
     async def count_tokens(body: Conversation, request: Request) -> TokenCount:
         """Count the tokens of a rendered conversation."""
         chat = to_chat_request(body)
-        model = state.generator(chat.model)
+        model = state.generating_model(chat.model)
         conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
         rendered = await unless_disconnected(request, model.renderer.chat(conversation, tenant=current_tenant()))
         unused = unused_template_fields(chat, rendered)

@@ -16,7 +16,7 @@ from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.protocol import MediaItem
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import SAMPLE_RATE
-from quire.multimodal.audio.formats import NAMES
+from quire.multimodal.audio.formats import NAMES, recognized_name
 from quire.multimodal.audio.items import audio_items, longest_audio, token_count
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.media.sources import MediaPolicy, Reader, check_url, decode_base64
@@ -24,10 +24,6 @@ from quire.multimodal.messages import AUDIO_PART
 
 _KINDS = ("input_audio", "audio_url")
 _PICTURES = ("image_url", "input_image", "image", "image_pil", "image_embeds", "video_url", "video", "input_video")
-# What clients call formats that are recognized under another name.
-_ALIASES = {"m4a": "mp4", "mp4": "mp4", "opus": "ogg", "vorbis": "ogg", "oga": "ogg", "wave": "wav", "mpeg": "mp3"}
-_ALIASES |= {"mpga": "mp3", "weba": "webm", "mkv": "webm", "aif": "aiff"}
-_FORMATS = frozenset({"wav", "flac", "mp3", "ogg", "mp4", "aac", "webm", "aiff", "au", "caf"})
 Pieces = list[list[MediaItem]]  # the items of each piece of audio
 
 
@@ -135,9 +131,8 @@ def _format(value: dict[str, Any], where: str) -> str | None:
     given = value.get("format")
     if given is None:
         return None
-    name = given.lower() if isinstance(given, str) else ""
-    name = _ALIASES.get(name, name)
-    if name not in _FORMATS:
+    name = recognized_name(given) if isinstance(given, str) else None
+    if name is None:
         raise InvalidRequest(
             f"The audio format {shorten(str(given))!r} is not supported. Supported formats: {NAMES}.", where
         )

@@ -102,7 +102,9 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     if body.reasoning_effort is not None and "reasoning_effort" not in rendered.variables:
-        raise InvalidRequest("`reasoning_effort` has no effect on this model.", "reasoning_effort")
+        raise InvalidRequest(
+            "`reasoning_effort` is not supported: this model's chat template does not read it.", "reasoning_effort"
+        )
     items: tuple[MediaItem, ...] = ()
     if audio is None or model.info.audio is None:
         prompt = truncate_prompt(rendered.prompt, body, model)

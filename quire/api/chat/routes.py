@@ -57,7 +57,7 @@ async def answer_chat(body: ChatRequest, request: Request, state: ServerState) -
         EngineError: it cannot be answered.
         PromptError: the conversation cannot be rendered.
     """
-    model = state.generator(body.model)
+    model = state.generating_model(body.model)
     admit(request, model, sequences_per_prompt(body, state.limits), "n")
     response_id = answer_id("chatcmpl", request, body.request_id)
     prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))

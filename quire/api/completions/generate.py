@@ -47,7 +47,7 @@ def router(state: ServerState) -> APIRouter:
         """Continue a prompt of tokens."""
         parameters = body.sampling_params
         fields.ignore(request, [*fields.take_unknown_fields(parameters), *_misplaced_fields(body)])
-        model = state.generator(body.model)
+        model = state.generating_model(body.model)
         completion = _as_completion(body)
         admit(request, model, count_sequences(completion, state.limits), "sampling_params.n")
         response_id = answer_id("generate-tokens", request, body.request_id)
@@ -59,7 +59,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/chat/completions/render", responses=ERRORS)
     async def render_chat(body: ChatRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
-        model = state.generator(body.model)
+        model = state.generating_model(body.model)
         if model.info.audio is not None and (parts := audio_parts(body.messages)):
             raise InvalidRequest(
                 "Chats with audio cannot be rendered: token ids do not contain the audio.", parts[0][2]
@@ -72,7 +72,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/completions/render", responses=ERRORS)
     async def render_completion(body: CompletionRequest, request: Request) -> list[RenderedPrompt]:
         """Tokenize prompts without generating anything."""
-        model = state.generator(body.model)
+        model = state.generating_model(body.model)
         check_capacity(model, count_sequences(body, state.limits), "prompt" if isinstance(body.prompt, list) else "n")
         response_id = answer_id("cmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_completion(body, model, state, response_id))

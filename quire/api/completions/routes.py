@@ -49,7 +49,7 @@ async def answer_completion(body: CompletionRequest, request: Request, state: Se
         EngineError: it cannot be answered.
         PromptError: a prompt cannot be tokenized.
     """
-    model = state.generator(body.model)
+    model = state.generating_model(body.model)
     admit(request, model, count_sequences(body, state.limits), "prompt" if _has_several_prompts(body) else "n")
     response_id = answer_id("cmpl", request, body.request_id)
     fields.ignore(request, unused_with_beams(body))

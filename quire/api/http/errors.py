@@ -10,8 +10,8 @@ ApiError
 ├── Misdirected       421
 ├── FailedDependency  424
 ├── HeadersTooLarge   431
-├── Overloaded        503 with Retry-After
-├── Unavailable       503
+├── Overloaded        503, too much load; the caller sets Retry-After
+├── Unavailable       503 with Retry-After: 5, a component does not work
 └── Internal          500
 """
 
@@ -171,14 +171,17 @@ class FailedDependency(ApiError):
 
 
 class Overloaded(ApiError):
-    """Batch and queue are full; the client may retry."""
+    """Too much load; the client may retry. The caller sets Retry-After."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     kind = "ServiceUnavailableError"
 
 
 class Unavailable(ApiError):
-    """The engine, the store of responses or the grammar compiler cannot be used."""
+    """A component does not work: the engine, the store of responses or the grammar compiler.
+
+    Retry-After is 5 seconds unless `headers` have another value.
+    """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     kind = "ServiceUnavailableError"

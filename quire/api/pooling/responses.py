@@ -55,8 +55,8 @@ def check_encoding(body: EncodingFields, count: int) -> None:
     """
     if body.encoding_format == "bytes" and count > _MAX_DESCRIBED:
         raise InvalidRequest(
-            f"`encoding_format` bytes describes at most {_MAX_DESCRIBED} inputs in a header, not {count}; "
-            "use bytes_only or base64.",
+            f"`encoding_format: bytes` accepts at most {_MAX_DESCRIBED} inputs, not {count}, because a header "
+            "describes each; use bytes_only or base64.",
             "encoding_format",
         )
 

@@ -192,7 +192,7 @@ def _request(context: PoolingContext, params: PoolingParams, prompt: PoolingProm
         priority=context.priority,
         cache_salt=context.cache_salt,
         flow=context.id,
-        segment_start=prompt.segment_start,
+        second_text_start=prompt.second_text_start,
     )
 
 

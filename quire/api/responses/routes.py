@@ -42,7 +42,7 @@ def _add_creation(routes: APIRouter, state: ServerState, service: ResponseServic
         """Answer a conversation, now or in the background."""
         if body.background and not body.is_stored:
             raise InvalidRequest("background can only be used when `store` is true", "background")
-        model = state.generator(body.model)
+        model = state.generating_model(body.model)
         admit(request, model, 1, "input")
         run = await unless_disconnected(request, service.prepare(body, model))
         fields.ignore(request, run.unused_fields)

@@ -129,7 +129,7 @@ class ServerState:
                 return model
         raise NotFound(f"The model `{shorten(name)}` does not exist.", "model")
 
-    def generator(self, name: str | None) -> ServedModel:
+    def generating_model(self, name: str | None) -> ServedModel:
         """The model of this name, which generates text; the first one that does if the name is None or empty.
 
         Raises:

@@ -7,7 +7,10 @@ from quire.config.other_servers.table import OtherServerFlag, refused, same
 _GGUF = "Quire reads directories and repositories with safetensors files"
 _REQUESTS = "set the field in requests, or its default in generation_config.json"
 _CPU = "Quire runs on CPUs"
-_ADAPTERS = "adapters are not supported; merge the adapter into the model"
+_ADAPTERS = (
+    "LoRA adapters chosen by requests are not supported (a model's own speech adapter is); "
+    "merge the adapter into the model"
+)
 
 LLAMA_SERVER: tuple[OtherServerFlag, ...] = (
     *same("--host", "--port", "--api-key", "--seed"),

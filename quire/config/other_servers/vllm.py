@@ -5,7 +5,10 @@ from __future__ import annotations
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
-_ADAPTERS = "adapters are not supported; merge the adapter into the model"
+_ADAPTERS = (
+    "LoRA adapters chosen by requests are not supported (a model's own speech adapter is); "
+    "merge the adapter into the model"
+)
 _MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
 _GPU = "Quire has one kernel for each operation on a GPU"
 _PROXY = "put a reverse proxy in front of Quire"

@@ -125,7 +125,7 @@ class GraphSteps(StepRunner):
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         graph = self.graphs.get(inputs.num_tokens) if inputs.static and attention.static else None
-        plain = inputs.model.items is None and inputs.model.adapted is None
+        plain = inputs.model.items is None and inputs.model.lora is None
         if graph is None or self._logits is None or not plain:
             return self._eager.logits(inputs, attention)
         graph.replay()

@@ -114,9 +114,10 @@ def _inputs(
     tokens = np.concatenate([request.prompt for request in requests]).astype(np.int64)
     positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
     type_ids = None
-    if model.spec.embeddings.types > 1 and any(request.segment_start is not None for request in requests):
+    if model.spec.embeddings.types > 1 and any(request.second_text_start is not None for request in requests):
         starts = [
-            end if r.segment_start is None else r.segment_start for r, end in zip(requests, offsets[1:], strict=True)
+            end if r.second_text_start is None else r.second_text_start
+            for r, end in zip(requests, offsets[1:], strict=True)
         ]
         type_ids = torch.from_numpy((positions >= np.repeat(starts, np.diff(offsets))).astype(np.int64))
     return ModelInputs(

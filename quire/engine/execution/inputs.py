@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.inputs import AdaptedRows, ModelInputs, RowSet
+from quire.engine.models.inputs import LoRARows, ModelInputs, RowSet
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionMetadata
@@ -319,18 +319,21 @@ class _CrossAttentionRows:
         return tables[:count], lengths[:count]
 
 
-def adapted_rows(spans: Sequence[Span], adapted: Set[int], device: torch.device) -> AdaptedRows | None:
-    """The rows of a step of sequences in `adapted` rows of the request table; None if there are none."""
-    flags = [span.row in adapted for span in spans]
+def lora_rows(spans: Sequence[Span], using_lora: Set[int], device: torch.device) -> LoRARows | None:
+    """The rows of a step whose sequences use LoRA; None if there are none.
+
+    `using_lora`: the rows of these sequences in the request table.
+    """
+    flags = [span.row in using_lora for span in spans]
     if not any(flags):
         return None
     if all(flags):
-        return AdaptedRows(RowSet(), RowSet())
+        return LoRARows(RowSet(), RowSet())
     counts = torch.tensor([span.count for span in spans])
     tokens = torch.tensor(flags).repeat_interleave(counts)
     sampling = [flag for span, flag in zip(spans, flags, strict=True) if span.samples and not span.draft]
     logits = torch.tensor(sampling, dtype=torch.bool).nonzero().flatten() if any(sampling) else None
-    return AdaptedRows(
+    return LoRARows(
         RowSet(tokens.nonzero().flatten().to(device)), None if logits is None else RowSet(logits.to(device))
     )
 

@@ -143,7 +143,7 @@ class Pooler:
 
     def start(self, params: PoolingParams) -> _Pooling:
         """The state of a new sequence."""
-        if params.task.startswith("token_") or self._spec.vocabulary is not None:
+        if params.task.startswith("token_") or self._spec.sparse_head is not None:
             return _All()
         return _POOLINGS[params.pooling_type or self._spec.pooling_type]()
 
@@ -159,11 +159,11 @@ class Pooler:
 
     def _embedding(self, pooled: Tensor, params: PoolingParams) -> Tensor:
         heads, spec = self._heads, self._spec
-        if heads.vocabulary is not None:
+        if heads.sparse_head is not None:
             assert self._model is not None
             table = self._model.embed.weight
             assert table is not None
-            values: Tensor = heads.vocabulary(pooled, table)
+            values: Tensor = heads.sparse_head(pooled, table)
             return values
         steps = heads.embed if params.task == "embed" else heads.token_embed
         vectors = run_steps(steps, pooled.float())
@@ -231,11 +231,11 @@ def pooling_info(spec: PoolerSpec, model: object) -> PoolingInfo:
         return next((step.size_out for step in reversed(steps) if isinstance(step, Dense)), hidden)
 
     return PoolingInfo(
-        embedding_size=size(spec.embed) if spec.vocabulary is None else vocab,
+        embedding_size=size(spec.embed) if spec.sparse_head is None else vocab,
         token_embedding_size=size(spec.token_embed),
         matryoshka=spec.matryoshka,
         dimensions=spec.dimensions,
         labels=spec.labels,
         score_method=spec.score_method,
-        sparse=spec.vocabulary is not None,
+        sparse=spec.sparse_head is not None,
     )

@@ -18,7 +18,7 @@ from quire.engine.models.audio_encoder import AudioEncoder
 from quire.engine.models.decoder import CacheShape, cache_shape
 from quire.engine.models.inputs import ItemEmbeddings
 from quire.engine.models.layers.stem import CausalConvStemLayer, StemState
-from quire.engine.models.spec import AudioEncoderSpec, GroupedAttention, Layer
+from quire.engine.models.spec import AudioEncoderSpec, GroupedQueryAttention, Layer
 from quire.engine.scheduling.plan import EncodedAudio, ScheduledSequence, StepPlan
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
 
@@ -57,9 +57,9 @@ def streaming_cache_size(
     return StreamingCacheSize(shapes, _pages(window, MAX_PIECE * spec.joined, block_size), block_size, dtype, hidden)
 
 
-def _attention(layer: object) -> GroupedAttention:
+def _attention(layer: object) -> GroupedQueryAttention:
     assert isinstance(layer, Layer)
-    assert isinstance(layer.attn, GroupedAttention)
+    assert isinstance(layer.attn, GroupedQueryAttention)
     return layer.attn
 
 

@@ -28,7 +28,7 @@ from quire.engine.models.layers.rope import RopeTables, cos_sin
 from quire.engine.models.layers.stem import make_stem
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.rope_spec import Rope
-from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedAttention
+from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedQueryAttention
 from quire.engine.models.stack import LayerStack
 from quire.engine.wire.convolutions import count_positions
 from quire.kernels.activation import activation
@@ -152,8 +152,8 @@ class AudioEncoder(LayerStack):
         return self._tables.at(torch.cat([torch.arange(length, device=device) for length in lengths]))
 
 
-def _grouped(spec: AudioEncoderSpec) -> list[GroupedAttention]:
-    return [layer.attn for layer in spec.layers if isinstance(layer.attn, GroupedAttention)]
+def _grouped(spec: AudioEncoderSpec) -> list[GroupedQueryAttention]:
+    return [layer.attn for layer in spec.layers if isinstance(layer.attn, GroupedQueryAttention)]
 
 
 def _make_projector(spec: AudioEncoderSpec) -> nn.Module | None:

@@ -34,7 +34,7 @@ from quire.engine.models.spec import (
     DisentangledAttention,
     EncoderSpec,
     GatedMLP,
-    GroupedAttention,
+    GroupedQueryAttention,
     GroupedSigmoidRouter,
     LatentAttention,
     Layer,
@@ -84,7 +84,7 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
     PlainMLP: ("size",),
-    GroupedAttention: ("heads", "kv_heads", "head_dim"),
+    GroupedQueryAttention: ("heads", "kv_heads", "head_dim"),
     LatentAttention: ("heads", "kv_rank", "nope_dim", "value_dim"),
     GatedMLP: ("size",),
     MoE: ("size", "experts", "top_k"),
@@ -175,11 +175,11 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of encoder positions, {positions}, is not a multiple of {max(averaged, joined)}"
         case Conv2dStem(bands=bands, layers=layers) if bands % 2**layers:
             yield f"the number of mel bins, {bands}, is not a multiple of {2**layers}"
-        case GroupedAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
+        case GroupedQueryAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
             yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
-        case GroupedAttention(window=int(window)) if window < 1:
+        case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
-        case GroupedAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:
+        case GroupedQueryAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:
             yield f"the rotary dimension {dim} exceeds the head size {head_dim}"
         case Rope(dim=dim) if dim % 2:
             yield f"the rotary dimension {dim} is odd"

@@ -13,7 +13,7 @@ from quire.engine.models.audio_encoder import AudioEncoder
 from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.parallel.group import RankGroup
-from quire.engine.models.spec import Attention, DecoderSpec, GroupedAttention, LatentAttention
+from quire.engine.models.spec import Attention, DecoderSpec, GroupedQueryAttention, LatentAttention
 from quire.engine.models.stack import TransformerLayer
 from quire.engine.models.transformer import Transformer
 from quire.kernels.softcap import softcap
@@ -164,7 +164,7 @@ class Decoder(Transformer):
 
 def cache_shape(spec: Attention, alignment: int = 1) -> CacheShape:
     """What a layer of attention caches; see `CacheShape.alignment`."""
-    if isinstance(spec, GroupedAttention):
+    if isinstance(spec, GroupedQueryAttention):
         return CacheShape(spec.kv_heads, spec.head_dim, spec.head_dim, alignment=alignment)
     assert isinstance(spec, LatentAttention)
     return CacheShape(1, spec.kv_rank + spec.rope.dim, spec.kv_rank, values_in_keys=True, alignment=alignment)

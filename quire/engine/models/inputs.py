@@ -41,8 +41,8 @@ class RowSet:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedRows:
-    """The rows of a step that the model's adapter applies to.
+class LoRARows:
+    """The rows of a step that the model's LoRA adapter applies to.
 
     Attributes:
         tokens: rows among those of all tokens.
@@ -72,7 +72,7 @@ class ModelInputs:
         cu_seqlens: (sequences + 1,) int64 on the host, for encoders: the first token of each sequence, and the number
             of tokens.
         items: embeddings of the tokens that stand for items, or that audio is added to; None if there are none.
-        adapted: rows that the model's adapter applies to; None: none.
+        lora: rows that the model's LoRA adapter applies to; None: none.
     """
 
     token_ids: Tensor
@@ -81,7 +81,7 @@ class ModelInputs:
     type_ids: Tensor | None = None
     cu_seqlens: Tensor | None = None
     items: ItemEmbeddings | None = None
-    adapted: AdaptedRows | None = None
+    lora: LoRARows | None = None
 
 
 class StepAttention(Protocol):

@@ -26,7 +26,7 @@ HeadStep = Dense | LayerNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class VocabularyHead:
+class SparseHead:
     """A masked language model's head: a value for each token of the vocabulary, the largest of all positions."""
 
     act: str
@@ -48,7 +48,7 @@ class PoolerSpec:
         label_act: makes probabilities of logits; None: none.
         score_method: the method by which two texts are compared.
         matryoshka: embeddings may be cut; dimensions: to one of these, or to any if there are none.
-        vocabulary: embeddings are sparse.
+        sparse_head: head of sparse embeddings (SPLADE); None: embeddings are dense.
         label_tokens: the weight of `classify` are the rows of these tokens in the output projection.
         subtract_labels: the score is the difference of the last label's and the first one's logits.
         extra_weights: files in the model's folder with weights of the steps: (step, folder).
@@ -65,7 +65,7 @@ class PoolerSpec:
     score_method: ScoreMethod | None = None
     matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
-    vocabulary: VocabularyHead | None = None
+    sparse_head: SparseHead | None = None
     label_tokens: tuple[int, ...] = ()
     subtract_labels: bool = False
     extra_weights: tuple[tuple[str, str], ...] = ()

@@ -17,7 +17,7 @@ from quire.engine.models.pooler_spec import (
     LabelActivation,
     PoolerSpec,
     ScoreMethod,
-    VocabularyHead,
+    SparseHead,
 )
 from quire.engine.models.sentence_transformers import POOLING_NAMES, Modules, read_json, read_modules
 from quire.engine.models.spec import DecoderSpec, LayerNorm, TransformerSpec
@@ -169,7 +169,7 @@ def _sparse(config: Any) -> PoolerSpec:
         tasks=("embed",),
         normalize=False,
         score_method="dot",
-        vocabulary=VocabularyHead(act="gelu" if config.model_type in ("roberta", "xlm-roberta") else act, norm=norm),
+        sparse_head=SparseHead(act="gelu" if config.model_type in ("roberta", "xlm-roberta") else act, norm=norm),
     )
 
 

@@ -29,7 +29,7 @@ class QKNorm(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedAttention:
+class GroupedQueryAttention:
     """Grouped-query attention: `heads` query heads share `kv_heads` key and value heads."""
 
     heads: int
@@ -191,7 +191,7 @@ class CrossAttention:
     bias: bool = True
 
 
-Attention = GroupedAttention | LatentAttention | DisentangledAttention
+Attention = GroupedQueryAttention | LatentAttention | DisentangledAttention
 FeedForward = GatedMLP | PlainMLP | MoE
 
 
@@ -214,7 +214,7 @@ class LayerNorm:
 Norm = RMSNorm | LayerNorm
 
 
-class Parallel(Enum):
+class ParallelResidual(Enum):
     """Attention and feed-forward in parallel: x + attn(norm(x)) + ffn(norm(x))."""
 
     ONE_NORM = "attention and feed-forward have the same norm"
@@ -241,7 +241,7 @@ class Layer:
     branch_output_norm: bool = False
     post_ln: bool = False
     inner_post_ln: bool = False
-    parallel: Parallel | None = None
+    parallel: ParallelResidual | None = None
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
 
@@ -258,7 +258,7 @@ class ConformerLayer:
             Komatsu 2021); 0 for none.
     """
 
-    attn: RelativeAttention | ChunkedAttention | BlockAttention | GroupedAttention
+    attn: RelativeAttention | ChunkedAttention | BlockAttention | GroupedQueryAttention
     ffn: PlainMLP | GatedMLP
     conv: TimeConv
     feedback: int = 0

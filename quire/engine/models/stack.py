@@ -22,9 +22,9 @@ from quire.engine.models.spec import (
     DisentangledAttention,
     FeedForward,
     GatedMLP,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
-    Parallel,
+    ParallelResidual,
     PlainMLP,
     StackSpec,
 )
@@ -55,7 +55,7 @@ class TransformerLayer(nn.Module):
             return make_norm(model.hidden, model.norm) if exists else nn.Identity()
 
         self.attn_norm = norm(spec.pre_norm and spec.pre_attn_norm)
-        self.ffn_norm = norm(spec.pre_norm and spec.parallel is not Parallel.ONE_NORM)
+        self.ffn_norm = norm(spec.pre_norm and spec.parallel is not ParallelResidual.ONE_NORM)
         self.attn_output_norm, self.ffn_output_norm = norm(spec.branch_output_norm), norm(spec.branch_output_norm)
         self.attn_inner_post_ln = make_norm(model.hidden, model.norm) if spec.inner_post_ln else None
         self.attn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
@@ -65,7 +65,7 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
-        rows = step.adapted_rows(last_layer=last_layer)
+        rows = step.lora_rows(last_layer=last_layer)
         ffn = self.ffn if rows is None else partial(self.ffn, adapted=rows)
         normed = self.attn_norm(x)
         attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
@@ -74,7 +74,7 @@ class TransformerLayer(nn.Module):
             assert step.logits_indices is not None
             x, normed = take_rows(x, step.logits_indices), take_rows(normed, step.logits_indices)
         if self.parallel is not None:
-            read = normed if self.parallel is Parallel.ONE_NORM else self.ffn_norm(x)
+            read = normed if self.parallel is ParallelResidual.ONE_NORM else self.ffn_norm(x)
             return add_scaled(x, add_scaled(attended, ffn(read)))
         if self.attn_post_ln is not None and self.ffn_post_ln is not None:
             if self.attn_inner_post_ln is not None:
@@ -121,7 +121,7 @@ class LayerStack(nn.Module):
 
 
 def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup | None) -> nn.Module:
-    if isinstance(spec, GroupedAttention):
+    if isinstance(spec, GroupedQueryAttention):
         return GroupedAttentionLayer(index, spec, model, group)
     if isinstance(spec, DisentangledAttention):
         return DisentangledAttentionLayer(spec, model)

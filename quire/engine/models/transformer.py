@@ -15,7 +15,7 @@ from quire.engine.models.layers.rope import RopeTables, rope_switch
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.rope_spec import Rope
-from quire.engine.models.spec import DecoderSpec, DisentangledAttention, GroupedAttention, TransformerSpec
+from quire.engine.models.spec import DecoderSpec, DisentangledAttention, GroupedQueryAttention, TransformerSpec
 from quire.engine.models.stack import LayerStack
 
 
@@ -79,7 +79,7 @@ class Transformer(LayerStack):
             None if self.relative_bias is None else self.relative_bias(),
             None if self.relative_positions is None else self.relative_positions(),
             cross,
-            inputs.adapted,
+            inputs.lora,
         )
 
     @property
@@ -104,5 +104,5 @@ def ropes_of(spec: TransformerSpec) -> set[Rope]:
     return {layer.attn.rope for layer in spec.layers if layer.attn.rope is not None}
 
 
-def _grouped(spec: TransformerSpec) -> list[GroupedAttention]:
-    return [layer.attn for layer in spec.layers if isinstance(layer.attn, GroupedAttention)]
+def _grouped(spec: TransformerSpec) -> list[GroupedQueryAttention]:
+    return [layer.attn for layer in spec.layers if isinstance(layer.attn, GroupedQueryAttention)]

@@ -16,7 +16,7 @@ from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.waiting import WaitingQueue
 from quire.engine.wire.protocol import AddRequest, ErrorOutput, MediaItem, RequestOutput, StepStats, TokensOutput
 
-_ORDER = attrgetter("order")
+_SORT_KEY = attrgetter("sort_key")
 R = TypeVar("R", bound=StreamingRequest)
 
 
@@ -39,7 +39,7 @@ class AudioScheduler(ABC, Generic[R]):
         """`by_priority`: requests with a smaller priority run first."""
         self.limits = limits
         self._requests: dict[str, R] = {}
-        self._running: list[R] = []  # sorted by order
+        self._running: list[R] = []  # sorted by sort key
         self._no_audio: set[str] = set()  # ids of those that wait for their first frame, outside of the queue
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=False)
         self._in_flight: deque[list[R]] = deque()  # the sequences of each plan that has not finished
@@ -47,7 +47,7 @@ class AudioScheduler(ABC, Generic[R]):
         self._ended: list[RequestOutput] = []  # of requests that have ended without a step
 
     @abstractmethod
-    def _make(self, message: AddRequest, order: tuple[int, ...], start: int) -> R:
+    def _make(self, message: AddRequest, sort_key: tuple[int, ...], start: int) -> R:
         """The state of a new request, without audio."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class AudioScheduler(ABC, Generic[R]):
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request, which the core has validated."""
-        request = self._make(message, *self._waiting.assign_order(message))
+        request = self._make(message, *self._waiting.assign_sort_key(message))
         request.receive(message.items, last=not message.open)
         self._requests[request.id] = request
         if request.frames:
@@ -125,7 +125,7 @@ class AudioScheduler(ABC, Generic[R]):
     def schedule(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[R]()
-        budget = StepBudget(self.limits.max_tokens, self.limits.max_encoded)
+        budget = StepBudget(self.limits.max_num_batched_tokens, self.limits.encoder_compute_budget)
         for request in self._turns(plan):
             if not request.steps_in_flight:
                 self._schedule_sequence(plan, scheduled, request, budget)
@@ -166,7 +166,7 @@ class AudioScheduler(ABC, Generic[R]):
         waiting, running = self._waiting.ids(), {request.id for request in self._running}
         assert waiting | running | self._no_audio == set(self._requests), "a request is neither waiting nor running"
         assert len(waiting) + len(running) + len(self._no_audio) == len(self._requests), "a request is in two states"
-        assert self._running == sorted(self._running, key=_ORDER), "running requests are out of order"
+        assert self._running == sorted(self._running, key=_SORT_KEY), "running requests are out of order"
 
     def _turns(self, plan: StepPlan) -> Iterable[R]:
         """The sequences in the batch, in the order in which a step schedules them; others may enter before."""
@@ -175,13 +175,13 @@ class AudioScheduler(ABC, Generic[R]):
     def _enter(self, plan: StepPlan, request: R) -> None:
         """Take the first waiting request, the result of `_next`, into the batch."""
         self._waiting.pop()
-        insort(self._running, request, key=_ORDER)
+        insort(self._running, request, key=_SORT_KEY)
         request.mark_scheduled()
         plan.new.append(request.to_new_sequence(None))
 
     def _next(self) -> R | None:
         """The waiting request that can enter the batch now; None if there is none."""
-        if len(self._running) >= self.limits.max_seqs:
+        if len(self._running) >= self.limits.max_num_seqs:
             return None
         first = self._waiting.first()
         if first is None:

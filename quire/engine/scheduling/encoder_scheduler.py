@@ -43,8 +43,8 @@ class EncoderScheduler:
         self._requests.pop(request_id, None)
 
     def schedule(self) -> StepPlan:
-        """Choose the requests of the next step: those that come next, up to `max_tokens` tokens, but at least one."""
-        return self._take(self.limits.max_tokens, at_least_one=True)
+        """Choose the requests of the next step: those that come next, up to the token budget, but at least one."""
+        return self._take(self.limits.max_num_batched_tokens, at_least_one=True)
 
     def schedule_urgent(self, running: Iterable[StepPlan]) -> StepPlan:
         """Choose short requests to run beside running steps; skips flows that these already contain."""
@@ -54,7 +54,9 @@ class EncoderScheduler:
     def _take(self, max_tokens: int, *, at_least_one: bool, without: Collection[str] = ()) -> StepPlan:
         plan = StepPlan()
         tokens = 0
-        while len(plan.encoder_requests) < self.limits.max_seqs and (request_id := self._waiting.peek()) is not None:
+        while (
+            len(plan.encoder_requests) < self.limits.max_num_seqs and (request_id := self._waiting.peek()) is not None
+        ):
             message = self._requests.get(request_id)
             if message is not None:
                 fits = tokens + self._size(message) <= max_tokens or (at_least_one and not plan.encoder_requests)

@@ -64,15 +64,15 @@ class EncoderCache:
     step reads are not evicted in that step. Nothing else is held, so a request never waits for another one's items.
     """
 
-    def __init__(self, capacity: int, max_encoded: int) -> None:
+    def __init__(self, capacity: int, encoder_compute_budget: int) -> None:
         """Make an empty cache.
 
         Args:
             capacity: embeddings that are kept; at least those of the largest item.
-            max_encoded: embeddings that a step makes, if they are of more than one item.
+            encoder_compute_budget: embeddings that a step makes, if they are of more than one item.
         """
         self._capacity = capacity
-        self._max_encoded = max_encoded
+        self._encoder_compute_budget = encoder_compute_budget
         self._lengths: OrderedDict[ItemKey, int] = OrderedDict()  # least recently used first
         self._held = 0
         self._left = 0  # embeddings that this step may still make
@@ -80,7 +80,7 @@ class EncoderCache:
 
     def begin_step(self) -> None:
         """Another step is planned."""
-        self._left = self._max_encoded
+        self._left = self._encoder_compute_budget
         self._read.clear()
 
     def readable(self, plan: StepPlan, spans: PlaceholderRanges, start: int, count: int, first: int) -> int:
@@ -121,7 +121,7 @@ class EncoderCache:
 
     def _make_room(self, plan: StepPlan, length: int) -> bool:
         """Evict items until there is room for another one; False if this step must not encode it."""
-        if length > self._left and self._left < self._max_encoded:
+        if length > self._left and self._left < self._encoder_compute_budget:
             return False
         read = sum(self._lengths[key] for key in self._read)
         if read + length > self._capacity:

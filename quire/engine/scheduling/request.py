@@ -39,23 +39,24 @@ class Request:
     """One sequence. It never leaves the core.
 
     A step that was submitted and has not finished is in flight. With an executor that allows more than one step in
-    flight, a sequence is scheduled on before its sampled tokens are known: `expected` counts them.
+    flight, a sequence is scheduled on before its sampled tokens are known: `num_output_placeholders` counts them.
 
     Attributes:
         tokens: prompt and output so far.
-        order: scheduling order; smaller runs first.
+        sort_key: (priority, virtual finish time, arrival number), fixed at arrival. It orders the waiting queue and the
+            batch; the largest is preempted first.
         start: virtual time at which the request starts under fair queueing, see `FairClock`.
-        computed: tokens whose keys and values are in `blocks` once the steps in flight have finished.
-        expected: number of tokens that steps in flight will append to `tokens`.
+        num_computed_tokens: tokens whose keys and values are in `blocks` once the steps in flight have finished.
+        num_output_placeholders: number of tokens that steps in flight will append to `tokens`.
         steps_in_flight: submitted steps that hold this sequence and have not finished.
         verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
         blocks: the block table.
-        root_hash: hash that the first block's hash continues, from the cache salt; only sequences with equal ones share
-            blocks.
+        root_hash: seed of the block hashes, from what vLLM calls extra keys (cache salt, LoRA, an item for
+            cross-attention) and from the RoPE variant; only sequences with equal ones share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
-        adapted: computed with the model's adapter.
+        uses_lora: computed with the model's LoRA adapter.
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
-        num_cached_blocks: number of blocks that are registered in the prefix cache.
+        num_cached_blocks: number of its blocks that are registered in the prefix cache (vLLM: num_cached_block).
         drafter: proposes speculative tokens; None without speculation.
         cached_tokens: prompt tokens found in the prefix cache when the sequence first entered the batch; None before.
         generates: whether tokens are sampled once all known tokens are computed.
@@ -63,20 +64,20 @@ class Request:
         token_probs: the result for `SamplingParams.token_probs`, until it is sent.
         cross_attention: encoded positions that all of its tokens attend to; None for most models.
         placeholders: its items that have placeholder tokens; None if there are none.
-        computed_on_entry: number of computed tokens (prefix cache hits) when it last entered the batch.
+        computed_on_entry: its `num_computed_tokens` (prefix cache hits) when it last entered the batch.
         held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, else 0.
     """
 
     id: str
     tokens: list[int]
     params: SamplingParams | PoolingParams
-    order: tuple[int, ...]
+    sort_key: tuple[int, ...]
     root_hash: BlockHash = b""
     uses_long_rope: bool = False
-    adapted: bool = False
+    uses_lora: bool = False
     prompt_len: int = 0
-    computed: int = 0
-    expected: int = 0
+    num_computed_tokens: int = 0
+    num_output_placeholders: int = 0
     steps_in_flight: int = 0
     verifies_draft: bool = False
     blocks: list[int] = field(default_factory=list)
@@ -106,16 +107,20 @@ class Request:
         assert isinstance(self.params, SamplingParams)
         return self.params
 
-    def pending(self, max_model_len: int, rope_switch: int | None = None) -> int:
+    def num_new_tokens(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Tokens that can be scheduled now."""
-        if self.expected and (self.verifies_draft or self._ends_with_expected(max_model_len)):
+        if self.num_output_placeholders and (self.verifies_draft or self._ends_with_placeholders(max_model_len)):
             return 0
-        longest = len(self.tokens) - self.held_back + self.expected
-        return (longest if rope_switch is None or self.uses_long_rope else min(longest, rope_switch)) - self.computed
+        longest = len(self.tokens) - self.held_back + self.num_output_placeholders
+        return (
+            longest if rope_switch is None or self.uses_long_rope else min(longest, rope_switch)
+        ) - self.num_computed_tokens
 
-    def _ends_with_expected(self, max_model_len: int) -> bool:
+    def _ends_with_placeholders(self, max_model_len: int) -> bool:
         """Whether the tokens in flight are the last ones that the request may have."""
-        return len(self.tokens) + self.expected >= min(self.prompt_len + self.sampling_params.max_tokens, max_model_len)
+        return len(self.tokens) + self.num_output_placeholders >= min(
+            self.prompt_len + self.sampling_params.max_tokens, max_model_len
+        )
 
     def max_draft(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Longest draft: the token sampled after it must still be allowed, and its own tokens not need another rope."""
@@ -134,10 +139,10 @@ class Request:
             self.root_hash = hasher(self.root_hash + b"extended") if hasher else b""
             self.hashes = []
 
-    def adapt(self, hasher: Hasher | None) -> None:
-        """Compute all tokens with the model's adapter. Keys and values are others then, as with another rope."""
-        self.adapted = True
-        self.root_hash = hasher(self.root_hash + b"adapted") if hasher else b""
+    def use_lora(self, hasher: Hasher | None) -> None:
+        """Compute all tokens with the model's LoRA adapter. Keys and values are others then, as with another rope."""
+        self.uses_lora = True
+        self.root_hash = hasher(self.root_hash + b"lora") if hasher else b""
         self.hashes = []
 
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
@@ -152,7 +157,7 @@ class Request:
     @property
     def is_idle(self) -> bool:
         """Whether it waits for more of its prompt."""
-        return self.held_back > 0 and self.computed >= len(self.tokens) - 1
+        return self.held_back > 0 and self.num_computed_tokens >= len(self.tokens) - 1
 
     @property
     def max_cached_tokens(self) -> int:
@@ -184,7 +189,14 @@ class Request:
         """The request as it enters the batch."""
         wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
-            self.id, tuple(self.tokens), self.prompt_len, self.params, wanted, self.uses_long_rope, cross, self.adapted
+            self.id,
+            tuple(self.tokens),
+            self.prompt_len,
+            self.params,
+            wanted,
+            self.uses_long_rope,
+            cross,
+            self.uses_lora,
         )
 
     def mark_scheduled(self) -> None:
@@ -197,7 +209,7 @@ class Request:
 
     def take_sampled(self, sampled: SampledTokens, max_model_len: int) -> TokensOutput:
         """Append the tokens that a step has sampled, up to the one that finishes the request; returns its output."""
-        self.expected -= 1
+        self.num_output_placeholders -= 1
         self.verifies_draft = False
         taken = 0
         finish_reason, stop_reason = None, None
@@ -205,7 +217,7 @@ class Request:
             finish_reason, stop_reason = self.append(sampled.tokens[taken], max_model_len)
             taken += 1
         if self.blocks:  # else preempted while the step was in flight
-            self.computed += taken - 1  # confirmed tokens of the draft
+            self.num_computed_tokens += taken - 1  # confirmed tokens of the draft
         output = TokensOutput(
             self.id,
             sampled.tokens[:taken],

@@ -32,7 +32,7 @@ from quire.engine.wire.protocol import (
     StepStats,
 )
 
-_ORDER = attrgetter("order")
+_SORT_KEY = attrgetter("sort_key")
 
 
 class Scheduler:
@@ -68,8 +68,8 @@ class Scheduler:
         self._prefix_cache = PrefixCache(pool, hasher)
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, pool)
-        self._encoder_cache = EncoderCache(limits.max_cached, limits.max_encoded)
-        self._running: list[Request] = []  # sorted by order
+        self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget)
+        self._running: list[Request] = []  # sorted by sort key
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
         self._removed: list[str] = []  # left the batch since the last plan
@@ -84,24 +84,24 @@ class Scheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a new request."""
-        order, start = self._waiting.assign_order(message)
+        sort_key, start = self._waiting.assign_sort_key(message)
         request = Request(
             id=message.request_id,
             tokens=message.prompt.tolist(),
             params=message.params,
-            order=order,
+            sort_key=sort_key,
             start=start,
             # Hashed, so that no salt can equal the hash of a block.
             root_hash=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
             held_back=int(message.open),
         )
-        if self.limits.max_cached:
+        if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
             prefix = request.root_hash if self._hasher is not None else f"{request.id}\0".encode()
             request.placeholders = PlaceholderRanges(message.items, prefix) if message.items or message.open else None
             if message.items:
-                self._adapt(request)
+                self._use_lora(request)
         elif message.items:
             self._cross_attention.attach(request, message.items[0])
         self._requests[request.id] = request
@@ -128,20 +128,20 @@ class Scheduler:
             self._leave(request)
         else:
             if items:
-                self._adapt(request)
+                self._use_lora(request)
             if self._open.extend(request, tokens, last=last, items=items):
                 self._waiting.push(request)
         return error
 
-    def _adapt(self, request: Request) -> None:
-        """Compute a request that has items with the model's adapter, if it has one for them.
+    def _use_lora(self, request: Request) -> None:
+        """Compute a request that has items with the model's LoRA adapter, if it has one for them.
 
         What was computed without it is computed again.
         """
-        if self.limits.adapts_items and not request.adapted:
+        if self.limits.lora_for_items and not request.uses_lora:
             if request.blocks:
                 self._preempt(request)
-            request.adapt(self._hasher)
+            request.use_lora(self._hasher)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""
@@ -155,9 +155,9 @@ class Scheduler:
         self._encoder_cache.begin_step()
         if self.limits.rope_switch is not None:
             self._restart_outgrown(self.limits.rope_switch)
-        budget = self._schedule_running(plan, scheduled, self.limits.max_tokens)
+        budget = self._schedule_running(plan, scheduled, self.limits.max_num_batched_tokens)
         if not plan.stats.preemptions:
-            self._admit_waiting(plan, scheduled, budget)
+            self._schedule_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
         plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
@@ -227,10 +227,10 @@ class Scheduler:
         assert waiting | running | waiting_for_input == set(self._requests), "a request is neither waiting nor running"
         assert len(waiting) + len(running) + len(waiting_for_input) == len(self._requests), "a request is in two states"
         self._open.check()
-        assert self._running == sorted(self._running, key=_ORDER), "running requests are out of order"
+        assert self._running == sorted(self._running, key=_SORT_KEY), "running requests are out of order"
         for request in self._requests.values():
             held = len(request.blocks) * self.pool.block_size
-            assert request.computed <= held, "computed tokens without a block"
+            assert request.num_computed_tokens <= held, "computed tokens without a block"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
             if request.cross_attention is not None:
                 needed = self.pool.blocks_for(request.cross_attention.length) if request.id in running else 0
@@ -239,9 +239,9 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
         pending = [
-            request.pending(max_model_len, switch)
-            if request.expected
-            else len(request.tokens) - request.held_back - request.computed
+            request.num_new_tokens(max_model_len, switch)
+            if request.num_output_placeholders
+            else len(request.tokens) - request.held_back - request.num_computed_tokens
             for request in self._running
         ]
         decoding = pending.count(1)
@@ -251,11 +251,11 @@ class Scheduler:
             request = self._running[index]
             decoding -= pending[index] == 1
             # A long prompt leaves one token for each sequence after it that needs only one.
-            count = request.within_prompt(request.computed, min(pending[index], budget - decoding))
+            count = request.within_prompt(request.num_computed_tokens, min(pending[index], budget - decoding))
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if request.placeholders is not None:
-                count = self._readable(plan, request, request.computed, count)
+                count = self._readable(plan, request, request.num_computed_tokens, count)
             if count > 0:
                 draft = self._speculation.draft(request, budget - decoding - count)
                 self._schedule_sequence(plan, scheduled, request, count, draft=draft)
@@ -265,7 +265,7 @@ class Scheduler:
 
     def _make_room(self, plan: StepPlan, request: Request, count: int) -> bool:
         """Preempt the last sequences until `count` more tokens fit; False if that preempted `request` itself."""
-        needed = self.pool.blocks_for(request.computed + count) - len(request.blocks)
+        needed = self.pool.blocks_for(request.num_computed_tokens + count) - len(request.blocks)
         while needed > self.pool.num_free:
             victim = self._running[-1]
             self._preempt(victim)
@@ -274,10 +274,10 @@ class Scheduler:
                 return False
         return True
 
-    def _admit_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
-        encoded = self.limits.max_encoded  # positions that this step may still encode
+    def _schedule_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
+        encoded = self.limits.encoder_compute_budget  # positions that this step may still encode
         while budget > 0 and (request := self._waiting.first()):
-            if len(self._running) >= self.limits.max_seqs and not self._preempt_idle():
+            if len(self._running) >= self.limits.max_num_seqs and not self._preempt_idle():
                 return
             if request.steps_in_flight:
                 return  # preempted; a step in flight still appends to its tokens
@@ -294,7 +294,7 @@ class Scheduler:
             fresh = self.pool.blocks_for(computed + count) - len(matched)
             cross = self._cross_attention.cached(request.cross_attention)
             if request.cross_attention is not None and not cross:
-                if request.cross_attention.length > encoded and encoded < self.limits.max_encoded:
+                if request.cross_attention.length > encoded and encoded < self.limits.encoder_compute_budget:
                     return
                 encoded -= request.cross_attention.length
                 fresh += self.pool.blocks_for(request.cross_attention.length)
@@ -306,9 +306,9 @@ class Scheduler:
             if count == 0:
                 return  # the step encodes no more items
             self._waiting.pop()
-            insort(self._running, request, key=_ORDER)
+            insort(self._running, request, key=_SORT_KEY)
             self.pool.acquire(matched)
-            request.blocks, request.computed, request.num_cached_blocks = matched, computed, len(matched)
+            request.blocks, request.num_computed_tokens, request.num_cached_blocks = matched, computed, len(matched)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
             self._prefix_cache.record(request, computed, plan.stats)
@@ -346,22 +346,22 @@ class Scheduler:
         matched: list[int] | None = None,
         draft: tuple[int, ...] = (),
     ) -> None:
-        start, end = request.computed, request.computed + count
+        start, end = request.num_computed_tokens, request.num_computed_tokens + count
         # Blocks may be left over from a rejected draft.
         fresh = self.pool.allocate(max(0, self.pool.blocks_for(end + len(draft)) - len(request.blocks)))
         new_blocks = tuple(fresh) if matched is None else (*matched, *fresh)
         if fresh:
             request.blocks = request.blocks + fresh
-        samples = request.generates and end == len(request.tokens) + request.expected
+        samples = request.generates and end == len(request.tokens) + request.num_output_placeholders
         items = () if request.placeholders is None else request.placeholders.tokens(start, end)
         plan.scheduled.append(
             ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items)
         )
         scheduled.append(request)
-        request.computed = end
+        request.num_computed_tokens = end
         request.steps_in_flight += 1
         if samples:
-            request.expected += 1
+            request.num_output_placeholders += 1
             request.verifies_draft = bool(draft)
         self._prefix_cache.cache_full_blocks(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
@@ -375,7 +375,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         is_idle = request.is_idle
         self._leave_batch(request)
-        request.computed = 0
+        request.num_computed_tokens = 0
         if is_idle:
             self._open.waiting_for_input.add(request.id)
         else:

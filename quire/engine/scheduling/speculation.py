@@ -32,7 +32,7 @@ class Speculation:
         """
         if request.drafter is None or not request.generates or request.steps_in_flight:
             return ()
-        if len(request.tokens) - request.computed != 1 or request.computed < request.prompt_len:
+        if len(request.tokens) - request.num_computed_tokens != 1 or request.num_computed_tokens < request.prompt_len:
             return ()
         held = (len(request.blocks) + self._pool.num_free) * self._pool.block_size
         longest = request.max_draft(self._limits.max_model_len, self._limits.rope_switch)

@@ -54,7 +54,7 @@ class StreamingRequest(Request):
     @property
     def ready(self) -> int:
         """Number of tokens that can be computed: they are known, and their audio has arrived."""
-        return min(len(self.tokens), self.frames) - self.computed
+        return min(len(self.tokens), self.frames) - self.num_computed_tokens
 
     @property
     def has_ended(self) -> bool:

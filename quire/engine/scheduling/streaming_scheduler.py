@@ -33,7 +33,7 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
         """Make a scheduler without requests.
 
         Args:
-            limits: limits of steps and sequences; `max_encoded` is a number of frames.
+            limits: limits of steps and sequences; `encoder_compute_budget` is a number of frames.
             pool: the blocks of the KV cache, at least `most_blocks` of the longest sequence.
             columns_per_frame: number of columns of features of a frame.
             window: number of positions that a token attends to, including its own; None: all.
@@ -57,17 +57,17 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
         running = {request.id for request in self._running}
         for request in self._requests.values():
             held = (request.dropped + len(request.blocks)) * self.pool.block_size
-            assert request.computed <= min(held, request.encoded), "computed tokens without a block or audio"
+            assert request.num_computed_tokens <= min(held, request.encoded), "computed tokens without a block or audio"
             assert request.id in running or not request.blocks, "a waiting request holds blocks"
             assert len(request.blocks) <= self._most_blocks(request), "a request holds more blocks than reserved"
 
     @override
-    def _make(self, message: AddRequest, order: tuple[int, ...], start: int) -> StreamingRequest:
+    def _make(self, message: AddRequest, sort_key: tuple[int, ...], start: int) -> StreamingRequest:
         return StreamingRequest(
             id=message.request_id,
             tokens=message.prompt.tolist(),
             params=message.params,
-            order=order,
+            sort_key=sort_key,
             start=start,
             columns_per_frame=self._columns_per_frame,
         )
@@ -95,19 +95,19 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
     ) -> None:
         """Schedule as many tokens of a sequence as possible, and the encoding of further audio if they need it."""
         count = min(request.ready, budget.tokens, MAX_PIECE)
-        if count > 0 and request.computed + count > request.encoded:
+        if count > 0 and request.num_computed_tokens + count > request.encoded:
             self._encode(plan, request, budget)
-        count = min(count, request.encoded - request.computed)
+        count = min(count, request.encoded - request.num_computed_tokens)
         if count <= 0:
             return
-        start, end = request.computed, request.computed + count
+        start, end = request.num_computed_tokens, request.num_computed_tokens + count
         self._drop_blocks(request)
         fresh = self.pool.allocate(self.pool.blocks_for(end) - request.dropped - len(request.blocks))
         request.blocks += fresh
         samples = end == len(request.tokens)
         plan.scheduled.append(ScheduledSequence(request.id, start, count, tuple(fresh), samples))
         scheduled.append(request)
-        request.computed = end
+        request.num_computed_tokens = end
         request.steps_in_flight += 1
         budget.tokens -= count
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
@@ -115,7 +115,7 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
     def _encode(self, plan: StepPlan, request: StreamingRequest, budget: StepBudget) -> None:
         """Schedule the encoding of the next piece of audio, which may be more than this step needs."""
         frames = min(request.frames - request.encoded, MAX_PIECE)
-        if frames <= budget.frames or budget.frames == self.limits.max_encoded:
+        if frames <= budget.frames or budget.frames == self.limits.encoder_compute_budget:
             first = request.encoded
             plan.audio.append(EncodedAudio(request.id, first, request.take(frames)))
             budget.frames -= frames
@@ -124,7 +124,7 @@ class StreamingScheduler(AudioScheduler[StreamingRequest]):
         """Free the blocks outside the window of the next token."""
         if self._window is None:
             return
-        unseen = max(0, request.computed - self._window + 1) // self.pool.block_size - request.dropped
+        unseen = max(0, request.num_computed_tokens - self._window + 1) // self.pool.block_size - request.dropped
         if unseen > 0:
             self.pool.release(request.blocks[:unseen])
             request.blocks = request.blocks[unseen:]
@@ -164,5 +164,5 @@ def most_blocks(limits: SchedulerLimits, length: int, window: int | None, block_
     whole = -(-length // block_size)
     if window is None:
         return whole
-    seen = window - 1 + min(limits.max_tokens, MAX_PIECE)
+    seen = window - 1 + min(limits.max_num_batched_tokens, MAX_PIECE)
     return min(whole, -(-seen // block_size) + 1)

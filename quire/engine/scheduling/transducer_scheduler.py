@@ -60,7 +60,7 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         """Make a scheduler without requests.
 
         Args:
-            limits: limits of steps and sequences; `max_encoded` and `max_model_len` are numbers of frames.
+            limits: limits of steps and sequences; `encoder_compute_budget` and `max_model_len` are numbers of frames.
             info: facts about the model.
             by_priority: requests with a smaller priority run first.
         """
@@ -69,13 +69,13 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         self._steps = 0
 
     @override
-    def _make(self, message: AddRequest, order: tuple[int, ...], start: int) -> TransducerRequest:
+    def _make(self, message: AddRequest, sort_key: tuple[int, ...], start: int) -> TransducerRequest:
         info = self._info
         return TransducerRequest(
             id=message.request_id,
             tokens=[],
             params=message.params,
-            order=order,
+            sort_key=sort_key,
             start=start,
             chunk=info.chunk_frames * info.columns_per_frame,
             less=info.columns_per_frame - 1,
@@ -98,7 +98,7 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         while (entering := self._next()) is not None:
             self._enter(plan, entering)
         self._steps += 1
-        return sorted(self._running, key=lambda request: (request.order[0], request.last_step))  # first: priority
+        return sorted(self._running, key=lambda request: (request.sort_key[0], request.last_step))  # first: priority
 
     @override
     def _schedule_sequence(
@@ -106,7 +106,7 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
     ) -> None:
         columns = request.ready
         frames = -(-columns // self._info.columns_per_frame)
-        if not columns or (frames > budget.frames and budget.frames < self.limits.max_encoded):
+        if not columns or (frames > budget.frames and budget.frames < self.limits.encoder_compute_budget):
             return
         first, features = request.encoded, request.take(columns)
         plan.audio.append(EncodedAudio(request.id, first, features, last=request.has_ended))

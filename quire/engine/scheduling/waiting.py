@@ -26,15 +26,15 @@ class WaitingQueue:
         """Entries, including those of requests that have left."""
         return len(self._heap)
 
-    def assign_order(self, message: AddRequest) -> tuple[tuple[int, ...], int]:
-        """`Request.order` and `Request.start` of a new request."""
+    def assign_sort_key(self, message: AddRequest) -> tuple[tuple[int, ...], int]:
+        """`Request.sort_key` and `Request.start` of a new request."""
         arrival, flow = next(self._arrivals), message.flow or message.request_id
         start, finish = (0, 0) if self._fair is None else self._fair.add(flow, len(message.prompt))
         return (message.priority if self._by_priority else 0, finish, arrival), start
 
     def push(self, request: Request) -> None:
         """Add a request, which is not in the queue."""
-        heapq.heappush(self._heap, (request.order, request))
+        heapq.heappush(self._heap, (request.sort_key, request))
 
     def first(self) -> Request | None:
         """The request that comes next; None if none waits."""

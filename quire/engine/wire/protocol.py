@@ -66,7 +66,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str | None = None  # only requests with equal salts share prefix blocks
     flow: str = ""  # fair-queueing key; flows get equal engine time
-    segment_start: int | None = None  # index of the first token of the second text of a pair
+    second_text_start: int | None = None  # index of the first token of the second text of a pair
     items: tuple[MediaItem, ...] = ()
     open: bool = False
 

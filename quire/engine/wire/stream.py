@@ -66,7 +66,7 @@ class PoolRequest:
     cache_salt: str | None = None
     timeout: float | None = None
     flow: str = ""
-    segment_start: int | None = None
+    second_text_start: int | None = None
     items: tuple[MediaItem, ...] = ()
 
 
@@ -282,4 +282,4 @@ def core_request(request_id: str, request: GenerateRequest | PoolRequest) -> Add
     common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
     if isinstance(request, GenerateRequest):
         return AddRequest(*common, items=request.items, open=request.open)
-    return AddRequest(*common, request.flow, request.segment_start, request.items)
+    return AddRequest(*common, request.flow, request.second_text_start, request.items)

@@ -31,7 +31,7 @@ Message = TypeVar("Message")
 Received = TypeVar("Received")
 
 
-class Encoder:
+class MessageEncoder:
     """Encodes a message as frames."""
 
     def encode(self, message: object) -> list[Frame]:
@@ -52,7 +52,7 @@ class Encoder:
         return [head, *arrays]
 
 
-class Decoder(Generic[Message]):
+class MessageDecoder(Generic[Message]):
     """Decodes frames into one of the message types of a union."""
 
     def __init__(self, messages: Any) -> None:
@@ -118,8 +118,8 @@ class ClientChannel(_Channel[CoreMessage]):
         self._socket = zmq.Context.instance().socket(zmq.PAIR)
         _remove_queue_limits(self._socket)
         self._socket.bind(address)
-        self._encoder = Encoder()
-        self._decoder: Decoder[CoreMessage] = Decoder(CoreMessage)
+        self._encoder = MessageEncoder()
+        self._decoder: MessageDecoder[CoreMessage] = MessageDecoder(CoreMessage)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[CoreMessage], None] = lambda _: None
 
@@ -169,8 +169,8 @@ class CoreChannel(_Channel[ClientMessage]):
         self._socket = zmq.Context.instance().socket(zmq.PAIR)
         _remove_queue_limits(self._socket)
         self._socket.connect(address)
-        self._encoder = Encoder()
-        self._decoder: Decoder[ClientMessage | AddRequests] = Decoder(ClientMessage | AddRequests)
+        self._encoder = MessageEncoder()
+        self._decoder: MessageDecoder[ClientMessage | AddRequests] = MessageDecoder(ClientMessage | AddRequests)
         self._unpacked: deque[ClientMessage] = deque()
 
     def send(self, message: CoreMessage) -> None:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 NAMES = "wav, flac, mp3, ogg (opus, vorbis), m4a, mp4, aac, webm, aiff, au, caf"
+_FORMATS = frozenset({"wav", "flac", "mp3", "ogg", "mp4", "aac", "webm", "aiff", "au", "caf"})
+# What clients call formats that are recognized under another name.
+_ALIASES = {"m4a": "mp4", "opus": "ogg", "vorbis": "ogg", "oga": "ogg", "wave": "wav", "mpeg": "mp3"}
+_ALIASES |= {"mpga": "mp3", "weba": "webm", "mkv": "webm", "aif": "aiff"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,13 @@ _MAGIC: tuple[tuple[int, bytes, AudioFormat], ...] = (
     (4, b"ftyp", _MP4),
     (0, b"\x1a\x45\xdf\xa3", _WEBM),
 )
+
+
+def recognized_name(given: str) -> str | None:
+    """The `AudioFormat.name` of a format that a client names; None if it is not a known one."""
+    name = given.lower()
+    name = _ALIASES.get(name, name)
+    return name if name in _FORMATS else None
 
 
 def recognize(content: bytes) -> AudioFormat | None:

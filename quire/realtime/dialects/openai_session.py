@@ -258,7 +258,7 @@ def _with_detection(given: Detection, settings: SessionSettings, path: str) -> S
             return replace(settings, turn_detection=None)
         case SemanticVad():
             raise EventError(
-                f"{path}.type: semantic_vad is not supported; accepted are server_vad, or null as turn_detection.",
+                f"{path}.type: semantic_vad is not supported; use type server_vad, or set turn_detection to null.",
                 "unsupported_value",
                 f"{path}.type",
             )

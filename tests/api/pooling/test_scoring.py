@@ -57,7 +57,7 @@ async def test_a_cross_encoder_gets_pairs(tmp_path: Path) -> None:
     assert score == pytest.approx(1 / (1 + np.exp(-raw[0])), abs=1e-6)
     first, second = added(core)
     assert texts(core)[0] == "<|im_start|>cat<|im_end|>act<|im_end|>"
-    assert first.segment_start == 5
+    assert first.second_text_start == 5
     assert (first.params, second.params) == (
         PoolingParams(task="score", use_activation=False),
         PoolingParams(task="score"),
@@ -68,7 +68,7 @@ async def test_a_tokenizer_without_token_types_has_no_second_segment(tmp_path: P
     core = FakeCore()
     async with pooling_server(tmp_path, "score", core=core) as server:
         await scores_of(server, "cat", "act")
-    assert added(core)[0].segment_start is None
+    assert added(core)[0].second_text_start is None
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_token_types_of_pairs(model: Any, folder: Path) -> None:
         hidden = model(torch.tensor([prompt]), token_type_ids=types).last_hidden_state[0]
     engine = Engine(folder)
     engine.add("other", random_prompt(4, 9), PoolingParams(task="embed"))
-    result = engine.generate(prompt, PoolingParams(task="token_embed", use_activation=False), segment_start=12)
+    result = engine.generate(prompt, PoolingParams(task="token_embed", use_activation=False), second_text_start=12)
     assert result.pooled is not None
     assert np.allclose(result.pooled.data, hidden.numpy(), atol=1e-4)
 
@@ -151,7 +151,7 @@ def test_aborted_requests_leave_nothing(folder: Path) -> None:
         (PoolingParams(task="classify"), {}, "no task 'classify'; its pooling tasks are embed, token_embed"),
         (PoolingParams(task="embed", dimensions=0), {}, "dimensions must be at least 1"),
         (PoolingParams(task="embed", skip_tokens=4), {}, "skip_tokens must be from 0 to 3"),
-        (PoolingParams(task="embed"), {"segment_start": 9}, "segment_start must be from 0 to 4"),
+        (PoolingParams(task="embed"), {"second_text_start": 9}, "second_text_start must be from 0 to 4"),
     ],
 )
 def test_invalid_requests_are_refused(folder: Path, task: Any, fields: dict[str, Any], message: str) -> None:

@@ -212,7 +212,7 @@ def test_a_short_request_does_not_wait_for_the_steps_in_flight(waiting: int, cor
 
 def make_core() -> tuple[EngineCore, Runner, Channel]:
     runner, channel = Runner(), Channel()
-    limits = SchedulerLimits(max_seqs=4, max_tokens=100, max_model_len=1000)
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=100, max_model_len=1000)
     executor = ParallelExecutor(find_device("cpu").activate, runner)
     core = EngineCore(EncoderScheduler(limits), executor, channel, vocab_size=10)  # type: ignore[arg-type]
     return core, runner, channel

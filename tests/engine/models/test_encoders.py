@@ -78,7 +78,7 @@ def test_token_types_of_pairs(tmp_path: Path) -> None:
     text = random_text(1, 30)
     params = PoolingParams(task="token_embed", use_activation=False)
     for start in (None, 0, 12, 30):
-        engine.add(str(start), text, params, segment_start=start)
+        engine.add(str(start), text, params, second_text_start=start)
     engine.run()
     for start in (None, 0, 12, 30):
         pooled = engine.results[str(start)].pooled

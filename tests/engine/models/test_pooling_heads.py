@@ -49,9 +49,9 @@ def test_cross_encoders(case: str, tmp_path: Path) -> None:
     for text in TEXTS:
         start = len(text) // 2
         logit = output(model, text, start if types else None).logits[0]
-        (got,) = pool(engine, [text], PoolingParams(task="score"), segment_start=start)
+        (got,) = pool(engine, [text], PoolingParams(task="score"), second_text_start=start)
         assert_close(got, logit.sigmoid())
-        (got,) = pool(engine, [text], PoolingParams(task="score", use_activation=False), segment_start=start)
+        (got,) = pool(engine, [text], PoolingParams(task="score", use_activation=False), second_text_start=start)
         assert_close(got, logit)
 
 

@@ -13,7 +13,7 @@ from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput
 
 
 def make(max_seqs: int = 8, max_tokens: int = 100, *, by_priority: bool = False) -> EncoderScheduler:
-    limits = SchedulerLimits(max_seqs=max_seqs, max_tokens=max_tokens, max_model_len=1000)
+    limits = SchedulerLimits(max_num_seqs=max_seqs, max_num_batched_tokens=max_tokens, max_model_len=1000)
     return EncoderScheduler(limits, by_priority=by_priority)
 
 

@@ -31,8 +31,8 @@ def make(
     rope_switch: int | None = None,
 ) -> Scheduler:
     limits = SchedulerLimits(
-        max_seqs=seqs,
-        max_tokens=tokens,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
         max_model_len=min(length, blocks * BLOCK),
         max_draft=draft,
         rope_switch=rope_switch,
@@ -70,8 +70,8 @@ class FakeRunner:
             self.tokens[new.request_id] = list(new.tokens)
             self.extended[new.request_id] = new.uses_long_rope
         limits = self.scheduler.limits
-        assert plan.num_tokens <= limits.max_tokens
-        assert len(plan.scheduled) <= limits.max_seqs
+        assert plan.num_tokens <= limits.max_num_batched_tokens
+        assert len(plan.scheduled) <= limits.max_num_seqs
         assert len({item.request_id for item in plan.scheduled}) == len(plan.scheduled)
         for item in plan.scheduled:
             self._apply(item)
@@ -336,5 +336,5 @@ def test_aborted_requests_do_not_accumulate_in_the_queue() -> None:
 
 
 def test_a_token_budget_below_max_seqs_is_rejected() -> None:
-    with pytest.raises(ValueError, match="max_tokens must be at least max_seqs"):
-        SchedulerLimits(max_seqs=8, max_tokens=4, max_model_len=10)
+    with pytest.raises(ValueError, match="max_num_batched_tokens must be at least max_num_seqs"):
+        SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=4, max_model_len=10)

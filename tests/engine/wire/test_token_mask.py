@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire.engine.wire.protocol import AddRequest, ClientMessage
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import has_other_token, is_token_mask, token_ids, token_mask
-from quire.engine.wire.transport import Decoder, Encoder
+from quire.engine.wire.transport import MessageDecoder, MessageEncoder
 
 
 @given(data=st.data(), vocab=st.integers(1, 200))
@@ -34,9 +34,9 @@ def test_a_request_that_allows_a_million_tokens_is_small() -> None:
     vocab = 1_000_000
     mask = token_mask(np.arange(vocab, dtype=np.int32), vocab)
     sent = AddRequest("id", np.array([1], np.int32), SamplingParams(max_tokens=1, allowed_tokens=mask))
-    frames = Encoder().encode(sent)
+    frames = MessageEncoder().encode(sent)
     assert sum(map(len, frames)) < vocab / 7
-    received = Decoder[ClientMessage](ClientMessage).decode(frames)
+    received = MessageDecoder[ClientMessage](ClientMessage).decode(frames)
     assert isinstance(received, AddRequest)
     assert received.sampling_params.allowed_tokens is not None
     assert received.sampling_params.allowed_tokens.tolist() == mask.tolist()

@@ -27,7 +27,7 @@ from quire.engine.wire.protocol import (
     TokensOutput,
 )
 from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.transport import ClientChannel, CoreChannel, Decoder, Encoder
+from quire.engine.wire.transport import ClientChannel, CoreChannel, MessageDecoder, MessageEncoder
 from tests.support.process import free_port
 
 
@@ -43,7 +43,7 @@ def test_requests_round_trip(tokens: list[int], seed: int | None, bias: dict[int
         max_tokens=5, seed=seed, logit_bias=bias, stop_token_ids=frozenset({1, 2}), bad_words=((3,), (4, 5))
     )
     sent = AddRequest("id", np.array(tokens, np.int32), params, priority=-3, cache_salt=salt)
-    decoded = Decoder[ClientMessage](ClientMessage).decode(Encoder().encode(sent))
+    decoded = MessageDecoder[ClientMessage](ClientMessage).decode(MessageEncoder().encode(sent))
     assert isinstance(decoded, AddRequest)
     assert decoded.prompt.tolist() == tokens
     assert decoded.prompt.dtype == np.int32
@@ -53,9 +53,9 @@ def test_requests_round_trip(tokens: list[int], seed: int | None, bias: dict[int
 @pytest.mark.parametrize("shape", [(0,), (3, 5), (32, 32), (1025,), (4, 1000)])
 def test_arrays_of_any_size_round_trip(shape: tuple[int, ...]) -> None:
     data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    frames = Encoder().encode(StepOutput([PooledOutput("id", data)], StepStats()))
+    frames = MessageEncoder().encode(StepOutput([PooledOutput("id", data)], StepStats()))
     assert len(frames) == (1 if data.nbytes <= 4096 else 2)
-    decoded = Decoder[CoreMessage](CoreMessage).decode(frames)
+    decoded = MessageDecoder[CoreMessage](CoreMessage).decode(frames)
     assert isinstance(decoded, StepOutput)
     (output,) = decoded.outputs
     assert isinstance(output, PooledOutput)
@@ -82,14 +82,14 @@ def test_outputs_round_trip() -> None:
     logprobs = TokenLogprobs([1, 2], [-0.5, float("-inf")], [1, 2])
     output = TokensOutput("id", [1], "stop", 7, [logprobs], [None, logprobs], 16, 1.5)
     sent = StepOutput([output], StepStats(1, 2, 3, 4))
-    assert Decoder[CoreMessage](CoreMessage).decode(Encoder().encode(sent)) == sent
+    assert MessageDecoder[CoreMessage](CoreMessage).decode(MessageEncoder().encode(sent)) == sent
 
 
 @given(frames=st.lists(st.binary(max_size=40), max_size=3))
 @settings(deadline=None)
 def test_random_frames_are_malformed(frames: list[bytes]) -> None:
     with pytest.raises(MalformedMessage):
-        Decoder[ClientMessage](ClientMessage).decode(frames)
+        MessageDecoder[ClientMessage](ClientMessage).decode(frames)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_arrays_that_do_not_match_their_frames_are_malformed(kind: int, referenc
         }
     )
     with pytest.raises(MalformedMessage):
-        Decoder[ClientMessage](ClientMessage).decode([head, *frames])
+        MessageDecoder[ClientMessage](ClientMessage).decode([head, *frames])
 
 
 def test_a_core_does_not_wait_for_a_front_end_that_has_gone() -> None:

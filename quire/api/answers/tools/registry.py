@@ -1,4 +1,8 @@
-"""The formats of tool calls, by vLLM's names of their parsers. A new format is registered here and nowhere else."""
+"""The formats of tool calls, by vLLM's names of their parsers. A new format is registered here.
+
+docs/api/structured-outputs-and-tools.md lists the names, too. A new syntax is a dataclass whose markers are string
+fields, because `parsers.parser_tokens` reads them.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.engine.scheduling.plan import SampledTokens, StepPlan
-from quire.engine.wire.transport import Decoder, Encoder
+from quire.engine.wire.transport import MessageDecoder, MessageEncoder
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
@@ -66,7 +66,7 @@ class RankChannel:
     def __init__(self, connection: Connection, received: Any) -> None:
         """`received`: the union of the messages that arrive at this end."""
         self.connection = connection
-        self._decoder: Decoder[Any] = Decoder(received)
+        self._decoder: MessageDecoder[Any] = MessageDecoder(received)
 
     def receive(self) -> Any:
         """Wait for a message.
@@ -99,7 +99,7 @@ def send_frames(connections: list[Connection], message: ToWorker | FromWorker) -
     Raises:
         OSError: another end is closed.
     """
-    frames = Encoder().encode(message)
+    frames = MessageEncoder().encode(message)
     for connection in connections:
         for frame in frames:
             connection.send_bytes(frame)

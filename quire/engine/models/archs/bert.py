@@ -11,7 +11,7 @@ from quire.engine.models.spec import (
     DisentangledAttention,
     Embeddings,
     EncoderSpec,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
     LayerNorm,
     PlainMLP,
@@ -57,7 +57,7 @@ def distilbert(config: Any) -> EncoderSpec:
     """DistilBERT: BERT without token types."""
     norm = LayerNorm(eps=1e-12)
     heads, dim = config.n_heads, config.dim // config.n_heads
-    attn = GroupedAttention(
+    attn = GroupedQueryAttention(
         heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=None, qkv_bias=True, out_bias=True
     )
     layer = Layer(attn=attn, ffn=PlainMLP(size=config.hidden_dim, act=config.activation), pre_norm=False, post_ln=True)
@@ -115,9 +115,9 @@ def deberta_head(config: Any) -> tuple[HeadStep, ...]:
     return (Dense(size_in=0, size_out=config.pooler_hidden_size, act=config.pooler_hidden_act),)
 
 
-def _attention(config: Any, **overrides: Any) -> GroupedAttention:
+def _attention(config: Any, **overrides: Any) -> GroupedQueryAttention:
     heads, dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    return GroupedAttention(
+    return GroupedQueryAttention(
         heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=None, qkv_bias=True, out_bias=True, **overrides
     )
 
@@ -129,7 +129,7 @@ def _positions(config: Any) -> int:
 
 def _encoder(
     config: Any,
-    attn: GroupedAttention | DisentangledAttention,
+    attn: GroupedQueryAttention | DisentangledAttention,
     *,
     positions: int | None = None,
     position_offset: int = 0,

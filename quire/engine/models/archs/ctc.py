@@ -19,7 +19,7 @@ from quire.engine.models.spec import (
     AudioEncoderSpec,
     ConformerLayer,
     CTCSpec,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
     LayerNorm,
     PlainMLP,
@@ -105,7 +105,7 @@ def _wave_model(config: Any, *, projection_norm: bool) -> CTCSpec:
         groups = config.num_conv_pos_embedding_groups
         raise UnsupportedModel(f"a hidden size of {hidden} cannot be split into {heads} heads and {groups} groups")
     layer = Layer(
-        attn=GroupedAttention(
+        attn=GroupedQueryAttention(
             heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=None, qkv_bias=True, out_bias=True
         ),
         ffn=PlainMLP(size=config.intermediate_size, act=config.hidden_act),

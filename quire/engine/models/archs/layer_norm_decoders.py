@@ -12,10 +12,10 @@ from quire.engine.models.rope_spec import Rope
 from quire.engine.models.spec import (
     DecoderSpec,
     Embeddings,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
     LayerNorm,
-    Parallel,
+    ParallelResidual,
     PlainMLP,
 )
 
@@ -55,7 +55,7 @@ def gptj(config: Any) -> DecoderSpec:
     rope = Rope(dim=rotated, inv_freq=_frequencies(rotated), interleaved=True)
     attn = _attention(config.n_head, dim, rope=rope, qkv_bias=False, out_bias=False)
     ffn = PlainMLP(size=config.n_inner or 4 * config.n_embd, act=config.activation_function)
-    layer = Layer(attn=attn, ffn=ffn, parallel=Parallel.ONE_NORM)
+    layer = Layer(attn=attn, ffn=ffn, parallel=ParallelResidual.ONE_NORM)
     return _decoder(config, [layer] * config.n_layer, config.layer_norm_epsilon, head_bias=True)
 
 
@@ -64,7 +64,7 @@ def gpt_neox(config: Any) -> DecoderSpec:
     heads, bias = config.num_attention_heads, config.attention_bias
     attn = attention(config, kv_heads=heads, rope=_rope(config), qkv_bias=bias, out_bias=bias)
     ffn = PlainMLP(size=config.intermediate_size, act=config.hidden_act)
-    parallel = Parallel.TWO_NORMS if config.use_parallel_residual else None
+    parallel = ParallelResidual.TWO_NORMS if config.use_parallel_residual else None
     layer = Layer(attn=attn, ffn=ffn, parallel=parallel)
     return _decoder(config, [layer] * config.num_hidden_layers, config.layer_norm_eps)
 
@@ -90,7 +90,7 @@ def phi(config: Any) -> DecoderSpec:
         raise UnsupportedModel("Phi with qk_layernorm is not supported")
     attn = attention(config, rope=_rope(config), qkv_bias=True, out_bias=True)
     ffn = PlainMLP(size=config.intermediate_size, act=config.hidden_act)
-    layer = Layer(attn=attn, ffn=ffn, parallel=Parallel.ONE_NORM)
+    layer = Layer(attn=attn, ffn=ffn, parallel=ParallelResidual.ONE_NORM)
     return _decoder(config, [layer] * config.num_hidden_layers, config.layer_norm_eps, head_bias=True)
 
 
@@ -105,7 +105,7 @@ def falcon(config: Any) -> DecoderSpec:
     two_norms = is_new and config.num_ln_in_parallel_attn in (None, 2)
     if config.parallel_attn and not is_new and config.num_ln_in_parallel_attn == 2:
         raise UnsupportedModel("Falcon with two norms in the old architecture is not supported")
-    parallel = Parallel.TWO_NORMS if two_norms else Parallel.ONE_NORM if config.parallel_attn else None
+    parallel = ParallelResidual.TWO_NORMS if two_norms else ParallelResidual.ONE_NORM if config.parallel_attn else None
     layer = Layer(
         attn=attn, ffn=PlainMLP(size=config.ffn_hidden_size, act=config.activation, bias=config.bias), parallel=parallel
     )
@@ -124,7 +124,7 @@ def stablelm(config: Any) -> DecoderSpec:
     if config.qk_layernorm:
         raise UnsupportedModel("StableLM with qk_layernorm is not supported")
     attn = attention(config, rope=_rope(config), qkv_bias=config.use_qkv_bias)
-    parallel = Parallel.ONE_NORM if config.use_parallel_residual else None
+    parallel = ParallelResidual.ONE_NORM if config.use_parallel_residual else None
     layer = Layer(attn=attn, ffn=mlp(config), parallel=parallel)
     return _decoder(config, [layer] * config.num_hidden_layers, config.layer_norm_eps)
 
@@ -135,7 +135,7 @@ def cohere(config: Any) -> DecoderSpec:
         raise UnsupportedModel("Cohere with use_qk_norm is not supported")
     rope = rope_of(config, config.hidden_size // config.num_attention_heads, interleaved=True)
     attn = attention(config, rope=rope, qkv_bias=config.attention_bias, out_bias=config.attention_bias)
-    layer = Layer(attn=attn, ffn=mlp(config), parallel=Parallel.ONE_NORM)
+    layer = Layer(attn=attn, ffn=mlp(config), parallel=ParallelResidual.ONE_NORM)
     return _decoder(
         config, [layer] * config.num_hidden_layers, config.layer_norm_eps, bias=False, logit_scale=config.logit_scale
     )
@@ -161,9 +161,9 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes + [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)])
 
 
-def _attention(heads: int, dim: int, **overrides: Any) -> GroupedAttention:
+def _attention(heads: int, dim: int, **overrides: Any) -> GroupedQueryAttention:
     fields = {"scale": dim**-0.5, "rope": None, "qkv_bias": True, "out_bias": True, **overrides}
-    return GroupedAttention(heads=heads, kv_heads=heads, head_dim=dim, **fields)
+    return GroupedQueryAttention(heads=heads, kv_heads=heads, head_dim=dim, **fields)
 
 
 def _rope(config: Any) -> Rope:

@@ -13,7 +13,7 @@ from quire.engine.models.spec import (
     Embeddings,
     FeedForward,
     GatedMLP,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
     QKNorm,
     RMSNorm,
@@ -26,7 +26,7 @@ def head_dim(config: Any) -> int:
     return dim
 
 
-def attention(config: Any, **overrides: Any) -> GroupedAttention:
+def attention(config: Any, **overrides: Any) -> GroupedQueryAttention:
     """Llama's attention without biases, with some fields overridden."""
     dim = head_dim(config)
     if "rope" not in overrides:
@@ -39,10 +39,10 @@ def attention(config: Any, **overrides: Any) -> GroupedAttention:
         "qkv_bias": False,
         "out_bias": False,
     }
-    return GroupedAttention(**{**fields, **overrides})
+    return GroupedQueryAttention(**{**fields, **overrides})
 
 
-def biased_attention(config: Any, **overrides: Any) -> GroupedAttention:
+def biased_attention(config: Any, **overrides: Any) -> GroupedQueryAttention:
     """Llama's attention with `attention_bias`, which some architectures ignore."""
     bias = bool(config.attention_bias)
     return attention(config, **{"qkv_bias": bias, "out_bias": bias, **overrides})
@@ -71,7 +71,7 @@ def decoder(config: Any, layers: Sequence[Layer], *, norm_offset: float = 0.0, *
     )
 
 
-def uniform(config: Any, attn: GroupedAttention, ffn: FeedForward | None = None, **layer: Any) -> DecoderSpec:
+def uniform(config: Any, attn: GroupedQueryAttention, ffn: FeedForward | None = None, **layer: Any) -> DecoderSpec:
     """A decoder whose layers are identical."""
     shared = Layer(attn=attn, ffn=ffn or mlp(config), **layer)
     return decoder(config, [shared] * config.num_hidden_layers)
@@ -87,7 +87,7 @@ def check_layer_types(config: Any) -> None:
         raise UnsupportedModel("the model's config.json has layers of type sliding_attention, but no sliding_window")
 
 
-def windowed(config: Any, attn: GroupedAttention) -> list[GroupedAttention]:
+def windowed(config: Any, attn: GroupedQueryAttention) -> list[GroupedQueryAttention]:
     """The attention of each layer, with a sliding window where `layer_types` has one.
 
     Raises:

@@ -13,7 +13,7 @@ from quire.engine.models.spec import (
     CrossAttention,
     DecoderSpec,
     GatedMLP,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
     LayerNorm,
     PlainMLP,
@@ -37,7 +37,7 @@ def moonshine(config: Any) -> DecoderSpec:
         raise UnsupportedModel("moonshine with attention_bias is not supported")
     dim = getattr(config, "head_dim", None) or hidden // heads
     rope = rope_of(config, dim, interleaved=True, partial=True)
-    attn = GroupedAttention(heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=rope)
+    attn = GroupedQueryAttention(heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=rope)
     layer = Layer(
         attn=attn,
         cross=CrossAttention(heads=heads, head_dim=dim, scale=dim**-0.5, bias=False),

@@ -13,7 +13,7 @@ from quire.engine.models.spec import (
     ConformerLayer,
     DecoderSpec,
     GatedMLP,
-    GroupedAttention,
+    GroupedQueryAttention,
     LayerNorm,
 )
 
@@ -48,7 +48,7 @@ def phi4_multimodal(config: Any, text: DecoderSpec) -> DecoderSpec:
         raise UnsupportedModel(f"audio_config: a hidden size of {hidden} cannot be split into {heads} heads")
     dim = hidden // heads
     layer = ConformerLayer(
-        attn=GroupedAttention(
+        attn=GroupedQueryAttention(
             heads=heads,
             kv_heads=heads,
             head_dim=dim,

@@ -13,7 +13,7 @@ from quire.engine.models.spec import (
     Embeddings,
     EncoderSpec,
     GatedMLP,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
     LayerNorm,
 )
@@ -85,10 +85,10 @@ def as_encoder(spec: DecoderSpec) -> EncoderSpec:
     )
 
 
-def _attention(config: Any, rope: Rope, *, bias: bool, window: int | None = None) -> GroupedAttention:
+def _attention(config: Any, rope: Rope, *, bias: bool, window: int | None = None) -> GroupedQueryAttention:
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return GroupedAttention(
+    return GroupedQueryAttention(
         heads=heads,
         kv_heads=heads,
         head_dim=dim,

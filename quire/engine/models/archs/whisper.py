@@ -10,7 +10,7 @@ from quire.engine.models.spec import (
     CrossAttention,
     DecoderSpec,
     Embeddings,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
     LayerNorm,
     PlainMLP,
@@ -51,9 +51,9 @@ def whisper(config: Any) -> DecoderSpec:
     )
 
 
-def whisper_attention(hidden: int, heads: int) -> GroupedAttention:
+def whisper_attention(hidden: int, heads: int) -> GroupedQueryAttention:
     """Attention with biases and without positions."""
     dim = hidden // heads
-    return GroupedAttention(
+    return GroupedQueryAttention(
         heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=None, qkv_bias=True, out_bias=True
     )

@@ -10,7 +10,7 @@ from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.parallel.group import RankGroup
-from quire.engine.models.spec import GroupedAttention, QKNorm, StackSpec
+from quire.engine.models.spec import GroupedQueryAttention, QKNorm, StackSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 
@@ -18,7 +18,9 @@ from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 class GroupedAttentionLayer(nn.Module):
     """Projections, optional norms, rope, paged attention, output projection."""
 
-    def __init__(self, index: int, spec: GroupedAttention, model: StackSpec, group: RankGroup | None = None) -> None:
+    def __init__(
+        self, index: int, spec: GroupedQueryAttention, model: StackSpec, group: RankGroup | None = None
+    ) -> None:
         """`group`: ranks that have other heads."""
         super().__init__()
         self.index = index
@@ -33,7 +35,7 @@ class GroupedAttentionLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         spec = self.spec
-        qkv = self.qkv(x, adapted=step.adapted_rows(last_layer=False))
+        qkv = self.qkv(x, adapted=step.lora_rows(last_layer=False))
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             if spec.qk_norm is QKNorm.ALL:
@@ -50,7 +52,7 @@ class GroupedAttentionLayer(nn.Module):
         params = AttentionParams(spec.scale, spec.window, spec.softcap, self.sinks, self.alibi, step.relative_bias)
         last_token_only = last_layer and step.last_token_only
         attended = step.attend(self.index, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
-        out: Tensor = self.out(attended.flatten(1), adapted=step.adapted_rows(last_layer=last_layer))
+        out: Tensor = self.out(attended.flatten(1), adapted=step.lora_rows(last_layer=last_layer))
         return out
 
     def _norm_heads(self, qkv: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
-from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, VocabularyHead
+from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseHead
 from quire.engine.models.spec import LayerNorm as LayerNormSpec
 from quire.kernels.activation import ACTIVATIONS
 
@@ -47,10 +47,10 @@ class HeadNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.weight.float(), bias, self.eps)
 
 
-class VocabularyLayer(nn.Module):
+class SparseHeadLayer(nn.Module):
     """log(1 + relu(logits)) of the vocabulary, the largest of all tokens of a text (SPLADE, Formal et al. 2021)."""
 
-    def __init__(self, spec: VocabularyHead, hidden: int, vocab: int) -> None:
+    def __init__(self, spec: SparseHead, hidden: int, vocab: int) -> None:
         super().__init__()
         self.dense = Linear(hidden, hidden, bias=True)
         self.norm = LayerNorm(hidden, spec.norm.eps)
@@ -72,7 +72,7 @@ class PoolerHeads(nn.Module):
         self.embed = _steps(spec.embed, hidden)
         self.token_embed = _steps(spec.token_embed, hidden)
         self.classify = _steps(spec.classify, hidden)
-        self.vocabulary = None if spec.vocabulary is None else VocabularyLayer(spec.vocabulary, hidden, vocab)
+        self.sparse_head = None if spec.sparse_head is None else SparseHeadLayer(spec.sparse_head, hidden, vocab)
 
 
 def run_steps(steps: nn.ModuleList, x: Tensor) -> Tensor:

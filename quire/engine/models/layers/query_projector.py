@@ -42,9 +42,9 @@ class QueryBlock(nn.Module):
         super().__init__()
         self.spec = spec
         hidden, has_cross = spec.hidden, index % spec.cross_every == 0
-        self.attn = QueryAttention(spec, hidden)
+        self.attn = WindowAttention(spec, hidden)
         self.attn_norm = LayerNorm(hidden, spec.eps)
-        self.cross = QueryAttention(spec, spec.source) if has_cross else None
+        self.cross = WindowAttention(spec, spec.source) if has_cross else None
         self.cross_norm = LayerNorm(hidden, spec.eps) if has_cross else None
         self.ffn = PlainMLPLayer(hidden, spec.ffn, spec.act)
         self.ffn_norm = LayerNorm(hidden, spec.eps)
@@ -59,7 +59,7 @@ class QueryBlock(nn.Module):
         return normed
 
 
-class QueryAttention(nn.Module):
+class WindowAttention(nn.Module):
     """Attention of the queries of each window to the rows of that window."""
 
     def __init__(self, spec: QueryProjector, source: int) -> None:

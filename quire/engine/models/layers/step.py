@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.inputs import AdaptedRows, RowSet, StepAttention, StepCrossAttention
+from quire.engine.models.inputs import LoRARows, RowSet, StepAttention, StepCrossAttention
 from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.rope_spec import Rope
 from quire.kernels.qk_norm_rope import CosSin
@@ -23,7 +23,7 @@ class StepContext:
         relative_bias: see `AttentionParams.bias`.
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
-        adapted: see `ModelInputs`.
+        lora: see `ModelInputs`.
         pieces: the pieces of audio of the step; None in models that encode audio whole.
     """
 
@@ -35,12 +35,12 @@ class StepContext:
     relative_bias: Tensor | None = None
     relative_positions: Tensor | None = None
     cross: StepCrossAttention | None = None
-    adapted: AdaptedRows | None = None
+    lora: LoRARows | None = None
     pieces: Pieces | None = None
 
-    def adapted_rows(self, *, last_layer: bool) -> RowSet | None:
+    def lora_rows(self, *, last_layer: bool) -> RowSet | None:
         """Those of the tokens behind a layer's attention; None if the adapter applies to none of them."""
-        if self.adapted is None:
+        if self.lora is None:
             return None
         only_logits = last_layer and self.last_token_only and self.logits_indices is not None
-        return self.adapted.logits if only_logits else self.adapted.tokens
+        return self.lora.logits if only_logits else self.lora.tokens

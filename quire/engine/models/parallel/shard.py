@@ -11,7 +11,7 @@ from quire.engine.models.spec import (
     DecoderSpec,
     DisentangledAttention,
     FeedForward,
-    GroupedAttention,
+    GroupedQueryAttention,
     Layer,
     MoE,
     QKNorm,
@@ -86,7 +86,7 @@ def padded_vocab(vocab: int, size: int) -> int:
 def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
     assert not isinstance(attn, DisentangledAttention)
     heads = attn.heads // size
-    if not isinstance(attn, GroupedAttention):
+    if not isinstance(attn, GroupedQueryAttention):
         return replace(attn, heads=heads)
     alibi = None if attn.alibi is None else attn.alibi[rank * heads : (rank + 1) * heads]
     return replace(attn, heads=heads, kv_heads=max(1, attn.kv_heads // size), alibi=alibi)
@@ -146,7 +146,7 @@ def _attention_problem(layer: Layer, size: int) -> str | None:
         return "this kind of attention"
     if attn.heads % size:
         return f"{attn.heads} attention heads"
-    if not isinstance(attn, GroupedAttention):
+    if not isinstance(attn, GroupedQueryAttention):
         return None
     if attn.kv_heads % size and size % attn.kv_heads:
         return f"{attn.kv_heads} key heads"

@@ -48,15 +48,15 @@ _HEADS = (
     (r"classifier" + KIND, "heads.classify.{last}.{kind}"),
 )
 _MASKED_LM = (
-    (r"cls\.predictions\.transform\.dense" + KIND, "heads.vocabulary.dense.{kind}"),
-    (r"cls\.predictions\.transform\.LayerNorm" + KIND, "heads.vocabulary.norm.{kind}"),
-    (r"cls\.predictions\.bias", "heads.vocabulary.bias"),
-    (r"lm_head\.dense" + KIND, "heads.vocabulary.dense.{kind}"),
-    (r"lm_head\.layer_norm" + KIND, "heads.vocabulary.norm.{kind}"),
-    (r"lm_head\.bias", "heads.vocabulary.bias"),
-    (r"vocab_transform" + KIND, "heads.vocabulary.dense.{kind}"),
-    (r"vocab_layer_norm" + KIND, "heads.vocabulary.norm.{kind}"),
-    (r"vocab_projector\.bias", "heads.vocabulary.bias"),
+    (r"cls\.predictions\.transform\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
+    (r"cls\.predictions\.transform\.LayerNorm" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"cls\.predictions\.bias", "heads.sparse_head.bias"),
+    (r"lm_head\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
+    (r"lm_head\.layer_norm" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"lm_head\.bias", "heads.sparse_head.bias"),
+    (r"vocab_transform" + KIND, "heads.sparse_head.dense.{kind}"),
+    (r"vocab_layer_norm" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"vocab_projector\.bias", "heads.sparse_head.bias"),
 )
 _IGNORED = (
     r"embeddings\.(position_ids|token_type_ids)|pooler\.dense\.\w+|cls\..*|lm_head\..*|vocab_\w+\..*|"

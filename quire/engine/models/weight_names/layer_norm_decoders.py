@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from quire.engine.models.spec import DecoderSpec, GroupedAttention
+from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
 from quire.engine.models.weight_names.llama import LLAMA
 from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames
 
@@ -79,7 +79,7 @@ _LLAMA_LIKE = (
 def layer_norm_decoder_names(model_type: str, spec: DecoderSpec) -> WeightNames | None:
     """How a decoder of `archs.layer_norm_decoders` names its tensors; None for other decoders."""
     attn = spec.layers[0].attn
-    if not isinstance(attn, GroupedAttention):
+    if not isinstance(attn, GroupedQueryAttention):
         return None
     match model_type:
         case "gpt2":
@@ -103,7 +103,7 @@ def _transpose(weight: Tensor) -> Tensor:
     return weight.T
 
 
-def _fused(attn: GroupedAttention) -> dict[str, Callable[[Tensor], Tensor]]:
+def _fused(attn: GroupedQueryAttention) -> dict[str, Callable[[Tensor], Tensor]]:
     """Projections that hold, for each key head, its queries, its key and its value."""
 
     def split(rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from quire.engine.models.archs import spec_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.parallel.placement import Placement
 from quire.engine.models.parallel.shard import check_divisible, part_of, shard, stage, stage_layers
-from quire.engine.models.spec import DecoderSpec, GroupedAttention, LatentAttention, MoE
+from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention, LatentAttention, MoE
 from tests.support.models import make_model
 
 
@@ -27,7 +27,7 @@ def test_heads_feed_forward_and_vocabulary_are_divided() -> None:
     for rank in range(2):
         part = shard(whole, rank, 2)
         attn, ffn = part.layers[0].attn, part.layers[0].ffn
-        assert isinstance(attn, GroupedAttention)
+        assert isinstance(attn, GroupedQueryAttention)
         assert (attn.heads, attn.kv_heads, attn.head_dim) == (2, 1, 32)
         assert ffn.size == 48
         assert part.vocab == 501  # the last rank has a row of padding
@@ -36,7 +36,7 @@ def test_heads_feed_forward_and_vocabulary_are_divided() -> None:
 
 def test_key_heads_are_replicated_where_there_are_fewer_than_ranks() -> None:
     attn = shard(spec("llama"), 3, 4).layers[0].attn
-    assert isinstance(attn, GroupedAttention)
+    assert isinstance(attn, GroupedQueryAttention)
     assert (attn.heads, attn.kv_heads) == (1, 1)
 
 
@@ -45,10 +45,10 @@ def test_each_rank_has_the_slopes_of_its_heads() -> None:
     slopes: list[float] = []
     for rank in range(2):
         attn = shard(whole, rank, 2).layers[0].attn
-        assert isinstance(attn, GroupedAttention)
+        assert isinstance(attn, GroupedQueryAttention)
         slopes += attn.alibi or ()
     attn = whole.layers[0].attn
-    assert isinstance(attn, GroupedAttention)
+    assert isinstance(attn, GroupedQueryAttention)
     assert tuple(slopes) == attn.alibi
 
 
