@@ -53,6 +53,8 @@ def router(state: ServerState) -> APIRouter:
         """Whether the server should get new requests."""
         if state.draining:
             raise Unavailable("The server is shutting down and finishes its running requests.")
+        if state.is_sleeping:
+            raise Unavailable("A model is asleep; POST /wake_up wakes it.")
         return await health()
 
     @routes.get("/version")

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quire import __version__
-from quire.api import health, invocations, models
+from quire.api import health, invocations, models, sleep
 from quire.api.anthropic import routes as anthropic
 from quire.api.chat import routes as chat
 from quire.api.completions import generate
@@ -52,7 +52,7 @@ def create_app(
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values
     errors.install_error_handlers(app)
-    for module in (completions, chat, anthropic, generate, pooling, speech, models, health, invocations):
+    for module in (completions, chat, anthropic, generate, pooling, speech, models, health, sleep, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
     app.include_router(realtime.router(sessions))

@@ -102,6 +102,7 @@ async def _serve_models(
         sse_keep_alive_interval=settings.sse_keep_alive_interval,
         transcription_events=settings.transcription_events,
         media=media_policy(MediaOptions.of(settings)),
+        sleep_mode=settings.enable_sleep_mode,
         max_audio_parts=settings.max_audio_parts,
     )
     metrics = Metrics(

@@ -383,6 +383,11 @@ class EngineOptions(Options):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
         16, description="maximum number of draft tokens of a sequence per step"
     )
+    enable_sleep_mode: Flag = Field(
+        False,
+        description="accept /sleep and /wake_up, which free the memory of weights and KV cache and restore it; not "
+        "with several ranks, nor for models that transcribe audio while it arrives",
+    )
     engine_process: Flag = Field(False, description="run the engine in a separate process instead of a thread")
     on_engine_death: Literal["exit", "restart"] = Field(
         "exit",

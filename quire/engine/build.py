@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
 import psutil
-import torch
 from msgspec import structs
 from tqdm import tqdm
 
@@ -20,47 +19,42 @@ from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
-from quire.engine.execution.alignment import Aligner
-from quire.engine.execution.cache import KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
-from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
-from quire.engine.execution.pooling import Pooler, hidden_states, pooling_info
+from quire.engine.execution.executor import Executor
+from quire.engine.execution.pooling import pooling_info
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.runner import LeadingRunner
 from quire.engine.execution.ranks.workers import Launcher, rank_process
-from quire.engine.execution.request_table import RequestTable
-from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.executor_build import ExecutorBuild, encoder_executor
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
-from quire.engine.models.errors import ModelError
+from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.models.spec import DecoderSpec
 from quire.engine.models.transducer import TransducerModel
 from quire.engine.rank_build import (
     Ranks,
-    allocate_cache,
+    cache_allocator,
     cache_dtype,
     cache_memory,
     cache_shapes,
     check_cache_dtype,
-    input_builder,
-    request_table,
     set_threads,
 )
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.sleep import Cache, EngineParts, Sleeper
 from quire.engine.streaming_build import streaming_of
 from quire.engine.transducer_build import build_transducer
 from quire.engine.wire.errors import FrontEndClosed
 from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
-from quire.engine.wire.protocol import CoreDied, Ready, Shutdown
+from quire.engine.wire.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -116,6 +110,7 @@ def build_core(
         LoadingStopped: the front end asked to stop.
     """
     set_threads(config)
+    _check_sleep(config)
     device = device or find_device(config.model.device)
     logger.info("%s", device.description)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
@@ -126,6 +121,21 @@ def build_core(
     except BaseException:
         ranks.close()
         raise
+
+
+def _check_sleep(config: CoreConfig) -> None:
+    """Raise UnsupportedModel for --enable-sleep-mode where the engine cannot sleep."""
+    if not config.engine.enable_sleep_mode:
+        return
+    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size > 1:
+        raise UnsupportedModel(
+            "--enable-sleep-mode works with one rank: --tensor-parallel-size and --pipeline-parallel-size must be 1"
+        )
+    if config.model_config.streaming is not None:
+        raise UnsupportedModel(
+            "--enable-sleep-mode does not work with models that transcribe audio while it arrives, such as "
+            f"{config.folder.name}"
+        )
 
 
 def _build_core(
@@ -189,22 +199,41 @@ def _build_encoder(
         max_model_len=loaded.context_len,
         convolutions=() if speech is None else speech.convolutions,
     )
-    runner = _encoder_runner(model, loaded.context_len, device.torch_device)
+    build = partial(encoder_executor, device)
+
+    def schedule(_: LoadedModel) -> EncoderScheduler:
+        return EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority")
+
     return EngineCore(
-        EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority"),
-        device.encoder_executor(runner),
+        schedule(loaded),
+        build(loaded, None),
         channel,
         vocab_size=loaded.vocab_size,
         pooler=loaded.pooler,
         speech=speech,
+        sleeper=_sleeper(config, loaded, device, channel, _no_cache, schedule, build),
     )
 
 
-def _encoder_runner(model: Encoder | CTCModel, context_len: int, device: torch.device) -> PackedRunner:
-    if isinstance(model, CTCModel):
-        return CTCRunner(model)
-    model.set_context(context_len)
-    return EncoderRunner(model, Pooler(model.pooler_heads, model), device)
+def _no_cache() -> None:
+    """The KV cache of an encoder."""
+
+
+def _sleeper(
+    config: CoreConfig,
+    loaded: LoadedModel,
+    device: Device,
+    channel: CoreChannel,
+    allocate: Callable[[], Cache],
+    schedule: Callable[[LoadedModel], Scheduler | EncoderScheduler],
+    execute: Callable[[LoadedModel, Cache], Executor],
+) -> Sleeper[Cache] | None:
+    """What lets the engine sleep, with --enable-sleep-mode."""
+    if not config.engine.enable_sleep_mode:
+        return None
+    bar = partial(_progress_bar, channel)
+    load = partial(load_model, config.folder, config.model_config, config.model, device, bar)
+    return Sleeper(EngineParts(load, allocate, schedule, execute), loaded, device)
 
 
 def _build_decoder(
@@ -240,30 +269,15 @@ def _build_decoder(
         streaming.check_context(context_len)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
-    model.set_context(context_len)
-    cache = allocate_cache(loaded, model, config, device, num_blocks)
-    table = request_table(config, model, context_len, cross_len)
+    allocate = cache_allocator(loaded, model, config, device, num_blocks)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
-    inputs, attention = input_builder(config, device, table), device.attention(cache, table, loaded.dtype)
-    sampler = device.sampler(table, loaded.vocab_size, grammars.initial_state, inputs)
-    runner = (ModelRunner if ranks is None else LeadingRunner)(
-        model,
-        inputs,
-        attention,
-        device.step_runner(model, inputs, attention),
-        table,
-        sampler,
-        hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
-        _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
-        _aligner(loaded, table, cache),
-    )
-    executor = device.executor(runner, cache, sampler.max_steps_in_flight)
+    build = ExecutorBuild(config, device, context_len, grammars)
+    executor = build.executor(loaded, allocate(), streaming, None if ranks is None else LeadingRunner)
     if ranks is not None:
         ranks.wait_until_ready(poll)
+    schedule = partial(_scheduler, options, context_len, num_blocks)
     core = EngineCore(
-        _scheduler(options, context_len, num_blocks, model.rope_switch, loaded)
-        if streaming is None
-        else streaming.scheduler(options, context_len, num_blocks),
+        schedule(loaded) if streaming is None else streaming.scheduler(options, context_len, num_blocks),
         executor if ranks is None else ranks.executor(executor),
         channel,
         vocab_size=loaded.vocab_size,
@@ -273,24 +287,9 @@ def _build_decoder(
         speech=None if loaded.speech is None else loaded.speech.info,
         audio=loaded.audio,
         streaming=loaded.streaming,
+        sleeper=_sleeper(config, loaded, device, channel, allocate, schedule, build.executor),
     )
     return core, num_blocks, num_blocks * per_block + (0 if ranks is None else ranks.cache_bytes)
-
-
-def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligner | None:
-    if loaded.speech is None or not loaded.speech.info.aligns_words:
-        return None
-    return Aligner(loaded.speech, table, cache.layers)
-
-
-def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
-    if not isinstance(model, Decoder) or model.encoder is None:
-        return NoItemEncoder()
-    assert isinstance(model.spec, DecoderSpec)
-    crosses = model.spec.has_cross_attention
-    return (
-        CrossAttentionEncoder(model, model.encoder, cache, block_size) if crosses else PlaceholderEncoder(model.encoder)
-    )
 
 
 def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
@@ -307,16 +306,14 @@ def _embedding_bytes(loaded: LoadedModel) -> int:
     return cast("Decoder", loaded.model).spec.hidden * loaded.dtype.itemsize
 
 
-def _scheduler(
-    options: EngineOptions, context_len: int, num_blocks: int, rope_switch: int | None, loaded: LoadedModel
-) -> Scheduler:
+def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, loaded: LoadedModel) -> Scheduler:
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
         max_draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
-        rope_switch=rope_switch,
+        rope_switch=cast("LanguageModel", loaded.model).rope_switch,
         convolutions=() if speech is None else speech.convolutions,
         encoder_compute_budget=options.max_num_batched_tokens,
         encoder_cache_size=_cached_embeddings(loaded, options),
@@ -351,8 +348,11 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int, n
 
 
 def _stop_if_asked(channel: CoreChannel) -> None:
-    if isinstance(channel.receive(0.0), Shutdown):  # nothing else is sent before `Ready`
+    message = channel.receive(0.0)
+    if isinstance(message, Shutdown):  # nothing else is sent before `Ready`
         raise LoadingStopped
+    if isinstance(message, Ping):  # while the model is loaded again; requests and their aborts are not sent then
+        channel.send(Pong(message.serial))
 
 
 @contextmanager

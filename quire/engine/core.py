@@ -13,16 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import torch
 
+from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.executor import Executor, ParallelExecutor, PendingStep
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.item_validation import invalid_items
+from quire.engine.models.errors import ModelError
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.scheduling.streaming_scheduler import StreamingScheduler
 from quire.engine.scheduling.transducer_scheduler import TransducerScheduler
+from quire.engine.sleep import AsleepExecutor, Sleeper
 from quire.engine.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.errors import MalformedMessage
@@ -33,10 +37,15 @@ from quire.engine.wire.protocol import (
     ClientMessage,
     ErrorOutput,
     ExtendRequest,
+    MemoryTag,
     Ping,
     Pong,
     Shutdown,
+    Sleep,
+    SleepLevel,
+    SleepState,
     StepOutput,
+    Wake,
 )
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.streaming import LiveModelInfo
@@ -46,6 +55,7 @@ logger = logging.getLogger(__name__)
 _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
 _LOOK_AFTER = 0.002  # seconds between two checks for new messages while the steps of an encoder run
 _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
+_ASLEEP = "the model is asleep; POST /wake_up wakes it"
 _CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
 
 
@@ -72,6 +82,7 @@ class EngineCore:
         speech: SpeechToTextInfo | None = None,
         audio: AudioInfo | None = None,
         streaming: LiveModelInfo | None = None,
+        sleeper: Sleeper[Any] | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -86,6 +97,7 @@ class EngineCore:
             speech: facts about a model that only transcribes; None for others.
             audio: facts about an audio language model; None for others.
             streaming: facts about a model that transcribes audio while it arrives; None for others.
+            sleeper: frees and restores the memory of the model; None if the engine cannot sleep.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -98,6 +110,7 @@ class EngineCore:
         self._speech = speech
         self._audio = audio
         self._streaming = streaming
+        self._sleeper = sleeper
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
@@ -204,11 +217,45 @@ class EngineCore:
                 self._release(ids)
                 if not self.has_work:
                     self._report_idle()
+            case Sleep(level=level):
+                self._sleep(level)
+            case Wake(tags=tags):
+                self._wake(tags)
             case Ping(serial=serial):
                 self.executor.ensure_alive()
                 self._channel.send(Pong(serial))
             case Shutdown():
                 self._running = False
+
+    def _sleep(self, level: SleepLevel) -> None:
+        """Free the memory of the model. The front end has ended all requests; steps may still be in flight."""
+        while self._in_flight:
+            self._finish(self._in_flight.popleft())
+        stats = self.scheduler.stats()
+        if self._sleeper is None:
+            self._channel.send(SleepState(frozenset(), "the engine was started without --enable-sleep-mode"))
+        elif self._preparing or stats.running or stats.waiting:
+            self._channel.send(SleepState(self._sleeper.asleep, "requests are running"))
+        else:
+            if not isinstance(self.executor, AsleepExecutor):
+                self.executor.close()
+                self.executor = AsleepExecutor()
+                self.scheduler = self._sleeper.scheduler()  # its prefix cache and encoder cache are empty
+            self._sleeper.sleep(level)
+            self._channel.send(SleepState(self._sleeper.asleep))
+            self._report_idle()
+
+    def _wake(self, tags: frozenset[MemoryTag]) -> None:
+        assert self._sleeper is not None, "only an engine that sleeps is woken"
+        error = None
+        try:
+            self.executor = self._sleeper.wake(tags) or self.executor
+        except (ModelError, OutOfCacheMemory, torch.OutOfMemoryError, MemoryError, OSError) as failure:
+            logger.exception("the engine could not wake up")
+            error = f"The model could not be woken: {failure}"
+        self._channel.send(SleepState(self._sleeper.asleep, error))
+        self._can_prefault = True
+        self._restart_idle_timers()
 
     def _report_idle(self) -> None:
         """Send the gauges, since no step will."""
@@ -242,7 +289,7 @@ class EngineCore:
             pooling_type = "last" if self._pooler is None else self._pooler.pooling_type
             params = msgspec.structs.replace(params, pooling_type=pooling_type)
             message = msgspec.structs.replace(message, params=params)
-        error = self._invalid_reason(message)
+        error = _ASLEEP if isinstance(self.executor, AsleepExecutor) else self._invalid_reason(message)
         if error is not None:
             self._send_refusal(message.request_id, error)
         elif self._grammars is not None and isinstance(params, SamplingParams) and params.grammar:

@@ -203,13 +203,13 @@ def request_table(config: CoreConfig, model: LanguageModel, context_len: int, cr
         raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
 
 
-def allocate_cache(
+def cache_allocator(
     loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, blocks: int
-) -> KVCache:
-    """The KV cache of this rank."""
+) -> Callable[[], KVCache]:
+    """A function that allocates the KV cache of this rank, and does not hold the model."""
     shapes, dtype, size = cache_shapes(model, device), cache_dtype(loaded, config), config.engine.block_size
     prefault = min(4 * loaded.weight_bytes, blocks * block_bytes(shapes, size, dtype) // 4)
-    return device.allocate_cache(shapes, blocks, size, dtype, prefault)
+    return partial(device.allocate_cache, shapes, blocks, size, dtype, prefault)
 
 
 def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection) -> None:
@@ -276,7 +276,7 @@ def _build_follower(
     message = _receive(channel)
     assert isinstance(message, Allocate)
     model.set_context(message.context_len)
-    cache = allocate_cache(loaded, model, config, device, message.num_blocks)
+    cache = cache_allocator(loaded, model, config, device, message.num_blocks)()
     table = request_table(config, model, message.context_len)
     inputs, attention = input_builder(config, device, table), device.attention(cache, table, loaded.dtype)
     runner = FollowingRunner(

@@ -35,8 +35,8 @@ def mask(*tokens: int) -> TokenMask:
     ("prompt", "message_part"),
     [
         (np.array([], np.int32), "non-empty"),
-        (np.zeros((2, 2), np.int32), "non-empty"),
-        (np.array([0.5]), "non-empty"),
+        (np.zeros((2, 2), np.int32), "1-D array"),
+        (np.array([0.5]), "1-D array"),
         (np.array([-1], np.int32), "vocabulary"),
         (np.array([VOCAB_SIZE], np.int32), "vocabulary"),
         (np.zeros(256, np.int32), "context"),

@@ -27,10 +27,13 @@ from quire.engine.wire.protocol import (
     Ready,
     RequestOutput,
     Shutdown,
+    Sleep,
+    SleepState,
     StepOutput,
     StepStats,
     TokenLogprobs,
     TokensOutput,
+    Wake,
 )
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.transport import ClientChannel, CoreChannel
@@ -84,6 +87,7 @@ class FakeCore:
         probs: of the tokens that `SamplingParams.token_probs` asks for.
         alignment: the result of the task "align".
         refuses: pooling requests that are refused as invalid.
+        wake_error: why it cannot wake up; None: it can.
         hold: while set, only those steps are made that `allow` lets through.
         received: all messages, in order.
         active: ids of requests that are being answered.
@@ -95,6 +99,7 @@ class FakeCore:
     probs: Callable[[AddRequest], list[float]] = lambda _: []
     alignment: Callable[[AddRequest], np.ndarray] | None = None
     refuses: Callable[[AddRequest], bool] = lambda _: False
+    wake_error: str | None = None
     hold: threading.Event = field(default_factory=threading.Event)
     deaf: threading.Event = field(default_factory=threading.Event)
     die_at_step: int | None = None
@@ -133,6 +138,12 @@ class FakeCore:
                 case Abort(request_ids=ids):
                     for request_id in ids:
                         self.active.pop(request_id, None)
+                case Sleep():
+                    channel.send(SleepState(frozenset(("weights", "kv_cache"))))
+                case Wake() if self.wake_error is not None:
+                    channel.send(SleepState(message.tags, self.wake_error))
+                case Wake():
+                    channel.send(SleepState(frozenset()))
                 case Ping(serial=serial):
                     channel.send(Pong(serial))
                 case Shutdown():

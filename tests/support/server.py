@@ -117,6 +117,7 @@ async def running_server(
             sse_keep_alive_interval=options.sse_keep_alive_interval,
             transcription_events=options.transcription_events,
             media=media_policy(options),
+            sleep_mode=options.enable_sleep_mode,
             max_audio_parts=options.max_audio_parts,
         )
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"

@@ -29,7 +29,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, EngineOverloaded, RequestRefused
+from quire.engine.wire.errors import (
+    DeadlineExceeded,
+    EngineAsleep,
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    RequestRefused,
+    SleepFailed,
+)
 from quire.multimodal.errors import PromptError
 from quire.workers.errors import QueueFull, WorkerError
 
@@ -212,6 +220,8 @@ def as_api_error(error: EngineError | PromptError | WorkerError) -> ApiError:
             return TimedOut(str(error))
         case EngineDead():
             return Unavailable(str(error), headers={"Retry-After": str(error.retry_after)})
+        case EngineAsleep() | SleepFailed():
+            return Unavailable(str(error))
         case RequestRefused():
             return InvalidRequest(str(error))
         case _:

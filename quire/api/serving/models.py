@@ -92,6 +92,7 @@ class ServerState:
         max_audio_parts: most pieces of audio in a chat.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
+        sleep_mode: the engines can sleep.
         degraded: each gives a reason why a part of the server does not work, or None.
         results: memory for pooled results that clients have not read.
     """
@@ -110,6 +111,7 @@ class ServerState:
     max_audio_parts: int = 16
     in_flight: int = 0
     draining: bool = False
+    sleep_mode: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
     malloc_trimmer: MallocTrimmer = field(default_factory=MallocTrimmer)
     results: ResultMemory = field(default_factory=ResultMemory)
@@ -155,6 +157,11 @@ class ServerState:
                 "model",
             )
         return model
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the engine of a model sleeps, in whole or in part."""
+        return any(model.client.sleeping.asleep for model in self.models)
 
     def degraded_reasons(self) -> list[str]:
         """Why some endpoints do not work, while the server is healthy."""

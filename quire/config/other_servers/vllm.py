@@ -131,7 +131,7 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused(
         "--quantization-config", "the format of a quantized checkpoint is read from its config.json", "--quantization"
     ),
-    *refused("--enable-sleep-mode", "stop the server instead; it starts in seconds"),
+    *same("--enable-sleep-mode"),
     *refused("--enable-lora --lora-modules", _ADAPTERS),
     *refused("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --fully-sharded-loras", _ADAPTERS),
     *refused("--default-mm-loras --enable-tower-connector-lora --specialize-active-lora", _ADAPTERS),

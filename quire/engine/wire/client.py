@@ -13,14 +13,13 @@ from typing import NoReturn
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from quire.engine.wire.batch import BatchClient, BatchItem, OnResult, PooledBatch
+from quire.engine.wire.batch import BatchItem, OnResult, PooledBatch
 from quire.engine.wire.detokenizer import Detokenizer
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed
+from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineError, RequestFailed
 from quire.engine.wire.heartbeat import Heartbeat
 from quire.engine.wire.model_info import ModelInfo
 from quire.engine.wire.protocol import (
     Abort,
-    AddRequest,
     AddRequests,
     CoreDied,
     CoreMessage,
@@ -31,12 +30,17 @@ from quire.engine.wire.protocol import (
     Ready,
     RequestOutput,
     Shutdown,
+    Sleep,
+    SleepState,
     StepOutput,
     StepStats,
     TokenArray,
     TokensOutput,
+    Wake,
 )
 from quire.engine.wire.records import NullObserver, Observer
+from quire.engine.wire.sleep import SleepControl, SleepingClient
+from quire.engine.wire.slots import SlotClient
 from quire.engine.wire.stream import (
     Delta,
     GenerateRequest,
@@ -45,6 +49,7 @@ from quire.engine.wire.stream import (
     PooledStream,
     PoolRequest,
     SequenceStream,
+    core_request,
 )
 from quire.engine.wire.transport import ClientChannel
 
@@ -52,11 +57,16 @@ logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
 
 
-class EngineClient(BatchClient):
-    """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop."""
+class EngineClient(SlotClient, SleepingClient):
+    """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop.
+
+    Attributes:
+        sleeping: puts the engine to sleep and wakes it.
+    """
 
     def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
         """`capacity`: number of sequences that may run or wait at the same time."""
+        super().__init__(capacity)
         self._channel = channel
         self._tokenizer = tokenizer
         self.observer: Observer = NullObserver()
@@ -68,9 +78,8 @@ class EngineClient(BatchClient):
         self._heartbeat = Heartbeat()
         self._pinging = asyncio.create_task(self._ping())
         self._closed = False
+        self.sleeping = SleepControl(self)
         channel.listen(self._receive)
-        self.capacity = capacity
-        self.slots_in_use = 0  # sequences that run, wait, or are being prepared
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded.
@@ -81,8 +90,8 @@ class EngineClient(BatchClient):
         return await asyncio.shield(self._ready)
 
     @property
+    @override
     def stats(self) -> StepStats:
-        """Statistics after the engine's last step."""
         return self._stats
 
     @property
@@ -91,8 +100,13 @@ class EngineClient(BatchClient):
         return len(self._streams)
 
     @property
+    @override
+    def is_idle(self) -> bool:
+        return not self.slots_in_use and not self._streams
+
+    @property
+    @override
     def dead(self) -> EngineDead | None:
-        """The error that ended the engine; None while it runs."""
         return self._dead
 
     async def wait_until_dead(self) -> NoReturn:
@@ -124,26 +138,9 @@ class EngineClient(BatchClient):
         """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
         return self._heartbeat.unresponsive_seconds()
 
-    @contextmanager
-    def slots(self, count: int) -> Iterator[None]:
-        """Reserve slots for sequences, before their prompts are prepared.
-
-        Raises:
-            EngineDead: the engine has stopped.
-            EngineOverloaded: there are too few free slots.
-        """
-        if self._dead is not None:
-            raise self._dead
-        if self.slots_in_use + count > self.capacity:
-            raise EngineOverloaded(
-                f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or waiting.",
-                retry_after=1 + self._stats.waiting // max(1, self._stats.running),
-            )
-        self.slots_in_use += count
-        try:
-            yield
-        finally:
-            self.slots_in_use -= count
+    @override
+    def check_new(self) -> None:
+        self._check(self.sleeping.refusal_of_new)
 
     async def generate(
         self, request: GenerateRequest, ended: Callable[[], None] | None = None
@@ -210,8 +207,7 @@ class EngineClient(BatchClient):
         Raises:
             EngineDead: the engine has stopped.
         """
-        if self._dead is not None:
-            raise self._dead
+        self._check(self.sleeping.refusal)
         batch = PooledBatch(self, on_result)
         alarm = None
         if timeout is not None:
@@ -225,21 +221,10 @@ class EngineClient(BatchClient):
             batch.close()
 
     @override
-    def take_slot(self) -> bool:
-        free = self.slots_in_use < self.capacity // 2
-        self.slots_in_use += free
-        return free
-
-    @override
-    def release_slots(self, count: int) -> None:
-        self.slots_in_use -= count
-
-    @override
     def start(self, items: Sequence[BatchItem]) -> None:
-        if self._dead is not None:
-            raise self._dead
+        self._check(self.sleeping.refusal)
         self._streams.update((item.request_id, item) for item in items)
-        self._channel.send(AddRequests([_message(item.request_id, item.request) for item in items]))
+        self._channel.send(AddRequests([core_request(item.request_id, item.request) for item in items]))
 
     @override
     def finish(self, item: BatchItem) -> None:
@@ -259,13 +244,12 @@ class EngineClient(BatchClient):
     @contextmanager
     def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
         """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
-        if self._dead is not None:
-            raise self._dead
+        self._check(self.sleeping.refusal)
         request_id = (request.request_id if isinstance(request, GenerateRequest) else None) or uuid.uuid4().hex
         self._streams[request_id] = stream
         alarm = self._alarm(request_id, stream, request.timeout)
         try:
-            self._channel.send(_message(request_id, request))
+            self._channel.send(core_request(request_id, request))
             yield
         finally:
             if alarm is not None:
@@ -273,6 +257,22 @@ class EngineClient(BatchClient):
             del self._streams[request_id]
             self.observer.on_finish(stream.record())
             self._end_in_core(request_id, stream)
+
+    def _check(self, asleep: EngineError | None) -> None:
+        if (error := self._dead or asleep) is not None:
+            raise error
+
+    @override
+    def end_all(self, error: EngineError) -> None:
+        for request_id, stream in list(self._streams.items()):
+            if stream.finish_reason is None:
+                stream.fail(error)
+            self._end_in_core(request_id, stream)
+
+    @override
+    def send_control(self, message: Sleep | Wake) -> None:
+        self._check(None)
+        self._channel.send(message)
 
     def _end_if_finished(self, request_id: str, stream: OutputStream) -> None:
         if stream.finish_reason is not None:
@@ -336,6 +336,7 @@ class EngineClient(BatchClient):
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # marks it as retrieved; awaiting `ready` still raises it
+        self.sleeping.ended(self._dead)
         for stream in self._streams.values():
             stream.fail(self._dead)
 
@@ -355,6 +356,8 @@ class EngineClient(BatchClient):
                 self.observer.on_step(stats)
             case Pong():
                 self._heartbeat.answered()
+            case SleepState():
+                self.sleeping.received(message)
             case Ready(info=info) if not self._ready.done():
                 if self._dead is not None:
                     self._dead = None
@@ -391,10 +394,3 @@ class EngineClient(BatchClient):
             while self._dead is None:
                 self._heartbeat.ping(self._channel)
                 await asyncio.sleep(_PING_EVERY)
-
-
-def _message(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
-    common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
-    if isinstance(request, GenerateRequest):
-        return AddRequest(*common, items=request.items, open=request.open)
-    return AddRequest(*common, request.flow, request.second_text_start, request.items)

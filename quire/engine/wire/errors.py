@@ -4,6 +4,8 @@ EngineError
 ├── EngineDead        the core has stopped; every open and later request fails
 ├── FrontEndClosed    the front end has closed its socket
 ├── EngineOverloaded  the queue is full
+├── EngineAsleep      the engine sleeps, or is about to
+├── SleepFailed       the engine could not fall asleep or wake up
 ├── RequestRefused    the core does not accept this request
 ├── RequestFailed     the engine failed while it ran this request; others continue
 ├── DeadlineExceeded  this request reached its timeout
@@ -41,6 +43,14 @@ class EngineOverloaded(EngineError):
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class EngineAsleep(EngineError):
+    """The engine sleeps, or is about to, so that no request can run; the message says how to wake it."""
+
+
+class SleepFailed(EngineError):
+    """The engine could not fall asleep or wake up; the message has the reason. It can be asked again."""
 
 
 class RequestRefused(EngineError):

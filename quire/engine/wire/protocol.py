@@ -20,6 +20,8 @@ TokenArray = NDArray[np.int32]
 PooledArray = NDArray[np.float32]
 FeatureArray = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort", "error"]
+MemoryTag = Literal["weights", "kv_cache"]  # what an engine frees while it sleeps, by vLLM's names
+SleepLevel = Literal[1, 2]
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,22 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Free the memory of weights and KV cache; the core answers with `SleepState`. No request may be left.
+
+    Attributes:
+        level: 1: the weights are kept in the memory of the host; 2: they are dropped, and read again at wake-up.
+    """
+
+    level: SleepLevel
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Restore what sleeps of these; the core answers with `SleepState`. Requests can run once nothing sleeps."""
+
+    tags: frozenset[MemoryTag]
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Liveness probe; the core answers with `Pong`."""
 
@@ -112,7 +130,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the core."""
 
 
-ClientMessage = AddRequest | ExtendRequest | Abort | Ping | Shutdown
+ClientMessage = AddRequest | ExtendRequest | Abort | Sleep | Wake | Ping | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -202,10 +220,22 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     serial: int
 
 
+class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
+    """Answer to `Sleep` and `Wake`.
+
+    Attributes:
+        asleep: what has no memory; empty: the engine is awake.
+        error: why it did not do what it was asked; None if it did.
+    """
+
+    asleep: frozenset[MemoryTag]
+    error: str | None = None
+
+
 class CoreDied(msgspec.Struct, frozen=True, tag="died"):
     """The core has ended; no further message follows."""
 
     error: str
 
 
-CoreMessage = Ready | StepOutput | Pong | CoreDied
+CoreMessage = Ready | StepOutput | Pong | SleepState | CoreDied

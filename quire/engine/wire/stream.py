@@ -14,6 +14,7 @@ from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.errors import EngineError, RequestFailed, RequestRefused
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import (
+    AddRequest,
     ErrorOutput,
     FinishReason,
     MediaItem,
@@ -274,3 +275,11 @@ def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineErro
     if not isinstance(output, ErrorOutput):
         return RequestFailed(f"internal error: {type(output).__name__} instead of {expected.__name__}")
     return RequestRefused(output.error) if output.invalid else RequestFailed(output.error)
+
+
+def core_request(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
+    """The message by which a request is sent to the core."""
+    common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
+    if isinstance(request, GenerateRequest):
+        return AddRequest(*common, items=request.items, open=request.open)
+    return AddRequest(*common, request.flow, request.second_text_start, request.items)

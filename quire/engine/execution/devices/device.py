@@ -73,6 +73,9 @@ class Device(LoadTarget, Protocol):
     ) -> TokenSampler:
         """The sampler of tokens."""
 
+    def release_memory(self) -> None:
+        """Return memory that was freed to the system, so that other processes can use it."""
+
     def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:
         """The executor of a decoder's steps; `max_steps_in_flight` is what its sampler allows."""
 

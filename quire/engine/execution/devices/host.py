@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
+from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.cache import CacheMemory, KVCache
 from quire.engine.execution.devices.device import Device
@@ -38,6 +39,10 @@ class HostDevice(Device):
         self, table: RequestTable, vocab_size: int, grammar_states: GrammarStates, inputs: InputBuilder
     ) -> TokenSampler:
         return Sampler(table, vocab_size, grammar_states)
+
+    @override
+    def release_memory(self) -> None:
+        return_freed_memory()
 
     @override
     def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:

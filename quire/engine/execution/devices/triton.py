@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from typing_extensions import override
 
+from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.triton import TritonAttention
@@ -96,6 +97,12 @@ class TritonDevice(Device):
     ) -> TokenSampler:
         assert isinstance(inputs, DeviceInputBuilder)
         return DeviceSampler(table, vocab_size, self.torch_device, inputs.last_tokens, grammar_states)
+
+    @override
+    def release_memory(self) -> None:
+        return_freed_memory()
+        if self.torch_device.type == "cuda":  # not where an interpreter runs the kernels
+            torch.cuda.empty_cache()
 
     @override
     def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:

@@ -1,0 +1,75 @@
+"""Sleep and wake-up of all models, as vLLM has them: their memory is freed while the server is not used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from quire.api.http.errors import InvalidRequest
+from quire.api.protocol.common import ErrorBody
+from quire.api.serving.models import ServerState
+from quire.engine.wire.protocol import MemoryTag, SleepLevel
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "the server runs without --enable-sleep-mode, or a parameter is wrong"},
+    503: {"model": ErrorBody, "description": "a model could not fall asleep or wake up; the message says why"},
+}
+_ALL: tuple[MemoryTag, ...] = ("weights", "kv_cache")
+
+
+class Sleeping(BaseModel):
+    """Whether a model sleeps, in whole or in part."""
+
+    is_sleeping: bool
+
+
+def router(state: ServerState) -> APIRouter:
+    """A router with the endpoints of sleep."""
+    routes = APIRouter()
+
+    @routes.post("/sleep", response_class=Response, responses=_ERRORS)
+    async def sleep(
+        level: Annotated[int, Query(ge=1, le=2)] = 1,
+        mode: Annotated[Literal["abort", "wait"], Query()] = "abort",
+    ) -> Response:
+        """Free the memory of weights and KV caches of all models.
+
+        Level 1 keeps the weights in the memory of the host, level 2 drops them. Running requests are aborted, or with
+        the mode "wait" finished first. Answers when the memory is free.
+        """
+        _require_sleep_mode(state)
+        wanted = cast("SleepLevel", level)
+        await _each(model.client.sleeping.sleep(wanted, wait=mode == "wait") for model in state.models)
+        return Response()
+
+    @routes.post("/wake_up", response_class=Response, responses=_ERRORS)
+    async def wake_up(tags: Annotated[list[MemoryTag], Query()] = []) -> Response:  # noqa: B006 FastAPI copies it
+        """Restore the memory of all models, or of these tags only. Answers when that is done."""
+        _require_sleep_mode(state)
+        await _each(model.client.sleeping.wake_up(tags or _ALL) for model in state.models)
+        return Response()
+
+    @routes.get("/is_sleeping")
+    async def is_sleeping() -> Sleeping:
+        """Whether a model sleeps, in whole or in part."""
+        return Sleeping(is_sleeping=state.is_sleeping)
+
+    return routes
+
+
+def _require_sleep_mode(state: ServerState) -> None:
+    if not state.sleep_mode:
+        raise InvalidRequest("The server was started without --enable-sleep-mode, which /sleep and /wake_up need.")
+
+
+async def _each(changes: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait until all models have changed, or failed to; raises the first error."""
+    done: list[BaseException | None] = await asyncio.gather(*changes, return_exceptions=True)
+    for error in done:
+        if error is not None:
+            raise error
