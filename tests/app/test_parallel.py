@@ -36,6 +36,14 @@ def temporary(tmp_path: Path) -> Path:
     return folder
 
 
+def command_of(process: psutil.Process) -> str:
+    """The command line of a process; empty if it has ended, as short-lived helpers do."""
+    try:
+        return str(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def assert_nothing_is_left(processes: list[psutil.Process], temporary: Path) -> None:
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive
@@ -99,7 +107,7 @@ def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stderr is not None
         next(line for line in process.stderr if "2 ranks" in line)  # the workers are started next
-        eventually(lambda: any("spawn_main" in str(p.cmdline()) for p in psutil.Process(process.pid).children()))
+        eventually(lambda: any("spawn_main" in command_of(p) for p in psutil.Process(process.pid).children()))
         processes = psutil.Process(process.pid).children(recursive=True)
         assert list(temporary.glob("quire-ranks-*"))
         process.send_signal(sent)
