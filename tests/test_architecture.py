@@ -22,7 +22,8 @@ def _missing(row: str) -> list[str]:
     """Paths that do not exist; a name without a folder is in the folder of the path before it."""
     folder, missing = _ROOT / "quire", list[str]()
     for name in _PATH.findall(row):
-        path = (_ROOT / "quire" if "/" in name else folder) / name
+        base = _ROOT if name.startswith("tests/") else _ROOT / "quire"
+        path = (base if "/" in name else folder) / name
         if not path.exists():
             missing.append(name)
         folder = path if name.endswith("/") else path.parent

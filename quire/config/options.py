@@ -339,8 +339,10 @@ class EngineOptions(Options):
         description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: "
         "from --kv-cache-free-memory-fraction",
     )
-    kv_cache_dtype: Literal["auto", "int8"] = Field(
-        "auto", description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head"
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto",
+        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head; fp8: "
+        "float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 or more",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,

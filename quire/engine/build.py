@@ -42,6 +42,7 @@ from quire.engine.rank_build import (
     cache_dtype,
     cache_memory,
     cache_shapes,
+    check_cache_dtype,
     set_threads,
 )
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
@@ -103,7 +104,7 @@ def build_core(
     `device`: what runs the model; None for the device that the options name. `launch`: starts the other ranks.
 
     Raises:
-        ModelError: the model cannot be loaded.
+        ModelError: the model cannot be loaded, or the device has no kernels for the KV cache's data type.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
         RankDied: another rank could not load its part of the model.
         LoadingStopped: the front end asked to stop.
@@ -142,6 +143,7 @@ def _build_core(
 ) -> tuple[EngineCore, ModelInfo]:
     options = config.engine
     with device.activate():
+        check_cache_dtype(config, device)
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
         loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
         if isinstance(loaded.model, Encoder | CTCModel):

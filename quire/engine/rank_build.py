@@ -52,7 +52,7 @@ from quire.engine.models.parallel.placement import Placement
 from quire.engine.models.parallel.shard import check_divisible
 from quire.engine.models.sharded_decoder import check_parallel
 from quire.engine.models.spec import DecoderSpec
-from quire.kernels import native
+from quire.kernels import gpu, native
 
 logger = logging.getLogger(__name__)
 Poll = Callable[[], None]
@@ -143,12 +143,26 @@ def set_threads(config: CoreConfig) -> None:
 
 def cache_shapes(model: LanguageModel, device: Device) -> list[CacheShape]:
     """What each layer of this rank caches."""
-    return [replace(shape, alignment=device.cache_alignment) for shape in model.caches]
+    return [
+        replace(shape, alignment=device.cache_alignment, row_alignment=device.row_alignment) for shape in model.caches
+    ]
+
+
+def check_cache_dtype(config: CoreConfig, device: Device) -> None:
+    """Check that the device has kernels for KV caches of the configured data type; the device is active.
+
+    Raises:
+        UnsupportedModel: it has none.
+    """
+    if config.engine.kv_cache_dtype == "fp8" and not gpu.computes_float8(device.torch_device):
+        raise UnsupportedModel(
+            "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more; auto and int8 are accepted here"
+        )
 
 
 def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
     """Data type of the KV cache."""
-    return torch.int8 if config.engine.kv_cache_dtype == "int8" else loaded.dtype
+    return {"auto": loaded.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.engine.kv_cache_dtype]
 
 
 def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory:

@@ -37,7 +37,8 @@ class AttentionParams:
         sinks: (heads,) one more logit per head in the softmax, without a value.
         alibi: (heads,) float32; scores lose alibi * distance.
         bias: bias of scores in encoders, see `EncoderAttentionParams.biases`.
-        key_scale: of pages of float8: keys are their elements times this, like value_scale.
+        key_scale: of pages of float8: keys are their elements times this, like value_scale. Other pages have no such
+            scale.
     """
 
     scale: float
@@ -262,7 +263,7 @@ def attend_singles(
         return decode_reference(q, keys, values, block_tables, seq_lens, params)
     from quire.kernels.triton import paged_decode as kernel
 
-    q, options = with_dense_rows(q), _options(params)
+    q, options = with_dense_rows(q), _options(params, keys.dtype)
     return kernel.decode(q, keys, values, block_tables, seq_lens, max_seq_len=max_seq_len, **options)
 
 
@@ -290,7 +291,7 @@ def attend_spans(
     if triton_supports(keys, values) and gpu.supports(q, keys, values, block_tables, seq_lens, query_starts):
         from quire.kernels.triton import paged_prefill as kernel
 
-        q, options = with_dense_rows(q), _options(params)
+        q, options = with_dense_rows(q), _options(params, keys.dtype)
         return kernel.prefill(q, keys, values, block_tables, seq_lens, query_starts, **options)
     out = []
     for index, (begin, end) in enumerate(itertools.pairwise(query_starts.tolist())):
@@ -300,15 +301,16 @@ def attend_spans(
     return torch.cat(out)
 
 
-def _options(params: AttentionParams) -> Mapping[str, Any]:
-    """The arguments of the Triton kernels."""
+def _options(params: AttentionParams, pages: torch.dtype) -> Mapping[str, Any]:
+    """The arguments of the Triton kernels for pages of a dtype."""
+    scaled = pages is torch.float8_e4m3fn
     return {
-        "scale": params.scale * params.key_scale,
+        "scale": params.scale * (params.key_scale if scaled else 1.0),
         "window": params.window,
         "softcap": params.softcap,
         "sinks": params.sinks,
         "alibi": params.alibi,
-        "value_scale": params.value_scale,
+        "value_scale": params.value_scale if scaled else 1.0,
     }
 
 
@@ -316,10 +318,14 @@ def _gather(
     keys: Tensor, values: Tensor, blocks: Tensor, dtype: torch.dtype, params: AttentionParams
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of the given blocks: (kv_heads, positions, dim) each."""
-    return _rows(keys, blocks, dtype, params.key_scale), _rows(values, blocks, dtype, params.value_scale)
+    return page_rows(keys, blocks, dtype, params.key_scale), page_rows(values, blocks, dtype, params.value_scale)
 
 
-def _rows(pages: Tensor, blocks: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+def page_rows(pages: Tensor, blocks: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """The keys or values in `blocks` (blocks,) of pages of any dtype: (kv_heads, positions, dim).
+
+    `dtype`: of the rows of int8 and float8 pages; others keep theirs. `scale`: of float8 pages.
+    """
     if pages.dtype is torch.float8_e4m3fn:  # which torch has no indexing of
         rows = pages.view(torch.uint8).index_select(1, blocks).view(pages.dtype).flatten(1, 2)
         return (rows.float() * scale).to(dtype)

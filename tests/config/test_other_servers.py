@@ -89,6 +89,8 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m --max-model-len auto -O3 -O.mode=3", {"max_model_len": None, "model": ("m",)}),
     ("m --allowed-origins '[\"*\"]' --uvicorn-log-level warning", {"allowed_origins": ("*",), "log_level": "warning"}),
     ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory_bytes": 4 << 30, "block_size": 32}),
+    ("m --kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8"}),
+    ("m --kv_cache_dtype=fp8", {"kv_cache_dtype": "fp8"}),
     ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"cudagraph_capture_sizes": (1, 2, 4), "port": 9}),
     ("m --cudagraph-capture-sizes=1,2 --device cuda", {"cudagraph_capture_sizes": (1, 2), "device": "cuda"}),
     (
@@ -125,7 +127,7 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),
         ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),
-        ("m --kv-cache-dtype fp8", "--kv-cache-dtype expects auto or int8, not 'fp8'"),
+        ("m --kv-cache-dtype fp8_e5m2", "--kv-cache-dtype expects auto, int8 or fp8, not 'fp8_e5m2'"),
         ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),
         ("m --speculative-config [1", "--speculative-config"),
         ("m --speculative-config.model x", "--speculative-config.model is not supported"),

@@ -52,6 +52,13 @@ class Raw:
     writer: asyncio.StreamWriter
 
     async def send(self, data: str | bytes) -> None:
+        """Send data.
+
+        Raises:
+            ConnectionError: the connection has been closed.
+        """
+        if self.writer.is_closing():  # uvloop would raise a RuntimeError
+            raise ConnectionResetError
         self.writer.write(data.encode("latin-1") if isinstance(data, str) else data)
         await self.writer.drain()
 

@@ -140,7 +140,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
         "--rope-scaling --rope-theta", "override `rope_parameters` or `rope_scaling` of config.json", "--hf-overrides"
     ),
     # memory and scheduling
-    *same("--max-num-seqs", "--scheduling-policy", "--block-size", "--kv-cache-dtype"),
+    *same("--max-num-seqs", "--scheduling-policy", "--block-size"),
+    translated_to("--kv-cache-dtype", "--kv-cache-dtype", values={"fp8_e4m3": "fp8"}),
     translated_to("--max-num-batched-tokens", "--max-num-batched-tokens", "also as 8k or 8K"),
     translated_to(
         "--gpu-memory-utilization",
@@ -160,7 +161,11 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--cpu-offload-gb --kv-offloading-size --kv-offloading-backend", _MEMORY),
     *ignored("--offload-backend --offload-group-size --offload-num-in-group --offload-prefetch-step", _MEMORY),
     *ignored("--offload-params --cpu-offload-params", _MEMORY),
-    *ignored_switch("--calculate-kv-scales", "scales are always computed", "--kv-cache-dtype"),
+    *ignored_switch(
+        "--calculate-kv-scales",
+        "scales of int8 are always computed, those of fp8 are the checkpoint's",
+        "--kv-cache-dtype",
+    ),
     *ignored_switch("--enable-chunked-prefill", "long prompts are always computed in chunks"),
     *refused("--no-enable-chunked-prefill", "long prompts are always in chunks", "--max-num-batched-tokens"),
     *ignored(

@@ -26,7 +26,7 @@ class OutOfCacheMemory(Exception):
 class LayerCache:
     """Pages of one layer, each (heads, blocks, block_size, dim), not contiguous. `values` may be a view of `keys`.
 
-    In int8 pages a scale precedes each row of elements.
+    In int8 pages a scale precedes each row of elements. Between rows there may be unused bytes, which align them.
 
     Attributes:
         shape: elements that the layer caches of a token.
@@ -59,8 +59,20 @@ def block_bytes(shapes: Sequence[CacheShape], block_size: int, dtype: torch.dtyp
 
 
 def _elements_per_token(shapes: Sequence[CacheShape], dtype: torch.dtype) -> int:
-    """Elements of a token over all layers, including the bytes of int8 scales."""
-    return sum(shape.elements + shape.rows * scale_bytes(dtype) for shape in shapes)
+    """Elements of a token over all layers, including the bytes of int8 scales and those that align rows."""
+    return sum(_row(shape, dim, dtype)[0] * shape.heads for shape in shapes for dim in _dims(shape))
+
+
+def _dims(shape: CacheShape) -> tuple[int, ...]:
+    """Elements of each of a head's rows."""
+    return (shape.key_elements,) if shape.values_in_keys else (shape.key_elements, shape.value_elements)
+
+
+def _row(shape: CacheShape, dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Elements that a row of `dim` elements takes in pages, and how many of them are unused in front of it."""
+    alignment, scale = shape.row_alignment, scale_bytes(dtype)
+    header, elements = (-(-nbytes // alignment) * alignment for nbytes in (scale, dim * dtype.itemsize))
+    return (header + elements) // dtype.itemsize, header - scale
 
 
 def scale_bytes(dtype: torch.dtype) -> int:
@@ -152,9 +164,14 @@ class DeviceKVCache(KVCache):
 
 def _layer_cache(shape: CacheShape, dtype: torch.dtype, pages: Callable[[int, int], Tensor]) -> LayerCache:
     """The pages of a layer; `pages` allocates those of some heads and elements."""
-    key_row, value_row = (dim + scale_bytes(dtype) for dim in (shape.key_elements, shape.value_elements))
-    keys = pages(shape.heads, key_row)
-    values = keys[..., :value_row] if shape.values_in_keys else pages(shape.heads, value_row)
+
+    def rows(dim: int) -> Tensor:
+        taken, unused = _row(shape, dim, dtype)
+        return pages(shape.heads, taken)[..., unused : unused + scale_bytes(dtype) + dim]
+
+    keys = rows(shape.key_elements)
+    value_row = scale_bytes(dtype) + shape.value_elements
+    values = keys[..., :value_row] if shape.values_in_keys else rows(shape.value_elements)
     return LayerCache(keys, values, shape)
 
 

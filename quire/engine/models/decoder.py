@@ -24,6 +24,9 @@ class CacheShape:
     """Elements that a layer caches of a token: key_dim per head, and value_dim more unless values lie in the keys.
 
     Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
+
+    Attributes:
+        row_alignment: the elements of each row in pages begin at a multiple of this many bytes.
     """
 
     heads: int
@@ -31,6 +34,7 @@ class CacheShape:
     value_dim: int
     values_in_keys: bool = False
     alignment: int = 1
+    row_alignment: int = 1
 
     @property
     def key_elements(self) -> int:
@@ -41,16 +45,6 @@ class CacheShape:
     def value_elements(self) -> int:
         """Elements of a value in the pages."""
         return -(-self.value_dim // self.alignment) * self.alignment
-
-    @property
-    def elements(self) -> int:
-        """Elements per token."""
-        return self.heads * (self.key_elements + (0 if self.values_in_keys else self.value_elements))
-
-    @property
-    def rows(self) -> int:
-        """Rows of elements per token, one for each head's key and value."""
-        return self.heads * (1 if self.values_in_keys else 2)
 
 
 class LanguageModel(Protocol):

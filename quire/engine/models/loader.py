@@ -19,6 +19,7 @@ from quire.engine.models.adapter import AdapterLoader
 from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.audio import ADAPTED
 from quire.engine.models.audio_encoder import CTCModel
+from quire.engine.models.cache_scales import CacheScales
 from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.encoder import Encoder
@@ -197,9 +198,14 @@ def _load_transformer(
     else:
         filler = WeightFiller(model, names, **filler_options)
     adapter = _adapter(config, names, folder)
+    scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
     with bar(checkpoint.total_bytes) as progress:
         tensors = _tensors(config, checkpoint.tensors(dtype, progress, window), adapter)
+        if scales is not None:
+            tensors = scales.without_scales(tensors)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
+    if scales is not None:
+        scales.apply(model)
     if adapter is not None:
         adapter.apply(model, dtype, target.torch_device)
     return LoadedModel(

@@ -12,7 +12,7 @@ from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAtte
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.parallel.group import RankGroups
-from quire.engine.models.parallel.shard import part_of
+from quire.engine.models.parallel.shard import part_of, stage_layers
 from quire.engine.models.rope_spec import Rope
 from quire.engine.models.spec import DecoderSpec, EncoderSpec
 from quire.engine.models.transformer import ropes_of
@@ -47,6 +47,7 @@ class ShardedDecoder(Decoder):
     Attributes:
         whole: spec of the whole decoder.
         placement: position of the rank.
+        stage: indices of its layers in the whole decoder.
     """
 
     def __init__(self, whole: DecoderSpec, groups: RankGroups, dtype: torch.dtype) -> None:
@@ -63,6 +64,7 @@ class ShardedDecoder(Decoder):
         self.lm_head = ShardedHead(whole, self.head, groups)
         self.whole = whole
         self.placement = placement
+        self.stage = stage_layers(len(whole.layers), placement.stage, placement.stages)
         self._groups = groups
         self._dtype = dtype
         if not placement.is_first_stage:

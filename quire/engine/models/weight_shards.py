@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.errors import WeightMismatch
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.parallel.shard import stage_layers
 from quire.engine.models.sharded_decoder import ShardedDecoder
 from quire.engine.models.spec import MoE
 
@@ -43,7 +42,7 @@ class WeightShards:
         self.num_layers = len(whole.layers)
         self._spec, self._part = whole, decoder.spec
         self._placement = placement
-        self._layers = stage_layers(len(whole.layers), placement.stage, placement.stages)
+        self._layers = decoder.stage
         self._local: Mapping[str, Sequence[int]] = {
             name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()
         }

@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from quire.config.options import EngineOptions
-from quire.engine.execution.cache import DeviceKVCache, HostKVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import (
+    DeviceKVCache,
+    HostKVCache,
+    OutOfCacheMemory,
+    block_bytes,
+    count_blocks,
+    scale_bytes,
+)
 from quire.engine.execution.devices.reference import ReferenceDevice
 from quire.engine.execution.memory import free_memory
 from quire.engine.models.decoder import CacheShape
@@ -62,6 +69,22 @@ def test_pages_of_a_device_are_one_allocation() -> None:
     assert [pages.unique().tolist() for pages in (layers[0].keys, layers[0].values)] == [[1.0], [2.0]]
     int8 = DeviceKVCache(SHAPES[:1], 4, 16, torch.int8, torch.device("cpu")).layers[0]
     assert int8.keys.shape[-1] == 8 + SCALE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("dim", [48, 20])
+def test_rows_are_aligned_on_gpus(dtype: torch.dtype, latent: bool, dim: int) -> None:
+    shape, extra = CacheShape(2, dim, 13, values_in_keys=latent, row_alignment=16), scale_bytes(dtype)
+    (layer,) = DeviceKVCache([shape], 4, 3, dtype, torch.device("cpu")).layers
+    assert layer.keys.untyped_storage().nbytes() == 4 * block_bytes([shape], 3, dtype)
+    for pages, elements in ((layer.keys, dim), (layer.values, 13)):
+        assert pages.shape == (2, 4, 3, extra + elements)
+        assert pages[..., extra:].data_ptr() % 16 == 0
+        assert all(stride * dtype.itemsize % 16 == 0 for stride in pages.stride()[:3])
+        pages.fill_(elements)
+    assert layer.values.float().unique().tolist() == [13]
+    assert layer.keys.float().unique().tolist() == ([13, dim] if latent else [dim])
 
 
 def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,8 +10,6 @@ import torch
 
 from quire.kernels import gpu
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 pytest.importorskip("triton")
 
 from tests.support.triton_interpreter import accept_computed_bounds, separate_rows

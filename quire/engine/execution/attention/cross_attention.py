@@ -16,8 +16,7 @@ from quire.engine.execution.cache import LayerCache
 from quire.engine.execution.inputs import CrossAttentionInputs, Span
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.inputs import StepCrossAttention
-from quire.kernels.int8_pages import dequantize_rows
-from quire.kernels.paged_attention import AttentionParams
+from quire.kernels.paged_attention import AttentionParams, page_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,7 @@ def reference_cross_attention(
 
 def read_rows(pages: Tensor, table: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """The first `length` keys or values of the blocks in `table`: (heads, length, dim)."""
-    rows = pages.index_select(1, table).flatten(1, 2)[:, :length]
-    return dequantize_rows(rows, dtype) if pages.dtype is torch.int8 else rows
+    return page_rows(pages, table, dtype)[:, :length]
 
 
 def pad_heads(x: Tensor, elements: int) -> Tensor:

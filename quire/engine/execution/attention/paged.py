@@ -129,7 +129,7 @@ class PagedAttention(StepAttention):
         last_token_only: bool,
     ) -> Tensor:
         indices = self.logits_indices
-        write_pages(cache.keys, cache.values, self.slots, k, v)
+        write_pages(cache.keys, cache.values, self.slots, k, v, params.key_scale, params.value_scale)
         if not last_layer or indices is None:
             return self.all_rows(q, cache, params)
         if self.logits_rows is None:

@@ -29,6 +29,7 @@ class CpuDevice(HostDevice):
     quantizable_dtypes = frozenset(native.DTYPES)
     computes_float16 = False
     cache_alignment = native.ATTENTION_VECTOR_WIDTH
+    row_alignment = 1
 
     def __init__(self) -> None:
         self.computes_bfloat16 = native.has_bfloat16()

@@ -28,11 +28,13 @@ class Device(LoadTarget, Protocol):
         name: value of ``--device``.
         description: text for the log, e.g. the instruction set of the kernels.
         cache_alignment: keys and values are padded to a multiple of this many elements in pages.
+        row_alignment: see `CacheShape`.
     """
 
     name: str
     description: str
     cache_alignment: int
+    row_alignment: int
 
     def activate(self) -> AbstractContextManager[None]:
         """Select the device and its kernels for the calling thread; around loading and every step."""

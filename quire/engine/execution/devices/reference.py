@@ -60,6 +60,7 @@ class ReferenceDevice(HostDevice):
     computes_bfloat16 = False
     computes_float16 = False
     cache_alignment = 1
+    row_alignment = 1
     description = "torch reference kernels"
 
     @override

@@ -38,6 +38,7 @@ class TritonDevice(Device):
     computes_bfloat16 = True
     computes_float16 = True
     cache_alignment = 1
+    row_alignment = 16  # bytes that a thread loads at a time
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device

@@ -16,7 +16,11 @@ from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
 
 
 class GroupedAttentionLayer(nn.Module):
-    """Projections, optional norms, rope, paged attention, output projection."""
+    """Projections, optional norms, rope, paged attention, output projection.
+
+    Attributes:
+        key_scale: scale of keys in a KV cache of float8, like value_scale; 1 if the checkpoint has none.
+    """
 
     def __init__(
         self, index: int, spec: GroupedQueryAttention, model: StackSpec, group: RankGroup | None = None
@@ -30,6 +34,7 @@ class GroupedAttentionLayer(nn.Module):
         self.out = row_parallel(queries, model.hidden, group, bias=spec.out_bias)
         self.q_norm, self.k_norm = (self._norm(size, model) for size in (queries, keys))
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
+        self.key_scale = self.value_scale = 1.0
         self.alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device="cpu")
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
@@ -49,7 +54,16 @@ class GroupedAttentionLayer(nn.Module):
         q, k, v = qk_norm_rope(qkv, spec.heads, spec.kv_heads, norms, rope)
         if self.alibi is not None and self.alibi.device != q.device:
             self.alibi = self.alibi.to(q.device)
-        params = AttentionParams(spec.scale, spec.window, spec.softcap, self.sinks, self.alibi, step.relative_bias)
+        params = AttentionParams(
+            spec.scale,
+            spec.window,
+            spec.softcap,
+            self.sinks,
+            self.alibi,
+            step.relative_bias,
+            self.key_scale,
+            self.value_scale,
+        )
         last_token_only = last_layer and step.last_token_only
         attended = step.attend(self.index, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
         out: Tensor = self.out(attended.flatten(1), adapted=step.lora_rows(last_layer=last_layer))

@@ -1,0 +1,142 @@
+"""KV caches of int8 and float8 on the device of GPUs, against torch's operations on the same formats."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire.config.options import ModelOptions
+from quire.engine.execution.devices.select import find_device
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.sampling_params import SamplingParams
+from quire.kernels import gpu
+from tests.support import oracle, whisper
+from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.models import make_model, save_model
+from tests.support.triton_device import gpu_device
+
+DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+SHARED = random_prompt(1, 9)
+PROMPTS = [SHARED + random_prompt(2, 4), SHARED + random_prompt(3, 2), random_prompt(5, 14)]
+PARAMS = [greedy(12), SamplingParams(max_tokens=12, temperature=1.5, seed=3), greedy(4, logprobs=2)]
+SMALL: dict[str, Any] = {"max_num_seqs": 3, "block_size": 4}
+MODEL = ModelOptions(max_model_len=28)
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "preempted": {},
+    "small chunks, eager": {"max_num_batched_tokens": 7, "enforce_eager": True},
+    "speculation": {"speculative_method": "ngram", "num_speculative_tokens": 3},
+}
+
+
+@cache
+def save(case: str, folder: Path) -> Path:
+    return save_model(make_model(case, num_hidden_layers=2), folder / case)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def reference_engine(folder: Path, dtype: str) -> Engine:
+    """An engine of torch's operations, which have all formats of pages, float8 too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "computes_float8", lambda _: True)
+        model = MODEL.model_copy(update={"device": "reference"})
+        return Engine(folder, model=model, kv_cache_dtype=dtype, enable_prefix_caching=False)
+
+
+@cache
+def expected(folder: Path, dtype: str) -> list[list[int]]:
+    """The tokens of each request alone."""
+    engine = reference_engine(folder, dtype)
+    return [engine.generate(prompt, params).tokens for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+
+
+def logprobs(engine: Engine) -> torch.Tensor:
+    """Those of a prompt's tokens."""
+    entries = engine.generate(PROMPTS[2], greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs
+    return torch.tensor([entry.logprobs[0] for entry in entries or () if entry is not None])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_tokens_do_not_depend_on_the_schedule(dtype: str, schedule: str, folders: Path) -> None:
+    """Eight blocks, of which the requests need eighteen."""
+    folder = save("llama", folders)
+    options = {**SMALL, **SCHEDULES[schedule], "kv_cache_dtype": dtype}
+    roomy = Engine(folder, model=MODEL, device=gpu_device(), **{**options, "enforce_eager": True})
+    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
+    engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_memory_bytes=8 * per_block, **options)
+    for index, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+        engine.add(f"r{index}", prompt, params)
+        engine.step()
+    engine.run()
+    assert [engine.results[f"r{index}"].tokens for index in range(len(PROMPTS))] == expected(folder, dtype)
+    assert engine.preemptions > 0 or schedule != "preempted"
+    assert engine.blocks_used == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["llama", "gemma2", "deepseek_v3"])
+def test_keys_and_values_are_rounded_as_by_torch(dtype: str, case: str, folders: Path) -> None:
+    """Sums in another order may round an element to its other neighbour, which changes less than rounding itself."""
+    folder = save(case, folders)
+    engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_dtype=dtype, enforce_eager=True, **SMALL)
+    found, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
+    exact = logprobs(reference_engine(folder, "auto"))
+    assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max()
+
+
+def test_scales_of_the_checkpoint_keep_large_values_in_range(folders: Path, tmp_path: Path) -> None:
+    """Keys and values of some thousands are beyond float8_e4m3, whose largest number is 448."""
+    folder = save_model(make_model("llama", num_hidden_layers=2), tmp_path / "large")
+    weights = load_file(folder / "model.safetensors")
+    factors = {"q_proj": 1e-4, "k_proj": 1e4, "v_proj": 1e4, "o_proj": 1e-4}
+    large = {name: weights[name] * factors[name.split(".")[-2]] for name in weights if "self_attn" in name}
+    oracle.change_weights(folder, large)
+    exact, saturated = logprobs(reference_engine(folder, "auto")), logprobs(reference_engine(folder, "fp8"))
+    scales = {f"model.layers.{layer}.self_attn.{kind}_scale": torch.tensor([1e4]) for layer in (0, 1) for kind in "kv"}
+    oracle.change_weights(folder, scales)
+    assert torch.equal(logprobs(reference_engine(folder, "auto")), exact)
+    for dtype in ("auto", "fp8"):
+        engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_dtype=dtype, enforce_eager=True, **SMALL)
+        found, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
+        assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max() or dtype == "auto"
+        assert (found - exact).abs().max() < 0.2 * (saturated - exact).abs().max()
+
+
+def test_cross_attention_and_alignment_read_float8(tmp_path: Path) -> None:
+    folder = whisper.save_whisper(whisper.make_whisper(), tmp_path)
+    prompt = [whisper.START, whisper.ENGLISH, whisper.TRANSCRIBE, whisper.NO_TIMESTAMPS]
+    on_gpu = Engine(folder, device=gpu_device(), kv_cache_dtype="fp8", enforce_eager=True, max_num_seqs=2)
+    on_cpu = reference_engine(folder, "fp8")
+    task = PoolingParams(task="align", skip_tokens=len(prompt), frames=20)
+    found, expected = (
+        engine.generate([*prompt, 7, 8], task, items=(whisper.item(1),)).pooled for engine in (on_gpu, on_cpu)
+    )
+    assert found is not None
+    assert expected is not None
+    assert found.data == pytest.approx(expected.data, abs=1e-3)
+    tokens = [engine.generate(prompt, greedy(2), items=(whisper.item(1),)).tokens for engine in (on_gpu, on_cpu)]
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_float8_is_refused_on_the_cpu(device: Any, folders: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="--kv-cache-dtype fp8 needs a GPU of compute capability"):
+        Engine(save("llama", folders), device=find_device(device), kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize(("capability", "computes"), [((8, 6), False), ((8, 9), True), ((9, 0), True)])
+def test_float8_needs_a_gpu_that_converts_it(
+    capability: tuple[int, int], computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert gpu.computes_float8(torch.device("cuda")) is computes
