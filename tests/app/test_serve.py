@@ -188,8 +188,8 @@ def test_a_socket_file_and_settings_of_vllm(folder: Path, tmp_path: Path) -> Non
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
     overrides = ["--hf-overrides", '{"max_position_embeddings": 128}', "--override-generation-config", '{"top_k": 1}']
-    with serving(str(folder), "--uds", str(path), "--enforce-eager", *overrides) as server:
-        assert "--enforce-eager has no effect" in server.log
+    with serving(str(folder), "--uds", str(path), "--swap-space", "4", *overrides) as server:
+        assert "--swap-space 4 has no effect" in server.log
         assert "context 128" in server.log
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://quire.test", timeout=60) as client:

@@ -13,7 +13,7 @@ import pytest
 from tests.config.test_other_servers import DOCUMENTED
 from tests.support.process import serving, tiny_model
 
-WITHOUT_EFFECT = {"--enable-auto-tool-choice", "--enforce-eager", "--swap-space", "--trust-remote-code"}
+WITHOUT_EFFECT = {"--enable-auto-tool-choice", "--swap-space", "--trust-remote-code"}
 LINES = [(line, expected) for line, expected in DOCUMENTED if isinstance(expected, dict)]  # the others are refused
 
 
