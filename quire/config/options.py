@@ -167,8 +167,8 @@ class LimitOptions(Options):
     max_bad_words: PositiveInt = Field(128, description="maximum number of bad_words in a request")
     max_logprobs: Annotated[int, Field(ge=-1)] = Field(
         20,
-        description="maximum number of `top_logprobs`, the alternatives listed for each token; -1: no limit, and a "
-        "request for the whole vocabulary then gets megabytes for each token",
+        description="maximum of `top_logprobs`, `prompt_logprobs` and `logprobs` of completions: alternatives for "
+        "each token; -1: no limit, and a request for the whole vocabulary then gets megabytes for each token",
     )
 
 
@@ -215,11 +215,13 @@ class RealtimeOptions(Options):
     )
     max_realtime_event_size: Size = Field(
         ByteSize(21 << 20),
-        description="maximum number of characters of an event of a realtime client; a message of more bytes than twice "
-        "this number closes the connection; the default holds 15 MiB of audio in base64",
+        description="largest event of a realtime client, in characters; an event up to twice as large is refused, a "
+        "larger one closes the connection; the default holds 15 MiB of audio in base64",
     )
     max_realtime_audio: Seconds = Field(
-        600.0, description="maximum seconds of audio in the input buffer that a realtime client has not committed"
+        600.0,
+        description="maximum seconds of audio that a realtime client may append without a commit, if there is no voice "
+        "activity detection",
     )
     realtime_idle_timeout: SecondsOrNever = Field(
         120.0, description="seconds without an event after which a realtime session ends; 0: never"
@@ -352,7 +354,7 @@ class EngineOptions(Options):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
         description="share of a GPU's memory for weights, KV cache and intermediate results together; default: 0.9; on "
-        "CPUs a value replaces that of --kv-cache-free-memory-fraction",
+        "CPUs the same as --kv-cache-free-memory-fraction, which it overrides",
     )
     enforce_eager: Flag = Field(False, description="run each step kernel by kernel on a GPU, without CUDA graphs")
     cudagraph_capture_sizes: Counts = Field(

@@ -36,7 +36,8 @@ def build_transducer(
     least = -(-_LEAST_COLUMNS // info.columns_per_frame)
     if loaded.context_len < least:
         raise UnsupportedModel(
-            f"--max-model-len is {loaded.context_len}; it is a number of frames of audio, at least {least}"
+            f"--max-model-len {loaded.context_len} is too small: this model counts it in frames of audio, and needs at "
+            f"least {least}"
         )
     size = model.state_bytes
     streams = max(1, min(options.max_num_seqs, int(options.encoder_cache_memory) // size))

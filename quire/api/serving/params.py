@@ -210,7 +210,9 @@ def _check_limits(body: ChatAndCompletionFields, limits: LimitOptions, logprobs:
     for name, kind, value in (("logprobs", "sample", logprobs), ("prompt_logprobs", "prompt", body.prompt_logprobs)):
         if value is not None and 0 <= limits.max_logprobs < value:
             raise InvalidRequest(
-                f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs}", name
+                f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs} "
+                "(--max-logprobs)",
+                name,
             )
     if len(body.bad_words or ()) > limits.max_bad_words:
         raise InvalidRequest(

@@ -170,7 +170,7 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused("--no-enable-chunked-prefill", "long prompts are always in chunks", "--max-num-batched-tokens"),
     *ignored(
         "--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold",
-        "running sequences are always scheduled before waiting prompts",
+        "a long prompt always leaves a token for each decoding sequence",
         ours="--max-num-batched-tokens",
     ),
     *ignored("--preemption-mode", "preempted sequences are always recomputed", only=["recompute"]),

@@ -102,7 +102,10 @@ def test_the_context_bounds_the_audio(transducer_folder: Path) -> None:
     engine.extend("long", [], items=(audio_of(features(0, 1)),))
     assert "would have 81 columns" in (engine.results["long"].error or "")
     assert Engine(transducer_folder).info.max_model_len == 1 << 20
-    with pytest.raises(ModelError, match="--max-model-len is 6; it is a number of frames of audio, at least 7"):
+    with pytest.raises(
+        ModelError,
+        match="--max-model-len 6 is too small: this model counts it in frames of audio, and needs at least 7",
+    ):
         Engine(transducer_folder, model=ModelOptions(max_model_len=6))
 
 
