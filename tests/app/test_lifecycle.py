@@ -32,7 +32,7 @@ if sys.argv[1] == "resolving":
     module.resolve_models = stand_still
 elif sys.argv[1] == "weights":
     import quire.engine.models.checkpoint as module
-    def stand_still(self, dtype, progress):
+    def stand_still(self, dtype, progress, window_of=None):
         print("HERE", flush=True)
         while True:
             time.sleep(0.01)
