@@ -21,12 +21,16 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.limits import GpuLimits, seconds
+from quire.engine.execution.cache import DeviceKVCache, block_bytes
+from quire.engine.models.decoder import CacheShape
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.adjust_logits import Penalties, TokenCounts, penalize
 from quire.kernels.choose_tokens import ChoiceSettings, argmax, choose_tokens
 from quire.kernels.layer_norm import layer_norm
-from quire.kernels.qk_norm_rope import CosSin, QKNormWeights, qk_norm_rope
+from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
+from quire.kernels.qk_norm_rope import qk_norm_rope
+from quire.kernels.qk_norm_rope_write import in_two_ops, qk_norm_rope_write
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
 from quire.kernels.softcap import softcap
@@ -34,6 +38,7 @@ from quire.kernels.token_logprobs import token_logprobs
 
 TOKENS, HIDDEN, INNER = 16384, 4096, 12288
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+BLOCK_SIZE = 16
 ROWS, VOCAB = 256, 151_936
 
 
@@ -63,7 +68,7 @@ def layer_cases() -> Iterator[Case]:
 
 
 def head_cases() -> Iterator[Case]:
-    """Norms and rotations of heads in bfloat16."""
+    """Norms and rotations of heads in bfloat16, and the same with the write of keys and values."""
     angle = torch.randn(TOKENS, HEAD_DIM // 2, device="cuda")
     cos, sin = angle.cos(), angle.sin()
     x = _normal(TOKENS, HEADS, HEAD_DIM)
@@ -74,7 +79,18 @@ def head_cases() -> Iterator[Case]:
     qkv = _normal(TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     norms, angles = QKNormWeights(_normal(HEAD_DIM), _normal(HEAD_DIM), 1e-6, 0.0), CosSin(cos, sin, False)
     changed = qkv.nbytes * (HEADS + KV_HEADS) // (HEADS + 2 * KV_HEADS)
-    yield Case("qk_norm_rope", 2 * changed + tables, lambda: qk_norm_rope(qkv, HEADS, KV_HEADS, norms, angles))
+    heads = ProjectedHeads(qkv, HEADS, KV_HEADS, norms, angles)
+    yield Case("qk_norm_rope", 2 * changed + tables, lambda: qk_norm_rope(heads))
+    shape = CacheShape(KV_HEADS, HEAD_DIM, HEAD_DIM, row_alignment=16)
+    slots = torch.randperm(TOKENS, device="cuda")
+    for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
+        layer = DeviceKVCache([shape], TOKENS // BLOCK_SIZE, BLOCK_SIZE, dtype, qkv.device).layers[0]
+        pages = block_bytes([shape], BLOCK_SIZE, dtype) * (TOKENS // BLOCK_SIZE)
+        nbytes = qkv.nbytes + x.nbytes + pages + tables + slots.nbytes
+        name = f"qk_norm_rope_write {dtype}".replace("torch.", "")
+        given = (heads, layer.keys, layer.values, slots, 1.0, 1.0)
+        yield Case(name, nbytes, partial(qk_norm_rope_write, *given))
+        yield Case(f"{name} in two ops", nbytes, partial(in_two_ops, *given))
 
 
 def _settings(**fields: float) -> ChoiceSettings:

@@ -2,76 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from quire.kernels import gpu, native
+from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
 
 
-@dataclass(frozen=True, slots=True)
-class QKNormWeights:
-    """Weights (dim,) of the norms of query heads and of key heads."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
-    offset: float
-
-
-@dataclass(frozen=True, slots=True)
-class CosSin:
-    """Cosines and sines, each (tokens, pairs) float32; see `apply_rope`."""
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
-
-
-def qk_norm_rope(
-    qkv: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | None, angles: CosSin | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def qk_norm_rope(projected: ProjectedHeads) -> tuple[Tensor, Tensor, Tensor]:
     """Split a projection into the heads of queries, keys and values; norm and rotate those of queries and keys.
-
-    Args:
-        qkv: (tokens, (heads + 2 * kv_heads) * dim), which may be overwritten.
 
     Returns:
         (tokens, heads, dim), (tokens, kv_heads, dim), (tokens, kv_heads, dim)
     """
-    split = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
+    heads, kv_heads, norms, angles = projected.heads, projected.kv_heads, projected.norms, projected.angles
+    split = projected.split
     if norms is None and angles is None:
         return _parts(split, heads, kv_heads)
     if _is_supported(split, norms, angles):
         _native(split, heads, kv_heads, norms, angles)
         return _parts(split, heads, kv_heads)
     if gpu.supports(split):
-        return _on_gpu(split, heads, kv_heads, norms, angles)
+        from quire.kernels.triton import rope as kernel
+
+        both = kernel.qk_norm_rope(split[:, : heads + kv_heads], heads, norms, angles)
+        return both[:, :heads], both[:, heads:], split[:, heads + kv_heads :]
     q, k, v = _parts(split, heads, kv_heads)
     if norms is not None:
         q, k = (rms_norm(x, weight, norms.eps, norms.offset) for x, weight in ((q, norms.query), (k, norms.key)))
     if angles is not None:
         q, k = (apply_rope(x, angles.cos, angles.sin, interleaved=angles.interleaved) for x in (q, k))
     return q, k, v
-
-
-def _on_gpu(
-    split: Tensor, heads: int, kv_heads: int, norms: QKNormWeights | None, angles: CosSin | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    from quire.kernels.triton import rope as kernel
-
-    both = kernel.qk_norm_rope(
-        split[:, : heads + kv_heads],
-        heads,
-        None if norms is None else (norms.query, norms.key),
-        0.0 if norms is None else norms.eps,
-        0.0 if norms is None else norms.offset,
-        None if angles is None else (angles.cos, angles.sin),
-        interleaved=angles is not None and angles.interleaved,
-    )
-    return both[:, :heads], both[:, heads:], split[:, heads + kv_heads :]
 
 
 def _parts(split: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from quire.kernels import native
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_scaled import scaled
-from quire.kernels.qk_norm_rope import CosSin, QKNormWeights, qk_norm_rope
+from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
+from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import apply_rope
 from quire.kernels.softcap import softcap
@@ -115,8 +116,8 @@ def test_compiled_qk_norm_rope(tokens: int, pairs: int | None, offset: float | N
     angle = torch.randn(tokens, pairs or 1) * 3
     angles = None if pairs is None else CosSin(angle.cos(), angle.sin(), interleaved=False)
     with native.disabled():
-        expected = qk_norm_rope(qkv.clone(), heads, kv_heads, norms, angles)
-    out = qk_norm_rope(qkv, heads, kv_heads, norms, angles)
+        expected = qk_norm_rope(ProjectedHeads(qkv.clone(), heads, kv_heads, norms, angles))
+    out = qk_norm_rope(ProjectedHeads(qkv, heads, kv_heads, norms, angles))
     tolerance = (
         1e-5 if dtype == torch.float32 else 0.04
     )  # of elements up to ten, which the reference rounds three times

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.models.decoder import CacheShape, LanguageModel, compute_logits
-from quire.engine.models.inputs import ModelInputs
+from quire.engine.models.inputs import ModelInputs, StepAttention
 from quire.kernels.paged_attention import AttentionParams
 
 
@@ -26,13 +27,14 @@ def run_largest_step(
     logits.softmax(-1).sort(-1)  # about what sampling takes
 
 
-class _NoAttention:
+class _NoAttention(StepAttention):
     """Stands in for attention: the result has its shape only."""
 
     def __init__(self, caches: Sequence[CacheShape], sampling: int) -> None:
         self._caches = caches
         self._sampling = sampling
 
+    @override
     def __call__(
         self,
         layer: int,

@@ -32,7 +32,7 @@ from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, 
 from quire.engine.models.stack import LayerStack
 from quire.engine.wire.convolutions import count_positions
 from quire.kernels.activation import activation
-from quire.kernels.qk_norm_rope import CosSin
+from quire.kernels.projected_heads import CosSin
 
 
 class AudioEncoder(LayerStack):

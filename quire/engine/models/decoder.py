@@ -46,6 +46,11 @@ class CacheShape:
         """Elements of a value in the pages."""
         return -(-self.value_dim // self.alignment) * self.alignment
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether keys or values have zeros appended in the pages."""
+        return self.key_elements != self.key_dim or self.value_elements != self.value_dim
+
 
 class LanguageModel(Protocol):
     """The interface of a model for the model runner."""

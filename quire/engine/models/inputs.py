@@ -8,6 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.kernels.paged_attention import AttentionParams
+from quire.kernels.projected_heads import ProjectedHeads
+from quire.kernels.qk_norm_rope import qk_norm_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,19 @@ class StepAttention(Protocol):
         Returns:
             (tokens, heads, value_dim), or (len(logits_indices), heads, value_dim).
         """
+
+    def projected(
+        self,
+        layer: int,
+        heads: ProjectedHeads,
+        params: AttentionParams,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        """Norm and rotate heads, then attend as `__call__` does. A cache may do both at once."""
+        q, k, v = qk_norm_rope(heads)
+        return self(layer, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
 
 
 class StepCrossAttention(Protocol):

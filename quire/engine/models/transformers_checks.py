@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from typing_extensions import override
 
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
+from quire.engine.models.inputs import StepAttention
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.softcap import softcap
 
@@ -129,7 +131,7 @@ def _seen(mask_function: Callable[..., Any], queries: Tensor, keys: Tensor) -> T
     return torch.as_tensor(mask_function(zero, zero, queries, keys)).bool().expand(shape)
 
 
-class DryRun:
+class DryRun(StepAttention):
     """Replaces paged attention in a dry run, and records the cache shape of each call."""
 
     def __init__(self) -> None:
@@ -137,6 +139,7 @@ class DryRun:
         self.windows: list[int | None] = []
         _masks.made.clear()
 
+    @override
     def __call__(
         self,
         layer: int,

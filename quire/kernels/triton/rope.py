@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.projected_heads import CosSin, QKNormWeights
 from quire.kernels.triton.variants import KernelVariant
 
 _ELEMENTS = 2048  # of the heads of a program
 
 
 @triton.jit
-def norm_rope_kernel(
-    x,
-    out,
-    cos,
-    sin,
-    q_weight,
-    k_weight,
-    token_stride,
-    head_stride,
-    heads,
-    q_heads,
-    dim,
-    pairs,
-    eps,
-    offset,
-    NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """One program for some heads of a token. Element `own` of a head is rotated with `partner` to a place in `out`."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+def tile_heads(tile, q_heads, heads, HEADS: tl.constexpr):
+    """The heads of a tile of HEADS, which has queries only or keys only.
+
+    q_heads, heads: the number of heads of queries, and of queries and keys.
+
+    Returns:
+        whether they are of queries, (HEADS,) their indices, (HEADS,) whether there are such heads.
+    """
+    q_tiles = tl.cdiv(q_heads, HEADS)
+    is_query = tile < q_tiles
+    head = tl.where(is_query, tile * HEADS, q_heads + (tile - q_tiles) * HEADS) + tl.arange(0, HEADS)
+    return is_query, head, head < tl.where(is_query, q_heads, heads)
+
+
+@triton.jit
+def norm_and_rotate(
+    rows, inside, weight, cos, sin, dim, pairs, eps, offset,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, INTERLEAVED: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Heads of one token, normed and rotated: (heads, DIM) float32.
+
+    Element `own` of a head is rotated with `partner` to a place in the result.
+
+    Args:
+        rows: (heads,) pointers to their first elements.
+        inside: (heads, DIM) elements that there are.
+        weight: pointer to that of the norm.
+        cos: pointer to those of the token, like sin.
+    """
     place = tl.arange(0, DIM)
-    inside = (head[:, None] < heads) & (place[None, :] < dim)
     rotated = place < 2 * pairs
     second = (place >= pairs) & rotated
     pair = tl.where(second, place - pairs, place)
@@ -48,27 +55,42 @@ def norm_rope_kernel(
     else:
         own = place
         partner = tl.where(rotated, tl.where(second, pair, pair + pairs), place)
-    rows = x + token * token_stride + head[:, None] * head_stride
-    values = tl.load(rows + own[None, :], mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(rows[:, None] + own[None, :], mask=inside, other=0.0).to(tl.float32)
     partners = values
     if ROTATE:
-        partners = tl.load(rows + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+        partners = tl.load(rows[:, None] + partner[None, :], mask=inside, other=0.0).to(tl.float32)
     if NORM:
         factor = tl.rsqrt(tl.sum(values * values, 1) / dim + eps)[:, None]
         valid = place < dim
-        is_query = (head < q_heads)[:, None]
-        q = tl.load(q_weight + own, mask=valid, other=0.0).to(tl.float32)[None, :]
-        k = tl.load(k_weight + own, mask=valid, other=0.0).to(tl.float32)[None, :]
-        values = values * factor * (tl.where(is_query, q, k) + offset)
+        values = values * factor * (tl.load(weight + own, mask=valid, other=0.0).to(tl.float32) + offset)[None, :]
         if ROTATE:
-            q = tl.load(q_weight + partner, mask=valid, other=0.0).to(tl.float32)[None, :]
-            k = tl.load(k_weight + partner, mask=valid, other=0.0).to(tl.float32)[None, :]
-            partners = partners * factor * (tl.where(is_query, q, k) + offset)
+            partner_weight = tl.load(weight + partner, mask=valid, other=0.0).to(tl.float32)
+            partners = partners * factor * (partner_weight + offset)[None, :]
     if ROTATE:
-        cosine = tl.load(cos + token * pairs + pair, mask=rotated, other=1.0)
-        sine = tl.load(sin + token * pairs + pair, mask=rotated, other=0.0)
+        cosine = tl.load(cos + pair, mask=rotated, other=1.0)
+        sine = tl.load(sin + pair, mask=rotated, other=0.0)
         turned = values * cosine[None, :] + partners * tl.where(second, sine, -sine)[None, :]
         values = tl.where(rotated[None, :], turned, values)
+    return values
+
+
+@triton.jit
+def norm_rope_kernel(
+    x, out, cos, sin, q_weight, k_weight, token_stride, head_stride, heads, q_heads, dim, pairs, eps, offset,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """A program per token and tile of HEADS heads."""
+    token = tl.program_id(0).to(tl.int64)
+    is_query, head, stored = tile_heads(tl.program_id(1), q_heads, heads, HEADS)
+    weight = k_weight
+    if is_query:
+        weight = q_weight
+    place = tl.arange(0, DIM)
+    inside = stored[:, None] & (place[None, :] < dim)
+    values = norm_and_rotate(
+        x + token * token_stride + head * head_stride, inside, weight, cos + token * pairs, sin + token * pairs,
+        dim, pairs, eps, offset, NORM, ROTATE, INTERLEAVED, DIM,
+    )  # fmt: skip
     to = out + (token * heads + head[:, None]) * dim + place[None, :]
     tl.store(to, values.to(out.dtype.element_ty), mask=inside)
 
@@ -83,73 +105,49 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Ten
     Returns:
         as x, contiguous.
     """
-    return _run(x, x.shape[1], None, 0.0, 0.0, (cos, sin), interleaved)
+    return qk_norm_rope(x, x.shape[1], None, CosSin(cos, sin, interleaved))
 
 
-def qk_norm_rope(
-    x: Tensor,
-    q_heads: int,
-    weights: tuple[Tensor, Tensor] | None,
-    eps: float,
-    offset: float,
-    angles: tuple[Tensor, Tensor] | None,
-    *,
-    interleaved: bool,
-) -> Tensor:
+def qk_norm_rope(x: Tensor, q_heads: int, norms: QKNormWeights | None, angles: CosSin | None) -> Tensor:
     """The heads of queries and then of keys, normed with the weights of either and rotated as by `apply_rope`.
 
     Args:
         x: (tokens, heads, dim) float32, float16 or bfloat16, last stride 1; the first `q_heads` are queries.
-        weights: of the norms of queries and of keys, each (dim,); None for no norms.
-        angles: cos and sin, each (tokens, pairs) float32; None for no rotation.
 
     Returns:
         as x, contiguous.
     """
-    return _run(x, q_heads, weights, eps, offset, angles, interleaved)
-
-
-def _run(
-    x: Tensor,
-    q_heads: int,
-    weights: tuple[Tensor, Tensor] | None,
-    eps: float,
-    offset: float,
-    angles: tuple[Tensor, Tensor] | None,
-    interleaved: bool,
-) -> Tensor:
     tokens, heads, dim = x.shape
     x = x if x.stride(2) == 1 else x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    cos, sin = (x, x) if angles is None else (angle.contiguous() for angle in angles)
-    q_weight, k_weight = (x, x) if weights is None else weights
     width = triton.next_power_of_2(dim)
     group = min(triton.next_power_of_2(heads), max(1, _ELEMENTS // width))
-    norm_rope_kernel[(tokens, triton.cdiv(heads, group))](
-        x,
-        out,
-        cos,
-        sin,
-        q_weight,
-        k_weight,
-        x.stride(0),
-        x.stride(1),
-        heads,
-        q_heads,
-        dim,
-        0 if angles is None else cos.shape[1],
-        eps,
-        offset,
-        NORM=weights is not None,
-        ROTATE=angles is not None,
-        INTERLEAVED=interleaved,
-        HEADS=group,
-        DIM=width,
-        num_warps=4 if group * width >= _ELEMENTS else 1,
-    )
+    tiles = triton.cdiv(q_heads, group) + triton.cdiv(heads - q_heads, group)
+    norm_rope_kernel[(tokens, tiles)](
+        x, out, token_stride=x.stride(0), head_stride=x.stride(1), heads=heads, q_heads=q_heads, dim=dim,
+        **norm_and_rotate_arguments(x, norms, angles),
+        HEADS=group, DIM=width, num_warps=4 if group * width >= _ELEMENTS else 1,
+    )  # fmt: skip
     return out
+
+
+def norm_and_rotate_arguments(x: Tensor, norms: QKNormWeights | None, angles: CosSin | None) -> dict[str, Any]:
+    """The arguments of a kernel for `norm_and_rotate`; tensors that are not read are `x`."""
+    cos, sin = (x, x) if angles is None else (angles.cos.contiguous(), angles.sin.contiguous())
+    return {
+        "cos": cos,
+        "sin": sin,
+        "q_weight": x if norms is None else norms.query,
+        "k_weight": x if norms is None else norms.key,
+        "pairs": 0 if angles is None else cos.shape[1],
+        "eps": 0.0 if norms is None else norms.eps,
+        "offset": 0.0 if norms is None else norms.offset,
+        "NORM": norms is not None,
+        "ROTATE": angles is not None,
+        "INTERLEAVED": angles is not None and angles.interleaved,
+    }
 
 
 VARIANTS = [

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.attention_tiles import FP8, INT8, Pages, as_pages
+from quire.kernels.triton.attention_tiles import FP8, INT8, Pages, as_pages, load_columns, store_columns
 from quire.kernels.triton.variants import KernelVariant
 
 _MAX_FP8 = tl.constexpr(448.0)  # largest float8_e4m3fn
@@ -31,13 +31,17 @@ def round_to_fp8(x):
 
 @triton.jit
 def write_rows(
-    pages, scales, rows, block, offset, head, stored, head_stride, block_stride, row_stride, fp8_scale,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE_TYPE: tl.constexpr,
+    pages, scales, elements, slot, head, stored, head_stride, block_stride, row_stride, fp8_scale,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows of some heads of one token; `rows`: pointers to their first elements."""
-    columns = tl.arange(0, WIDTH)
-    mask = stored[:, None] & (columns < DIM)[None, :]
-    elements = tl.load(rows[:, None] + columns[None, :], mask=mask, other=0.0)
+    """Write the rows of some heads of one token.
+
+    Args:
+        elements: (heads, WIDTH), zeros from DIM on.
+        slot: int64, not negative.
+        head: (heads,) int64; those that are not `stored` are skipped.
+    """
+    block, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
     to = pages + head * head_stride + block * block_stride + offset * row_stride
     if PAGE_TYPE == INT8:
         exact = elements.to(tl.float32)
@@ -54,7 +58,7 @@ def write_rows(
         exact = elements.to(tl.float32)
         exact = tl.math.div_rn(exact, tl.full(exact.shape, 1.0, tl.float32) * fp8_scale)
         elements = round_to_fp8(exact).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    tl.store(to[:, None] + columns[None, :], elements.to(pages.dtype.element_ty), mask=mask)
+    store_columns(to, elements, stored, 0, WIDTH, DIM)
 
 
 @triton.jit
@@ -69,14 +73,15 @@ def write_pages_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot >= 0:
-        block, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
         head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
         stored = head < heads
-        write_rows(keys, key_scales, k + token * k_row + head * k_head, block, offset, head, stored,
-                   key_head, key_block, key_row, key_scale, KEY_DIM, KEY_WIDTH, PAGE_TYPE)  # fmt: skip
+        elements = load_columns(k + token * k_row + head * k_head, stored, 0, KEY_WIDTH, KEY_DIM)
+        write_rows(keys, key_scales, elements, slot, head, stored, key_head, key_block, key_row, key_scale,
+                   KEY_DIM, KEY_WIDTH, PAGE_SIZE, PAGE_TYPE)  # fmt: skip
         if not SHARED:
-            write_rows(values, value_scales, v + token * v_row + head * v_head, block, offset, head, stored,
-                       value_head, value_block, value_row, value_scale, VALUE_DIM, VALUE_WIDTH, PAGE_TYPE)  # fmt: skip
+            elements = load_columns(v + token * v_row + head * v_head, stored, 0, VALUE_WIDTH, VALUE_DIM)
+            write_rows(values, value_scales, elements, slot, head, stored, value_head, value_block, value_row,
+                       value_scale, VALUE_DIM, VALUE_WIDTH, PAGE_SIZE, PAGE_TYPE)  # fmt: skip
 
 
 def write_pages(

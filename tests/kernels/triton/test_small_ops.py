@@ -14,7 +14,8 @@ from quire.kernels import activation, layer_norm, native, rope, softcap
 from quire.kernels.activation import ACTIVATIONS, act_and_mul, clamped_swiglu
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.add_scaled import add_scaled, scaled
-from quire.kernels.qk_norm_rope import CosSin, QKNormWeights, qk_norm_rope
+from quire.kernels.projected_heads import CosSin, ProjectedHeads, QKNormWeights
+from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.rms_norm import reference as rms_norm_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -150,7 +151,7 @@ def test_qk_norm_rope(
     norms = None if offset is None else QKNormWeights(weights[0], weights[1], 1e-6, offset)
     angle = torch.randn(tokens, pairs or 1, device=device) * 3
     angles = None if pairs is None else CosSin(angle.cos(), angle.sin(), interleaved)
-    out = qk_norm_rope(qkv.clone(), heads, kv_heads, norms, angles)
+    out = qk_norm_rope(ProjectedHeads(qkv.clone(), heads, kv_heads, norms, angles))
     q, k, v = qkv.unflatten(1, (-1, dim)).split((heads, kv_heads, kv_heads), 1)
     if offset is not None:
         q, k = (rms_norm_reference(x, weight, 1e-6, offset) for x, weight in zip((q, k), weights, strict=True))

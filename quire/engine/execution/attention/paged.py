@@ -21,6 +21,9 @@ from quire.kernels.paged_attention import (
     paged_prefill,
     paged_varlen,
 )
+from quire.kernels.projected_heads import ProjectedHeads
+from quire.kernels.qk_norm_rope import qk_norm_rope
+from quire.kernels.qk_norm_rope_write import qk_norm_rope_write
 from quire.kernels.take_rows import take_rows
 from quire.kernels.write_pages import write_pages
 
@@ -110,26 +113,37 @@ class PagedAttention(StepAttention):
         last_token_only: bool = False,
     ) -> Tensor:
         cache = self.layers[layer]
-        key_dim = cache.shape.key_elements
-        if key_dim == cache.shape.key_dim and cache.shape.value_elements == cache.shape.value_dim:
-            return self._attend(cache, q, k, v, params, last_layer, last_token_only)
-        # Zeros change no sum, and pages of other sizes are read by torch, whose order of sums depends on the step.
-        q, k = (F.pad(rows, (0, key_dim - rows.shape[2])) for rows in (q, k))
-        v = None if v is None else F.pad(v, (0, cache.shape.value_elements - v.shape[2]))
-        return self._attend(cache, q, k, v, params, last_layer, last_token_only)[..., : cache.shape.value_dim]
+        padded = cache.shape.is_padded
+        if padded:
+            # Zeros change no sum, and pages of other sizes are read by torch, whose order of sums depends on the step.
+            key_dim = cache.shape.key_elements
+            q, k = (F.pad(rows, (0, key_dim - rows.shape[2])) for rows in (q, k))
+            v = None if v is None else F.pad(v, (0, cache.shape.value_elements - v.shape[2]))
+        write_pages(cache.keys, cache.values, self.slots, k, v, params.key_scale, params.value_scale)
+        out = self._attend(cache, q, params, last_layer, last_token_only)
+        return out[..., : cache.shape.value_dim] if padded else out
+
+    @override
+    def projected(
+        self,
+        layer: int,
+        heads: ProjectedHeads,
+        params: AttentionParams,
+        *,
+        last_layer: bool = False,
+        last_token_only: bool = False,
+    ) -> Tensor:
+        cache = self.layers[layer]
+        if cache.shape.is_padded:
+            q, k, v = qk_norm_rope(heads)
+            return self(layer, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
+        q = qk_norm_rope_write(heads, cache.keys, cache.values, self.slots, params.key_scale, params.value_scale)
+        return self._attend(cache, q, params, last_layer, last_token_only)
 
     def _attend(
-        self,
-        cache: LayerCache,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor | None,
-        params: AttentionParams,
-        last_layer: bool,
-        last_token_only: bool,
+        self, cache: LayerCache, q: Tensor, params: AttentionParams, last_layer: bool, last_token_only: bool
     ) -> Tensor:
         indices = self.logits_indices
-        write_pages(cache.keys, cache.values, self.slots, k, v, params.key_scale, params.value_scale)
         if not last_layer or indices is None:
             return self.all_rows(q, cache, params)
         if self.logits_rows is None:

@@ -12,7 +12,7 @@ from quire.engine.models.layers.step import StepContext
 from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import GroupedQueryAttention, QKNorm, StackSpec
 from quire.kernels.paged_attention import AttentionParams
-from quire.kernels.qk_norm_rope import QKNormWeights, qk_norm_rope
+from quire.kernels.projected_heads import ProjectedHeads, QKNormWeights
 
 
 class GroupedAttentionLayer(nn.Module):
@@ -51,9 +51,8 @@ class GroupedAttentionLayer(nn.Module):
             else:
                 norms = QKNormWeights(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
         rope = None if spec.rope is None else step.ropes[spec.rope]
-        q, k, v = qk_norm_rope(qkv, spec.heads, spec.kv_heads, norms, rope)
-        if self.alibi is not None and self.alibi.device != q.device:
-            self.alibi = self.alibi.to(q.device)
+        if self.alibi is not None and self.alibi.device != qkv.device:
+            self.alibi = self.alibi.to(qkv.device)
         params = AttentionParams(
             spec.scale,
             spec.window,
@@ -65,7 +64,10 @@ class GroupedAttentionLayer(nn.Module):
             self.value_scale,
         )
         last_token_only = last_layer and step.last_token_only
-        attended = step.attend(self.index, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
+        heads = ProjectedHeads(qkv, spec.heads, spec.kv_heads, norms, rope)
+        attended = step.attend.projected(
+            self.index, heads, params, last_layer=last_layer, last_token_only=last_token_only
+        )
         out: Tensor = self.out(attended.flatten(1), adapted=step.lora_rows(last_layer=last_layer))
         return out
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.rope_spec import DynamicNtk, LongRope, Rope
-from quire.kernels.qk_norm_rope import CosSin
+from quire.kernels.projected_heads import CosSin
 from quire.kernels.take_rows import take_rows
 
 _CHUNK = 1 << 14  # positions of a table computed at a time

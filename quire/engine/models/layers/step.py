@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.engine.models.inputs import LoRARows, RowSet, StepAttention, StepCrossAttention
 from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.rope_spec import Rope
-from quire.kernels.qk_norm_rope import CosSin
+from quire.kernels.projected_heads import CosSin
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,21 @@ def test_tokens_do_not_depend_on_the_schedule(schedule: str, folders: Path) -> N
     assert together(Engine(folder, device=gpu_device(), **{**SMALL, **SCHEDULES[schedule]})) == expected(folder)
 
 
+@pytest.mark.parametrize("case", ["llama", "qwen3"])
+def test_keys_and_values_are_written_by_the_kernel_that_rotates(
+    case: str, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by kernels of their own, with norms of heads and without."""
+    tokens = expected(save(case, folders))
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("heads and pages are two ops")
+
+    monkeypatch.setattr("quire.engine.execution.attention.paged.write_pages", refuse)
+    monkeypatch.setattr("quire.kernels.qk_norm_rope_write.in_two_ops", refuse)
+    assert together(Engine(save(case, folders), device=gpu_device(), **SMALL)) == tokens
+
+
 @pytest.mark.parametrize("case", ["llama", "deepseek_v3"])
 def test_tokens_do_not_depend_on_preemption(case: str, folders: Path) -> None:
     """Two sequences grow to seven blocks each, of which there are eight."""
