@@ -29,6 +29,12 @@ def _parse_json(value: Any) -> Any:
 
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)]
 Size = Annotated[ByteSize, WithJsonSchema({"accepts": "a size in bytes such as 512MiB or 4GiB"})]
+SizeFromKiB = Annotated[
+    ByteSize, Field(ge=1 << 10), WithJsonSchema({"accepts": "a size in bytes of at least 1KiB, such as 512KiB or 25MiB"})
+]
+SizeFromMiB = Annotated[
+    ByteSize, Field(ge=1 << 20), WithJsonSchema({"accepts": "a size in bytes of at least 1MiB, such as 512MiB or 4GiB"})
+]
 
 
 # Typed as Any because a command inherits from both BaseSettings and Options.
@@ -88,7 +94,7 @@ class ServerOptions(Options):
         description="database of stored responses, as a SQLAlchemy URL; sqlite:// is in memory; default: a SQLite file "
         "in the user's state directory",
     )
-    response_store_size: Annotated[Size, Field(ge=1 << 20)] | None = Field(
+    response_store_size: SizeFromMiB | None = Field(
         None,
         description="total size of stored responses, above which the oldest are deleted; default: 1GiB, or 256MiB in "
         "memory",
@@ -175,13 +181,13 @@ class LimitOptions(Options):
 class AudioOptions(Options):
     """Limits of audio files, and the events of transcriptions."""
 
-    max_audio_size: Annotated[Size, Field(ge=1 << 10)] = Field(
+    max_audio_size: SizeFromKiB = Field(
         ByteSize(25 << 20), description="largest audio file, e.g. 25MiB; --max-body-size must be larger"
     )
     max_audio_seconds: Annotated[float, Field(gt=0, le=24 * 3600)] = Field(
         3600.0, description="longest audio in seconds; an hour of audio takes 220 MiB of memory while it is transcribed"
     )
-    max_audio_decoded_size: Annotated[Size, Field(ge=1 << 20)] = Field(
+    max_audio_decoded_size: SizeFromMiB = Field(
         ByteSize(4 << 30),
         description="largest audio file after decompression, counted with all channels at the sample rate of the file; "
         "a larger one is refused (files are decoded in pieces, so decoding takes less memory than this)",
@@ -242,7 +248,8 @@ class ModelOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="data type of weights and KV cache; auto: bfloat16, or float32 for float32 checkpoints on CPUs "
-        "without bfloat16 instructions, or float16 for float16 checkpoints on GPUs",
+        "without bfloat16 instructions, or float16 for float16 checkpoints on GPUs; float16 on CPUs: the same as auto, "
+        "with a warning",
     )
     quantization: Literal["none", "int8", "int4", "fp8"] = Field(
         "none",
@@ -252,8 +259,9 @@ class ModelOptions(Options):
     device: Literal["auto", "cpu", "cuda", "reference"] = Field(
         "auto",
         description="what runs the model; auto: cuda if there is a CUDA device and triton is installed, otherwise cpu; "
-        "cpu: compiled kernels on the CPU; cuda: Triton kernels on the first GPU of CUDA_VISIBLE_DEVICES; reference: "
-        "plain PyTorch on the CPU, several times slower, which cpu also uses if the compiled kernels are not installed",
+        "cpu: compiled kernels on the CPU; cuda: Triton kernels on the first GPU of CUDA_VISIBLE_DEVICES (with several "
+        "ranks, on one GPU for each); reference: plain PyTorch on the CPU, several times slower, which cpu also uses if "
+        "the compiled kernels are not installed",
     )
     max_model_len: PositiveInt | None = Field(
         None, description="context length in tokens; default: that of the model, reduced if the KV cache is smaller"
@@ -290,7 +298,7 @@ class ParallelOptions(Options):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1,
         description="number of ranks that share each layer; each has a GPU of its own, or a part of the CPU's cores; "
-        "models that generate text from text only",
+        "for models that generate text from text only; with several ranks there are no CUDA graphs",
     )
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="number of groups of ranks that have different layers, one after the other"
@@ -329,17 +337,19 @@ class ChatOptions(Options):
 class EngineOptions(Options):
     """Scheduling, and the memory of the KV cache."""
 
-    max_num_seqs: Annotated[int, Field(ge=1, le=1 << 16)] = Field(64, description="maximum number of running sequences")
+    max_num_seqs: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
+        64, description="maximum number of running sequences; at most --max-num-batched-tokens"
+    )
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = Field(
         512,
         description="maximum number of tokens in a step; longer prompts are computed in chunks (by encoder models: "
-        "whole, in a step of their own)",
+        "whole, in a step of their own); at least --max-num-seqs",
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
     kv_cache_memory_bytes: Size | None = Field(
         None,
         description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: "
-        "from --kv-cache-free-memory-fraction",
+        "from --kv-cache-free-memory-fraction, or on GPUs from --gpu-memory-utilization",
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
@@ -360,7 +370,8 @@ class EngineOptions(Options):
     cudagraph_capture_sizes: Counts = Field(
         (),
         description="numbers of sequences of the decode steps for which CUDA graphs are captured; smaller steps are "
-        "padded to the next of them; default: 1, 2, 4 and multiples of 8 up to --max-num-seqs, at most 512",
+        "padded to the next of them, larger ones run without; sizes above --max-num-seqs are ignored; default: 1, 2, 4, "
+        "multiples of 8 up to 256, multiples of 16 above, and --max-num-seqs itself; at most 512",
     )
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),

@@ -99,8 +99,9 @@ class ToolServers:
                 )
             return tool.server_url
         if tool.server_label not in self._urls:
+            allowed = f"; this server allows {', '.join(self._urls)}" if self._urls else ""
             raise InvalidRequest(
-                f"There is no MCP server {tool.server_label!r}; start the server with --tool-server to allow it.",
+                f"There is no MCP server {tool.server_label!r}{allowed}; start the server with --tool-server to allow it.",
                 f"{where}.server_label",
             )
         return self._urls[tool.server_label]

@@ -6,7 +6,8 @@ from quire.config.other_servers.table import OtherServerFlag, refused, same
 
 _GGUF = "Quire reads directories and repositories with safetensors files"
 _REQUESTS = "set the field in requests, or its default in generation_config.json"
-_CPU = "Quire runs on CPUs"
+_ONE_DEVICE = "all layers of a model are on CPUs, or all on GPUs"
+_ATTENTION = "attention on CPUs has one implementation"
 _ADAPTERS = (
     "LoRA adapters chosen by requests are not supported (a model's own speech adapter is); "
     "merge the adapter into the model"
@@ -42,8 +43,10 @@ LLAMA_SERVER: tuple[OtherServerFlag, ...] = (
     *refused("--override-kv", "", "--hf-overrides"),
     *refused("--verbosity|-lv --verbose|-v --log-verbosity", "", "--log-level"),
     *refused("--metrics --slots --props --cont-batching|-cb", "always on: /metrics, /load, /v1/models"),
-    *refused("--gpu-layers|-ngl|--n-gpu-layers --flash-attn|-fa --split-mode|-sm --tensor-split|-ts", _CPU),
-    *refused("--main-gpu|-mg", _CPU),
+    *refused("--gpu-layers|-ngl|--n-gpu-layers", _ONE_DEVICE, "--device"),
+    *refused("--main-gpu|-mg", "the first GPU of CUDA_VISIBLE_DEVICES is used", "--device"),
+    *refused("--split-mode|-sm --tensor-split|-ts", "weights are divided equally", "--tensor-parallel-size"),
+    *refused("--flash-attn|-fa", _ATTENTION),
     *refused("--mlock --no-mmap --mmap --numa", "weights are copied into memory while they load"),
     *refused("--lora --lora-scaled", _ADAPTERS),
     *refused("--mmproj|-mm", "image input is not supported"),
@@ -64,7 +67,8 @@ OLLAMA: tuple[OtherServerFlag, ...] = (
     *refused("OLLAMA_KEEP_ALIVE", "models stay loaded"),
     *refused("OLLAMA_LOAD_TIMEOUT", "loading has no time limit"),
     *refused("OLLAMA_KV_CACHE_TYPE", "", "--kv-cache-dtype"),
-    *refused("OLLAMA_FLASH_ATTENTION num_gpu", _CPU),
+    *refused("OLLAMA_FLASH_ATTENTION", _ATTENTION),
+    *refused("num_gpu", _ONE_DEVICE, "--device"),
     *refused("OLLAMA_DEBUG", "", "--log-level"),
     *refused("num_batch", "", "--max-num-batched-tokens"),
     *refused("num_thread", "", "--num-threads"),

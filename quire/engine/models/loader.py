@@ -122,7 +122,10 @@ def load_model(
             "--quantization fp8 needs a GPU of compute capability 8.9 or more; none, int8 and int4 are accepted here"
         )
     if quantize and not target.quantizable_dtypes:
-        raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
+        raise UnsupportedModel(
+            "--quantization needs --device cuda, or --device cpu with Quire's compiled kernels (if they are missing, "
+            "reinstall Quire with a C++ compiler)"
+        )
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
