@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from quire.config.command import ENV_PREFIX, Command
 from quire.config.commands import COMMANDS
-from quire.config.value_help import describe
+from quire.config.value_help import describe, size_text
 
 _HEAD = """# Settings
 
@@ -52,7 +53,7 @@ def _section(command: type[Command]) -> str:
         [
             f"## `quire {command.name}`",
             "",
-            f"{command.summary[0].upper()}{command.summary[1:]}.",
+            command.summary(),
             "",
             "| flag | variable | values | default | meaning |",
             "|---|---|---|---|---|",
@@ -76,6 +77,8 @@ def _row(command: type[Command], name: str, field: FieldInfo) -> str:
 def _default(value: Any) -> str:
     if value is PydanticUndefined or value is None or value == () or value == {} or value == "":
         return ""
+    if isinstance(value, ByteSize):
+        return f"`{size_text(value)}`"
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 

@@ -72,7 +72,10 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     if item.features.dtype != np.float32 or len(found) != 2 or found[0] != rows:
         return f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of {rows} rows"
     if item.columns_before not in (0, audio.columns_before):
-        return f"{item.columns_before} columns of features precede the encoded columns; accepted are 0 and {audio.columns_before}"
+        return (
+            f"{item.columns_before} columns of features precede the encoded columns; accepted are 0 and "
+            f"{audio.columns_before}"
+        )
     columns, most = item.columns, min(found[1] - item.columns_before, audio.item_columns)
     if not 1 <= columns <= most or found[1] > item.columns_before + audio.item_columns + audio.columns_after:
         return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"

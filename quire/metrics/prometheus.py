@@ -171,7 +171,9 @@ class Metrics:
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence", tokens)
         self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a sequence", tokens)
         self.request_computed = self._histogram(
-            "request_prefill_kv_computed_tokens", "Prompt tokens of a sequence that were not in the prefix cache", tokens
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a sequence that were not in the prefix cache",
+            tokens,
         )
         self.request_longest = self._histogram(
             "request_max_num_generation_tokens", "Tokens of the longest of a prompt's n answers", tokens
@@ -190,7 +192,9 @@ class Metrics:
         self.e2e = self._histogram(
             "e2e_request_latency_seconds", "Time from arrival to the end of a sequence", buckets.LATENCY
         )
-        self.queue = self._histogram("request_queue_time_seconds", "Time from arrival until a sequence is scheduled", buckets.LATENCY)
+        self.queue = self._histogram(
+            "request_queue_time_seconds", "Time from arrival until a sequence is scheduled", buckets.LATENCY
+        )
         self.inference = self._histogram(
             "request_inference_time_seconds", "Time from being scheduled to the last token", buckets.LATENCY
         )

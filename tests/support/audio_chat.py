@@ -105,7 +105,12 @@ def audio_info(kind: str) -> AudioInfo:
             "lengths": AudioLengths(4000, 3, 1),
             "columns_before": 8,
         },
-        "qwen2_audio": {"lengths": AudioLengths(3000, 1, 2), "padded_columns": 3000, "columns_after": 2, "max_items": 1},
+        "qwen2_audio": {
+            "lengths": AudioLengths(3000, 1, 2),
+            "padded_columns": 3000,
+            "columns_after": 2,
+            "max_items": 1,
+        },
         "voxtral": {"lengths": AudioLengths(3000, 1, 4), "padded_columns": 3000, "encodes_padding": True},
         "qwen3_asr": {"lengths": AudioLengths(100, 3, 1), "min_samples": 8000, "item_columns": 800},
     }[kind]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
+_CONTEXT = "there is no context parallelism"
+_EXPERTS = "each rank has an equal, fixed part of the experts"
+_DUAL_BATCH = "a step is not divided into two batches"
 _ADAPTERS = (
     "LoRA adapters chosen by requests are not supported (a model's own speech adapter is); "
     "merge the adapter into the model"
@@ -14,6 +17,7 @@ _GPU = "Quire has one kernel for each operation on a GPU"
 _COMPILATION = (
     "nothing is compiled with torch.compile; CUDA graphs are set with --enforce-eager and --cudagraph-capture-sizes"
 )
+_MAMBA = "state-space models (Mamba) are not supported"
 _METRICS = "the metrics in /metrics cannot be configured"
 _PROXY = "put a reverse proxy in front of Quire"
 _BUILT_IN = "the engine has no plugins"
@@ -42,7 +46,7 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored_switch("--disable-log-stats", "no statistics are logged; /metrics has them"),
     *ignored_switch("--enable-log-deltas --enable-log-outputs", "outputs are never logged"),
     *ignored_switch("--log-error-stack", "stack traces of internal errors are always logged"),
-    *ignored_switch("--aggregate-engine-logging", "there is only one engine process"),
+    *ignored_switch("--aggregate-engine-logging", "each model has only one engine"),
     *ignored("--max-log-len", "prompts are never logged"),
     *refused("--log-config-file --logging-config", "logs go to standard error", "--log-level"),
     *same("--log-level"),
@@ -67,7 +71,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused("--kv-cache-metrics --kv-cache-metrics-sample --cudagraph-metrics --custom-histogram-buckets", _METRICS),
     *refused("--kv-events-config", "KV cache events are not published"),
     *refused("--profiler-config", "there is no profiler"),
-    *ignored_switch("--enable-logging-iteration-details --enable-layerwise-nvtx-tracing", "/metrics has latencies"),
+    *ignored_switch("--enable-logging-iteration-details", "/metrics has latencies"),
+    *ignored_switch("--enable-layerwise-nvtx-tracing", "there is no NVTX tracing"),
     *ignored_switch("--fail-on-environ-validation", "unknown variables of Quire are always refused"),
     # chats
     *same("--chat-template", "--default-chat-template-kwargs", "--trust-request-chat-template", "--reasoning-parser"),
@@ -79,9 +84,7 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused("--exclude-tools-when-tool-choice-none", "leave `tools` out of such requests"),
     *refused("--tool-parser-plugin", "parser plugins are not supported", "--tool-call-parser"),
     *refused("--reasoning-parser-plugin", "parser plugins are not supported", "--reasoning-parser"),
-    *ignored(
-        "--guided-decoding-backend --structured-outputs-config.backend", "llguidance is the only grammar backend"
-    ),
+    *ignored("--guided-decoding-backend --structured-outputs-config.backend", "llguidance is the only grammar backend"),
     *ignored("--tool-strict-level", "set `strict` in the function of a request"),
     translated_to("--structured-outputs-config.reasoning_parser", "--reasoning-parser"),
     translated_to("--structured-outputs-config", "--reasoning-parser", "only its key reasoning_parser has an effect"),
@@ -207,23 +210,25 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--data-parallel-size-local|-dpl", _ONE_MACHINE, only=["1"]),
     *ignored("--renderer-num-workers", "the number of renderer processes cannot be set", only=["1"]),
     *ignored_switch("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", _ONE_MACHINE),
-    *ignored("--prefill-context-parallel-size|-pcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
-    *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size --eplb-config", _ONE_MACHINE),
-    *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _ONE_MACHINE),
+    *ignored("--prefill-context-parallel-size|-pcp", _CONTEXT, only=["1"], ours="--tensor-parallel-size"),
+    *ignored("--decode-context-parallel-size|-dcp", _CONTEXT, only=["1"], ours="--tensor-parallel-size"),
+    *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size", _CONTEXT),
+    *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _DUAL_BATCH),
     *ignored_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
     *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
     *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph", _ONE_MACHINE),
     *refused("--device-ids", "set CUDA_VISIBLE_DEVICES"),
     *ignored("--nnodes|-n", _ONE_MACHINE, only=["1"]),
-    *ignored("--decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
     *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
     *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
-    *refused("--worker-cls --worker-extension-cls --io-processor-plugin --weight-transfer-config", _BUILT_IN),
-    *refused("--additional-config --enable-return-routed-experts", _BUILT_IN),
+    *refused("--worker-cls --worker-extension-cls --io-processor-plugin --additional-config", _BUILT_IN),
+    *refused("--weight-transfer-config", "weights are only read from the model's directory"),
+    *refused("--enable-return-routed-experts", "answers do not contain the experts of tokens"),
     *ignored("--distributed-executor-backend", _ONE_MACHINE, only=["mp", "uni"], ours="--engine-process"),
-    *ignored_switch("--enable-eplb --enable-dbo", _ONE_MACHINE),
-    *ignored_switch("--disable-custom-all-reduce", _ONE_MACHINE),
-    *ignored("--all2all-backend --expert-placement-strategy", _ONE_MACHINE),
+    *ignored_switch("--enable-eplb", _EXPERTS),
+    *ignored("--eplb-config --all2all-backend --expert-placement-strategy", _EXPERTS),
+    *ignored_switch("--enable-dbo", _DUAL_BATCH),
+    *ignored_switch("--disable-custom-all-reduce", "there is one implementation of all-reduce for each device"),
     *same("--enforce-eager"),
     translated_to("--cudagraph-capture-sizes", "--cudagraph-capture-sizes", "also separated by spaces"),
     *ignored(
@@ -232,10 +237,12 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--compilation-config|-cc|-O --optimization-level", _COMPILATION),
     *ignored("--max-seq-len-to-capture", "CUDA graphs serve sequences of any length"),
     *ignored("--attention-backend", _GPU),
-    *ignored("--attention-config|-ac --moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
-    *ignored("--kernel-config --linear-backend --ir-op-priority --mamba-backend --override-attention-dtype", _GPU),
-    *ignored("--mamba-block-size --mamba-cache-mode", "state-space models (Mamba) are not supported"),
-    *ignored_switch("--kv-sharing-fast-prefill --disable-cascade-attn --enable-flashinfer-autotune", _GPU),
+    *ignored("--attention-config|-ac --moe-backend", _GPU),
+    *ignored("--kernel-config --linear-backend --ir-op-priority --override-attention-dtype", _GPU),
+    *ignored("--mamba-block-size --mamba-cache-mode --mamba-backend", _MAMBA),
+    *ignored("--mamba-ssm-cache-dtype --mamba-cache-dtype", _MAMBA),
+    *ignored_switch("--kv-sharing-fast-prefill", "layers do not share keys and values"),
+    *ignored_switch("--disable-cascade-attn --enable-flashinfer-autotune", _GPU),
     *ignored_switch("--enable-cumem-allocator", "--enable-sleep-mode needs no allocator of its own"),
     *ignored_switch("--enable-mfu-metrics", "there is no metric of model FLOPs utilization"),
     # media

@@ -71,7 +71,7 @@ class Aligner:
         return attend_and_keep if watched else attend
 
     def finish(self, span: Span) -> PooledArray | None:
-        """The alignment (tokens - skip_tokens, positions) once the last token of a span of one of `rows` is computed."""
+        """The alignment (tokens - skip_tokens, positions), once the last token of a span of one of `rows` is done."""
         row = self._table[span.row]
         if span.length < row.prompt_len:
             return None

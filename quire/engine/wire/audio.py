@@ -68,8 +68,8 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
             audio alone.
         encodes_padding: whether that silence is encoded, too.
         columns_after: columns after those that are encoded, which convolutions read.
-        columns_before: columns before those that are encoded, which convolutions read; of all items of a piece of audio but the
-            first.
+        columns_before: columns before those that are encoded, which convolutions read; of all items of a piece of audio
+            but the first.
         min_samples: shorter audio is extended by silence.
         max_items: maximum number of items of one piece of audio; None: any number.
     """

@@ -16,8 +16,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
             (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, num_positions): how strongly each
-            token of a transcription belongs to each encoded position of its audio. "ctc" gives (positions, 2): the most likely token at each
-            encoded position, and its log-probability; the prompt is empty then.
+            token of a transcription belongs to each encoded position of its audio. "ctc" gives (positions, 2): the most
+            likely token at each encoded position, and its log-probability; the prompt is empty then.
         pooling_type: how token hidden states are pooled, for tasks on whole texts; None for the
             model's own, which the core fills in.
         dimensions: number of values of an embedding to keep, the first ones.
