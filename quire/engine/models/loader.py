@@ -305,7 +305,7 @@ def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | N
     if pooler is not None and HEAD not in names:
         return replace(spec, tied=True)
     if spec.tied and {EMBEDDING, HEAD} <= names and not checkpoint.equal(EMBEDDING, HEAD):
-        logger.warning("the config says that the head shares the embedding's weight, but the checkpoint's differ")
+        logger.warning("tie_word_embeddings is ignored: embedding and LM head of the checkpoint have different weights")
         return replace(spec, tied=False)
     return spec
 
