@@ -40,7 +40,7 @@ def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revisi
     """
     models = list(arguments) or list(BUNDLED)
     if twice := [model for model in models if models.count(model) > 1]:
-        raise ConfigError(f"quire serve: MODEL contains {twice[0]!r} more than once")
+        raise ConfigError(f"quire serve: MODEL contains {twice[0]!r} twice")
     names = _names(models, served_names, first_only=not arguments)
     sources = [ModelSource(find_folder(model, revision), model, names[model]) for model in models]
     all_names = [name for source in sources for name in source.names]
