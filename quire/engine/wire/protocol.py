@@ -49,9 +49,8 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def columns(self) -> int:
         """Number of columns of features that are encoded."""
-        if self.encoded_columns is not None:
-            return self.encoded_columns
-        return self.features.shape[1] - self.columns_before
+        left: int = self.features.shape[1] - self.columns_before
+        return left if self.encoded_columns is None else self.encoded_columns
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
