@@ -22,7 +22,7 @@ from quire.engine.build import serve_core
 from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo
 from tests.support.models import draw_weights
 from tests.support.server import Server, running_server
 
@@ -94,10 +94,10 @@ def save_streaming_model(model: Any, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def streaming_info(folder: Path) -> StreamingInfo:
+def streaming_info(folder: Path) -> DelayedStreamsInfo:
     """The facts about a model that its folder contains."""
     info = read_model_config(folder).streaming
-    assert isinstance(info, StreamingInfo)
+    assert isinstance(info, DelayedStreamsInfo)
     return info
 
 

@@ -22,6 +22,7 @@ from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.cache_scales import CacheScales
 from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.decoder import Decoder, LanguageModel
+from quire.engine.models.delayed_streams import fold_delay
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
@@ -36,7 +37,6 @@ from quire.engine.models.sharded_weights import ShardedWeightFiller
 from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec, TransformerSpec
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
-from quire.engine.models.streaming import fold_delay
 from quire.engine.models.transducer import TransducerModel
 from quire.engine.models.weight_names import weight_names_of
 from quire.engine.models.weight_names.audio import audio_tensors
@@ -46,7 +46,7 @@ from quire.engine.models.weight_names.transducer import transducer_names
 from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo
 from quire.kernels import gpu
 from quire.kernels.gpu_weights import BLOCK
 from quire.kernels.linear import Quantization
@@ -95,7 +95,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: LiveModelInfo | None = None
+    streaming: StreamingInfo | None = None
     is_adapted: bool = False
 
 
@@ -236,7 +236,7 @@ def _tensors(
     """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
     if config.static is not None:
         tensors = plain_table(tensors)
-    if isinstance(config.streaming, StreamingInfo):
+    if isinstance(config.streaming, DelayedStreamsInfo):
         tensors = fold_delay(tensors, config.streaming.delay_frames)
     if adapter is not None:
         tensors = adapter.without_adapters(tensors)

@@ -32,7 +32,7 @@ from quire.api.serving.transcription.types import (
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import FeatureArray, MediaItem
 from quire.engine.wire.stream import Delta, GenerateRequest
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo, TransducerInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.frames import feature_maker, frame_samples, frames_of
@@ -46,7 +46,7 @@ _NO_TOKENS = np.empty(0, np.int32)
 class _FrameClock:
     """Tells to which frame of the audio each generated token belongs."""
 
-    def __init__(self, info: LiveModelInfo) -> None:
+    def __init__(self, info: StreamingInfo) -> None:
         self._info = info if isinstance(info, TransducerInfo) else None
         self._frame = 0
         self._symbols = 0  # tokens of the frame so far
@@ -108,7 +108,7 @@ class StreamingWindowDecoder:
     language: str | None = None
 
     def __init__(
-        self, served: ServedModel, info: LiveModelInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
+        self, served: ServedModel, info: StreamingInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
     ) -> None:
         self._served = served
         self._info = info
@@ -219,7 +219,7 @@ class LiveTranscription:
 
 def _request(
     served: ServedModel,
-    info: LiveModelInfo,
+    info: StreamingInfo,
     options: TranscriptionOptions,
     items: tuple[MediaItem, ...],
     timeout: float | None,
@@ -227,7 +227,7 @@ def _request(
     is_open: bool = False,
 ) -> GenerateRequest:
     """A request that transcribes audio: it generates the tokens of all frames, or up to `max_tokens` of the options."""
-    if isinstance(info, StreamingInfo):
+    if isinstance(info, DelayedStreamsInfo):
         prompt, most, eos = info.prompt, served.info.max_model_len, served.eos_token_ids
     else:
         prompt, most, eos = [], served.info.max_model_len * info.max_symbols, ()
