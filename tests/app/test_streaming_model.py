@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from quire.api.serving.models import ServedModel
 from quire.multimodal.audio.frames import frames_of
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import asked, encoded, input_audio
@@ -31,6 +33,7 @@ from tests.support.streaming_models import (
 DELTA = "conversation.item.input_audio_transcription.delta"
 COMPLETED = "conversation.item.input_audio_transcription.completed"
 FRAME = 1280  # samples
+LIMIT = 12345.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,12 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_streaming_model(model, tmp_path_factory.mktemp("served"))
     write_streaming_tokenizer(folder)
     return folder
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token ends the text, so that an utterance is open until its audio ends, however fast the engine is."""
+    monkeypatch.setattr(ServedModel, "eos_token_ids", ())
 
 
 def expected(model: Any, folder: Path, samples: Samples) -> tuple[str, int, int]:
@@ -210,6 +219,7 @@ async def test_utterances_come_in_order_and_each_begins_anew(folder: Path) -> No
     assert texts[0] == texts[1]
 
 
+@pytest.mark.usefixtures("endless")
 async def test_cleared_and_killed_sessions_leave_nothing_in_the_engine(folder: Path) -> None:
     async with streaming_server(folder) as server:
         engine = server.state.models[0].client
@@ -235,13 +245,38 @@ async def test_cleared_and_killed_sessions_leave_nothing_in_the_engine(folder: P
         await left_nothing(server)
 
 
+@pytest.fixture
+def expire(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Makes the latest timeout of `LIMIT` seconds expire now; False: it has been left, and there is no other yet."""
+    timeouts = list[asyncio.Timeout]()
+    timeout_of = asyncio.timeout
+
+    def recorded(delay: float | None) -> asyncio.Timeout:
+        timeout = timeout_of(delay)
+        if delay == LIMIT:
+            timeouts.append(timeout)
+        return timeout
+
+    def expire() -> bool:
+        try:
+            timeouts[-1].reschedule(asyncio.get_running_loop().time())
+        except RuntimeError:
+            return False
+        return True
+
+    monkeypatch.setattr(asyncio, "timeout", recorded)
+    return expire
+
+
+@pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize(
-    ("settings", "code"),
-    [({"realtime_idle_timeout": 0.5}, "session_idle"), ({"realtime_session_timeout": 3.0}, "session_expired")],
+    ("setting", "code"), [("realtime_idle_timeout", "session_idle"), ("realtime_session_timeout", "session_expired")]
 )
-async def test_timeouts_free_what_an_open_utterance_holds(folder: Path, settings: dict[str, float], code: str) -> None:
+async def test_timeouts_free_what_an_open_utterance_holds(
+    folder: Path, setting: str, code: str, expire: Callable[[], bool]
+) -> None:
     """Its end was never committed."""
-    async with streaming_server(folder, settings=settings) as server:
+    async with streaming_server(folder, settings={setting: LIMIT}) as server:
         engine = server.state.models[0].client
         async with client_of(server, "") as client:
             await client.expect("session.created")
@@ -249,11 +284,13 @@ async def test_timeouts_free_what_an_open_utterance_holds(folder: Path, settings
             await client.append(np.concatenate([silence(0.5), speech(1.5)]))
             await client.until("transcription.delta")
             assert engine.open_streams == 1
+            await until(expire)
             assert (await client.until("error"))[-1]["code"] == code
             await client.connection.wait_closed()
         await left_nothing(server)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_an_engine_that_dies_fails_the_utterance(folder: Path) -> None:
     async with streaming_server(folder) as server, session_of(server) as client:
         await client.append(np.concatenate([silence(0.5), speech(1.5)]))

@@ -24,7 +24,7 @@ from quire.realtime.transcript import Transcript, Usage
 from quire.realtime.utterance_transcriber import StreamingTranscriber
 from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
-from tests.support.server import Server, running_server
+from tests.support.server import PATIENCE, Server, running_server
 
 RATE = 16000
 _WORD = RATE // 2  # samples
@@ -109,7 +109,7 @@ class Client:
         return await self.expect("session.updated")
 
     async def receive(self) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             event: dict[str, Any] = json.loads(await self.connection.recv())
         return event
 
