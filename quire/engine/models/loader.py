@@ -99,6 +99,57 @@ class LoadedModel:
     is_adapted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """The loading of one model by Quire's own implementation."""
+
+    folder: Path
+    config: ModelConfig
+    options: ModelOptions
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    target: LoadTarget
+    bar: ProgressBar
+
+    def allocate(self, model: nn.Module) -> None:
+        """Allocate the parameters of a model on the meta device.
+
+        Raises:
+            WeightMismatch: they are too large for the checkpoint.
+        """
+        needed = sum(parameter.numel() for parameter in model.parameters()) * self.dtype.itemsize
+        if needed > _MAX_EXPANSION * self.checkpoint.total_bytes:
+            raise WeightMismatch(
+                f"config.json describes {needed} bytes of weights, but the checkpoint has {self.checkpoint.total_bytes}"
+            )
+        allocate(model, self.dtype, self.target.torch_device)
+
+    def loaded(
+        self,
+        model: Decoder | Encoder | CTCModel | TransducerModel,
+        vocab: int,
+        context_len: int,
+        *,
+        is_adapted: bool = False,
+    ) -> LoadedModel:
+        """The model, whose weights are filled, with its facts."""
+        config = self.config
+        return LoadedModel(
+            model.eval(),
+            config.model_type,
+            "quire",
+            self.dtype,
+            vocab,
+            context_len,
+            _bytes(model),
+            config.pooler,
+            config.speech,
+            config.audio,
+            config.streaming,
+            is_adapted,
+        )
+
+
 def load_model(
     folder: Path,
     config: ModelConfig,
@@ -129,10 +180,11 @@ def load_model(
             names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
         total = checkpoint.total_bytes
+        load = _Load(folder, config, options, checkpoint, dtype, target, bar)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
-            return _load_audio_model(config, config.spec, options, checkpoint, dtype, target, bar)
+            return _load_audio_model(load, config.spec)
         if config.spec is not None:
-            return _load_transformer(folder, config, config.spec, options, checkpoint, dtype, target, bar, groups)
+            return _load_transformer(load, config.spec, groups)
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
                 check_unpacked(name, checkpoint.dtype_of(name))
@@ -153,25 +205,9 @@ def load_model(
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
 
 
-def _load_transformer(
-    folder: Path,
-    config: ModelConfig,
-    spec: DecoderSpec | EncoderSpec,
-    options: ModelOptions,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    target: LoadTarget,
-    bar: ProgressBar,
-    groups: RankGroups | None,
-) -> LoadedModel:
-    longest = _longest_input(folder, spec)
-    if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
-        logger.info(
-            "max_model_len is %d, not %d: %s has no positions beyond it", longest, options.max_model_len, folder.name
-        )
-        context_len = longest
-    else:
-        context_len = _context_len(options, longest)
+def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:
+    folder, config, checkpoint, dtype = load.folder, load.config, load.checkpoint, load.dtype
+    context_len = _transformer_context_len(load, spec)
     check_acts(spec)
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
@@ -181,11 +217,10 @@ def _load_transformer(
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
-    _check_bytes(model, dtype, checkpoint)
-    allocate(model, dtype, target.torch_device)
+    load.allocate(model)
     names = weight_names_of(config.model_type, spec, config.pooler)
     filler_options: dict[str, Any] = {
-        "quantization": _quantization(options, config),
+        "quantization": _quantization(load.options, config),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
         "extra_layers": config.extra_layers,
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
@@ -199,7 +234,7 @@ def _load_transformer(
         filler = WeightFiller(model, names, **filler_options)
     adapter = _adapter(config, names, folder)
     scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
-    with bar(checkpoint.total_bytes) as progress:
+    with load.bar(checkpoint.total_bytes) as progress:
         tensors = _tensors(config, checkpoint.tensors(dtype, progress, window), adapter)
         if scales is not None:
             tensors = scales.without_scales(tensors)
@@ -207,21 +242,17 @@ def _load_transformer(
     if scales is not None:
         scales.apply(model)
     if adapter is not None:
-        adapter.apply(model, dtype, target.torch_device)
-    return LoadedModel(
-        model.eval(),
-        config.model_type,
-        "quire",
-        dtype,
-        spec.vocab,
-        context_len,
-        _bytes(model),
-        config.pooler,
-        config.speech,
-        config.audio,
-        config.streaming,
-        adapter is not None,
-    )
+        adapter.apply(model, dtype, load.target.torch_device)
+    return load.loaded(model, spec.vocab, context_len, is_adapted=adapter is not None)
+
+
+def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
+    options, longest = load.options, _longest_input(load.folder, spec)
+    if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
+        name = load.folder.name
+        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, options.max_model_len, name)
+        return longest
+    return _context_len(options, longest)
 
 
 def _empty_model(spec: DecoderSpec | EncoderSpec, groups: RankGroups | None, dtype: torch.dtype) -> Decoder | Encoder:
@@ -257,37 +288,19 @@ def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLo
     return loader
 
 
-def _load_audio_model(
-    config: ModelConfig,
-    spec: CTCSpec | TransducerSpec,
-    options: ModelOptions,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    target: LoadTarget,
-    bar: ProgressBar,
-) -> LoadedModel:
-    is_ctc, encoder = isinstance(spec, CTCSpec), spec.encoder
+def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedModel:
+    checkpoint, options, encoder = load.checkpoint, load.options, spec.encoder
     check_acts(encoder, *(() if isinstance(spec, CTCSpec) else (spec.act,)))
     _check_layers(len(encoder.layers), checkpoint)
     with torch.device("meta"):
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
-    _check_bytes(model, dtype, checkpoint)
-    allocate(model, dtype, target.torch_device)
+    load.allocate(model)
     names = ctc_names(spec) if isinstance(spec, CTCSpec) else transducer_names(spec)
     filler = WeightFiller(model, names, options.quantization)
-    with bar(checkpoint.total_bytes) as progress:
-        filler.fill(split_positions(checkpoint.tensors(dtype, progress), encoder))
-    return LoadedModel(
-        model.eval(),
-        config.model_type,
-        "quire",
-        dtype,
-        spec.vocab,
-        encoder.max_positions if is_ctc else _context_len(options, encoder.max_positions),
-        _bytes(model),
-        speech=config.speech,
-        streaming=config.streaming,
-    )
+    with load.bar(checkpoint.total_bytes) as progress:
+        filler.fill(split_positions(checkpoint.tensors(load.dtype, progress), encoder))
+    longest = encoder.max_positions
+    return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
 
 
 def _longest_input(folder: Path, spec: TransformerSpec) -> int:
@@ -334,15 +347,6 @@ def _check_layers(layers: int, checkpoint: Checkpoint) -> None:
     if layers > checkpoint.num_tensors:
         raise WeightMismatch(
             f"config.json has {layers} layers, but the checkpoint has {checkpoint.num_tensors} tensors"
-        )
-
-
-def _check_bytes(model: nn.Module, dtype: torch.dtype, checkpoint: Checkpoint) -> None:
-    """Raise WeightMismatch for a model that is too large for its checkpoint, before memory is allocated for it."""
-    needed = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
-    if needed > _MAX_EXPANSION * checkpoint.total_bytes:
-        raise WeightMismatch(
-            f"config.json describes {needed} bytes of weights, but the checkpoint has {checkpoint.total_bytes}"
         )
 
 
