@@ -24,7 +24,8 @@ from quire.realtime.transcript import Transcript, Usage
 from quire.realtime.utterance_transcriber import StreamingTranscriber
 from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
-from tests.support.server import PATIENCE, Server, running_server
+from tests.support.patience import PATIENCE
+from tests.support.server import Server, running_server
 
 RATE = 16000
 _WORD = RATE // 2  # samples

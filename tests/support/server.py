@@ -38,9 +38,8 @@ from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
 from quire.realtime.utterance_transcriber import UtteranceTranscriber
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
+from tests.support.patience import PATIENCE
 from tests.support.tokenizer import EOS, write_tokenizer
-
-PATIENCE = 120.0  # seconds that a test waits for what a server does: more than it takes on a busy machine
 
 
 @dataclass
