@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, WithJsonSchema
-from pydantic_settings import CliImplicitFlag, NoDecode
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from quire.config.lists import Counts, Keys, Names, Origins
 from quire.config.tool_servers import ToolServers
-
-Flag = CliImplicitFlag[bool]
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-_MAX_SECONDS = 10**9  # 31 years; clocks of operating systems overflow at some larger number
-Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)]
-SecondsOrNever = Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
-
-
-def _parse_json(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)]
-Size = Annotated[ByteSize, WithJsonSchema({"accepts": "a size in bytes such as 512MiB or 4GiB"})]
-SizeFromKiB = Annotated[
-    ByteSize,
-    Field(ge=1 << 10),
-    WithJsonSchema({"accepts": "a size in bytes of at least 1KiB, such as 512KiB or 25MiB"}),
-]
-SizeFromMiB = Annotated[
-    ByteSize, Field(ge=1 << 20), WithJsonSchema({"accepts": "a size in bytes of at least 1MiB, such as 512MiB or 4GiB"})
-]
-
+from quire.config.types import (
+    Flag,
+    JsonObject,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    SecondsOrNever,
+    Size,
+    SizeFromKiB,
+    SizeFromMiB,
+)
 
 # Typed as Any because a command inherits from both BaseSettings and Options.
 _CONFIG: Any = ConfigDict(frozen=True, extra="forbid")
@@ -353,8 +335,9 @@ class EngineOptions(Options):
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head; fp8: "
-        "float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 or more",
+        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale for each head of "
+        "each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 "
+        "or more",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,
