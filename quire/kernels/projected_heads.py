@@ -46,4 +46,5 @@ class ProjectedHeads:
     @property
     def split(self) -> Tensor:
         """(tokens, heads + 2 * kv_heads, dim), a view of `qkv`."""
-        return self.qkv.unflatten(1, (self.heads + 2 * self.kv_heads, -1))
+        split: Tensor = self.qkv.unflatten(1, (self.heads + 2 * self.kv_heads, -1))
+        return split
