@@ -293,7 +293,9 @@ class ParallelOptions(Options):
         "models that generate text from text only",
     )
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="number of groups of ranks that have different layers, one after the other"
+        1,
+        description="number of groups of ranks that have different layers, one after the other; as many steps are "
+        "computed at the same time, each with a part of the running requests",
     )
     enable_expert_parallel: Flag = Field(
         False,

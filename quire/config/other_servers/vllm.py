@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
+_ONE_COPY = "Quire runs one copy of a model; for more, start several servers behind a load balancer"
 _ADAPTERS = (
     "LoRA adapters chosen by requests are not supported (a model's own speech adapter is); "
     "merge the adapter into the model"
@@ -202,19 +203,20 @@ VLLM: tuple[OtherServerFlag, ...] = (
     translated_to("-tp", "--tensor-parallel-size"),
     translated_to("-pp", "--pipeline-parallel-size"),
     translated_to("-ep", "--enable-expert-parallel", switch=True),
-    *ignored("--data-parallel-size|-dp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
-    *ignored("--data-parallel-size-local|-dpl --renderer-num-workers", _ONE_MACHINE, only=["1"]),
+    *ignored("--data-parallel-size|-dp --data-parallel-size-local|-dpl", _ONE_COPY, only=["1"]),
+    *ignored("--renderer-num-workers", _ONE_MACHINE, only=["1"]),
     *ignored_switch("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", _ONE_MACHINE),
     *ignored("--prefill-context-parallel-size|-pcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
     *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size --eplb-config", _ONE_MACHINE),
     *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _ONE_MACHINE),
     *ignored_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
-    *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
-    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph --device-ids", _ONE_MACHINE),
+    *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_COPY),
+    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph", _ONE_COPY),
+    *refused("--device-ids", "the GPUs are those of CUDA_VISIBLE_DEVICES, in this order"),
     *ignored("--nnodes|-n", _ONE_MACHINE, only=["1"]),
     *ignored("--decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
     *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
-    *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
+    *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_COPY),
     *refused("--worker-cls --worker-extension-cls --io-processor-plugin --weight-transfer-config", _BUILT_IN),
     *refused("--additional-config --enable-return-routed-experts", _BUILT_IN),
     *ignored("--distributed-executor-backend", _ONE_MACHINE, only=["mp", "uni"], ours="--engine-process"),

@@ -17,6 +17,7 @@ from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
+from quire.engine.scheduling.pipeline import leave_to_other_steps, share
 from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.prefix_cache import PrefixCache
 from quire.engine.scheduling.request import Hasher, Request
@@ -244,6 +245,8 @@ class Scheduler:
             else len(request.tokens) - request.held_back - request.num_computed_tokens
             for request in self._running
         ]
+        if self.limits.stages > 1:
+            leave_to_other_steps(self._running, pending, self.limits.stages)
         decoding = pending.count(1)
         self._speculation.begin_step(decoding)
         index = 0
@@ -276,7 +279,8 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
         encoded = self.limits.encoder_compute_budget  # positions that this step may still encode
-        while budget > 0 and (request := self._waiting.first()):
+        most = share(min(len(self._requests), self.limits.max_num_seqs), self.limits.stages)
+        while budget > 0 and len(scheduled) < most and (request := self._waiting.first()):
             if len(self._running) >= self.limits.max_num_seqs and not self._preempt_idle():
                 return
             if request.steps_in_flight:
@@ -362,7 +366,7 @@ class Scheduler:
         request.steps_in_flight += 1
         if samples:
             request.num_output_placeholders += 1
-            request.verifies_draft = bool(draft)
+            request.awaits_tokens = bool(draft) or self.limits.stages > 1
         self._prefix_cache.cache_full_blocks(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
 
