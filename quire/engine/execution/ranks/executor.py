@@ -32,7 +32,7 @@ class ShardedExecutor(Executor):
 
     @override
     def submit(self, plan: StepPlan) -> PendingStep:
-        self._finish_steps_of({*plan.removed, *(extension.request_id for extension in plan.prompt_extensions)})
+        self._finish_steps_of({*plan.removed})
         self._workers.send(RunStep(plan, self._sampled))
         self._sampled = []
         with self._workers.noticing_death():
@@ -68,11 +68,11 @@ class ShardedExecutor(Executor):
         self._workers.close()
         self._groups.close()
 
-    def _finish_steps_of(self, changed: set[str]) -> None:
-        """Finish the steps that sample for sequences which leave the batch or become longer now."""
-        if not changed or not self._in_flight:
+    def _finish_steps_of(self, removed: set[str]) -> None:
+        """Finish the steps of sequences that leave the batch now: their rows are free afterwards."""
+        if not removed or not self._in_flight:
             return
-        last = [step for step in self._in_flight if any(one.request_id in changed for one in step.plan.scheduled)]
+        last = [step for step in self._in_flight if any(one.request_id in removed for one in step.plan.scheduled)]
         if last:
             self.finish(last[-1])
 

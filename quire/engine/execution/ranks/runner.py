@@ -24,7 +24,7 @@ class LeadingRunner(ModelRunner):
 class PipelineRunner(LeadingRunner):
     """The core's, of the first stage. It does not wait for the other stages before a step's result is asked for.
 
-    Until then the rows of the step's sequences must not be freed or extended.
+    Until then the rows of the step's sequences must not be freed.
     """
 
     @override

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from quire.config.options import ModelOptions
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from tests.engine.execution.ranks.test_oracle import PP, TP, running
 from tests.engine.execution.test_invariance import alone, together, workload
+from tests.engine.execution.test_open_requests import run_in_pieces, task
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 
@@ -90,29 +90,17 @@ def test_a_preempted_sequence_gets_the_token_of_its_step_in_flight(folder: Path)
         assert engine.preemptions > 0
 
 
-def test_a_prompt_grows_while_its_step_is_in_flight(tmp_path: Path) -> None:
-    """With values at its positions, which depend on how long it is."""
+def test_prompts_grow_while_their_steps_are_in_flight(tmp_path: Path) -> None:
     folder = save_model(make_model("llama"), tmp_path)
-    prompt, params = random_prompt(5, 50), greedy(6, prompt_logprobs=1)
-    pieces = [prompt[:20], prompt[20:33], prompt[33:]]
-
-    def run(engine: Engine) -> tuple[list[int], list[Any]]:
-        engine.add("open", pieces[0], params, open=True)
-        engine.add("other", random_prompt(6, 30), greedy(40))
-        for number, piece in enumerate(pieces[1:], 1):
-            engine.core._submit()
-            engine.extend("open", piece, last=number == 2)
-        engine.run()
-        result = engine.results["open"]
-        return result.tokens, [entry and entry.token_ids for entry in result.outputs[0].prompt_logprobs or ()]
-
-    with running(folder, PP, max_num_batched_tokens=16) as engine:
-        found = run(engine)
-    assert found == run(Engine(folder, max_num_batched_tokens=16))
-    assert len(found[1]) == 50
+    prompts = {f"r{seed}": random_prompt(seed, 5 + 11 * seed) for seed in range(5)}
+    single = Engine(folder)
+    expected = {name: single.generate(prompt, task(len(prompt))).tokens for name, prompt in prompts.items()}
+    for seed in range(3):
+        with running(folder, PP, max_num_batched_tokens=16, max_num_seqs=4) as engine:
+            run_in_pieces(engine, prompts, seed)
+            assert {name: result.tokens for name, result in engine.results.items()} == expected
 
 
 def test_drafts_are_verified_while_other_steps_are_in_flight(folder: Path) -> None:
-    options = {"speculative_method": "ngram", "num_speculative_tokens": 5, "block_size": 4}
-    with running(folder, PP, **options) as engine:
+    with running(folder, PP, speculative_method="ngram", num_speculative_tokens=5, block_size=4) as engine:
         assert together(engine, workload(1), 1) == alone(folder, 1)
