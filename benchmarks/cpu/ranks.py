@@ -68,7 +68,7 @@ class MeasuredCore:
             enable_prefix_caching=False,
             num_threads=self._threads,
         )
-        model = ModelOptions(dtype=dtype, max_model_len=2048)  # type: ignore[arg-type]
+        model = ModelOptions(dtype=dtype, max_model_len=2048)
         config = CoreConfig(
             folder=folder,
             model_config=read_model_config(folder),

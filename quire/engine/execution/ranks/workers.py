@@ -134,9 +134,11 @@ class Workers:
 
         def call() -> None:
             try:
-                done.set_result(function())
+                function()
             except BaseException as error:  # noqa: BLE001 raised again by `result`
                 done.set_exception(error)
+            else:
+                done.set_result(None)
 
         threading.Thread(target=call, name="quire-connect", daemon=True).start()
         while not wait([done], _LOOK_EVERY).done:
