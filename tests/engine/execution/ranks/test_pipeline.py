@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from quire.config.options import ModelOptions
 from quire.engine.execution.ranks.executor import ShardedExecutor
+from quire.engine.execution.ranks.runner import FollowingRunner
+from quire.engine.scheduling.plan import StepPlan, StepResult
 from tests.engine.execution.ranks.test_oracle import PP, TP, running
 from tests.engine.execution.test_invariance import alone, together, workload
 from tests.engine.execution.test_open_requests import run_in_pieces, task
@@ -35,14 +38,22 @@ def test_tokens_do_not_depend_on_the_number_of_stages(folder: Path, stages: str)
         assert together(engine, workload(1), 1) == alone(folder, 1)
 
 
-def test_as_many_steps_as_stages_are_in_flight(folder: Path) -> None:
-    """Each with a part of the sequences, so that no stage waits for another."""
+def test_the_first_stage_computes_while_the_second_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step has a part of the sequences. The second stage begins when the first one has computed both steps."""
+    may_compute, execute = threading.Event(), FollowingRunner.execute
+
+    def wait_and_execute(runner: FollowingRunner, plan: StepPlan) -> StepResult:
+        may_compute.wait()
+        return execute(runner, plan)
+
+    monkeypatch.setattr(FollowingRunner, "execute", wait_and_execute)
     prompts = [random_prompt(seed, 5) for seed in range(4)]
     with running(folder, PP) as engine:
         for index, prompt in enumerate(prompts):
             engine.add(f"r{index}", prompt, greedy(10))
         engine.core._submit()
         engine.core._submit()
+        may_compute.set()
         assert steps_in_flight(engine) == 2
         assert [len(step.plan.scheduled) for step in engine.core._in_flight] == [2, 2]
         engine.run()
