@@ -1,8 +1,9 @@
 """One model by one process, and divided between two ranks by tensor and by pipeline parallelism, on one core each.
 
-Every rank is a process with one thread. The engines are alive at once and measured in turn, several times. A pipeline
-is compared with its floor, in which both stages compute all the time: `bound` is the speed of one process with one
-thread and half of the batch, times two; it holds where the stages do not slow each other down.
+Every rank is a process with one thread. The engines are alive at once and measured in turn, in short intervals, so that
+all of them have the same disturbances. Reported are the median and the best interval, and the CPU time of each rank for
+a step. From these times follows what a pipeline can reach where each rank has a core of its own: a step takes the sum
+of all ranks without overlap, and with it the CPU time of the slowest rank.
 
 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE THP_MEM_ALLOC_ENABLE=1 python -m benchmarks.cpu.ranks MODEL --out FILE.json
 """
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
@@ -36,8 +39,17 @@ MODES: dict[str, tuple[int, dict[str, int]]] = {  # threads of each rank, and op
     "tensor parallel": (1, {"tensor_parallel_size": 2}),
     "pipeline parallel": (1, {"pipeline_parallel_size": 2}),
 }
-_CONTEXT = 64  # tokens of the prompts of decoding sequences
+_CONTEXT = 64  # tokens of the prompts of sequences that generate
+_PROMPTS, _PROMPT = 4, 1024  # prompts that are computed alone, and their tokens
 _WARM_UP = 8  # steps
+
+
+class Interval(NamedTuple):
+    """What was measured in an interval. `cpu_ms`: CPU time of each rank for a step."""
+
+    steps_per_s: float
+    tokens_per_s: float
+    cpu_ms: list[float]
 
 
 class CountingChannel:
@@ -63,48 +75,53 @@ class MeasuredCore:
         self._threads, parallel = MODES[mode]
         self.channel = CountingChannel()
         engine = EngineOptions(
-            max_num_seqs=64,
-            kv_cache_memory_bytes=1 << 30,
-            enable_prefix_caching=False,
-            num_threads=self._threads,
+            max_num_seqs=64, kv_cache_memory_bytes=1 << 30, enable_prefix_caching=False, num_threads=self._threads
         )
-        model = ModelOptions(dtype=dtype, max_model_len=2048)
         config = CoreConfig(
             folder=folder,
             model_config=read_model_config(folder),
-            model=model,
+            model=ModelOptions(dtype=dtype, max_model_len=2048),
             engine=engine,
             parallel=ParallelOptions(**parallel),
         )
+        before = multiprocessing.active_children()
         self.core: EngineCore
         self.core, _ = build_core(config, self.channel)  # type: ignore[arg-type]
+        workers = [child.pid for child in multiprocessing.active_children() if child not in before]
+        self._ranks = [psutil.Process(), *map(psutil.Process, workers)]
         self._names = 0
 
-    def decode(self, batch: int, seconds: float) -> tuple[float, float]:
-        """Steps and tokens per second of `batch` sequences that generate."""
+    def decode(self, batch: int, seconds: float) -> Interval:
+        """Let `batch` sequences generate."""
         names = self._add(batch, _CONTEXT, 1900)
         while self.core.scheduler.stats().waiting:
             self.core.step()
         for _ in range(_WARM_UP):
             self.core.step()
-        measured = self._run_for(seconds)
-        self._end(names)
-        return measured
+        end = time.perf_counter() + seconds
+        interval = self._measure(lambda: time.perf_counter() < end)
+        self.core._handle(Abort(names))
+        self._finish()
+        return interval
 
-    def prefill(self, prompts: int, length: int) -> float:
-        """Tokens per second of prompts that are computed alone."""
-        self._add(prompts, length, 1)
-        self.channel.tokens, started = 0, time.perf_counter()
-        while self.core.has_work:
-            self.core.step()
-        return prompts * length / (time.perf_counter() - started)
+    def prefill(self) -> Interval:
+        """Compute prompts alone."""
+        self._add(_PROMPTS, _PROMPT, 1)
+        return self._measure(lambda: self.core.has_work)
 
-    def _run_for(self, seconds: float) -> tuple[float, float]:
+    def _measure(self, goes_on: Callable[[], bool]) -> Interval:
         self.channel.steps = self.channel.tokens = 0
-        started = time.perf_counter()
-        while (passed := time.perf_counter() - started) < seconds:
+        cpu, started = self._cpu_times(), time.perf_counter()
+        while goes_on():
             self.core.step()
-        return self.channel.steps / passed, self.channel.tokens / passed
+        passed = time.perf_counter() - started
+        used = [after - before for before, after in zip(cpu, self._cpu_times(), strict=True)]
+        steps = self.channel.steps
+        return Interval(steps / passed, self.channel.tokens / passed, [1e3 * seconds / steps for seconds in used])
+
+    def _cpu_times(self) -> list[float]:
+        times = [rank.cpu_times() for rank in self._ranks]
+        return [float(one.user + one.system) for one in times]
 
     def _add(self, count: int, length: int, max_tokens: int) -> list[str]:
         native.set_threads(self._threads)
@@ -117,35 +134,33 @@ class MeasuredCore:
             self.core._handle(AddRequest(name, prompt, params))
         return names
 
-    def _end(self, names: list[str]) -> None:
-        self.core._handle(Abort(names))
+    def _finish(self) -> None:
         while self.core.has_work:
             self.core.step()
 
 
+def report(intervals: Sequence[Interval]) -> dict[str, Any]:
+    """Medians of some intervals, and the best one."""
+    return {
+        "steps_per_s": round(median(one.steps_per_s for one in intervals), 1),
+        "tokens_per_s": round(median(one.tokens_per_s for one in intervals), 1),
+        "best_tokens_per_s": round(max(one.tokens_per_s for one in intervals), 1),
+        "cpu_ms": [round(median(times), 2) for times in zip(*(one.cpu_ms for one in intervals), strict=True)],
+    }
+
+
 def measure(cores: dict[str, MeasuredCore], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all engines in turn; returns a row for each load."""
-    decode: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    prefill: dict[str, list[float]] = {}
-    batches = sorted({*options.batches, *(-(-batch // 2) for batch in options.batches)})  # halves for the floor
+    found: dict[str, dict[str, list[Interval]]] = {}
     for _ in range(options.rounds):
+        for batch in options.batches:
+            row = found.setdefault(f"{batch} sequences generate", {})
+            for mode, core in cores.items():
+                row.setdefault(mode, []).append(core.decode(batch, options.seconds))
+        row = found.setdefault(f"{_PROMPTS} prompts of {_PROMPT} tokens", {})
         for mode, core in cores.items():
-            for batch in batches:
-                decode.setdefault((batch, mode), []).append(core.decode(batch, options.seconds))
-            prefill.setdefault(mode, []).append(core.prefill(4, 1024))
-    rows: list[dict[str, Any]] = []
-    for batch in options.batches:
-        row: dict[str, Any] = {"load": f"decode, {batch} sequences"}
-        for mode in cores:
-            steps, tokens = (median(values) for values in zip(*decode[batch, mode], strict=True))
-            row[mode] = {"steps_per_s": round(steps, 1), "tokens_per_s": round(tokens, 1)}
-        alone = median(tokens for _, tokens in decode[-(-batch // 2), "one process"])
-        row["bound"] = round(2 * alone, 1)
-        rows.append(row)
-    row = {"load": "prompts of 1,024 tokens"}
-    row |= {mode: {"tokens_per_s": round(median(values), 1)} for mode, values in prefill.items()}
-    row["bound"] = round(2 * median(prefill["one process"]), 1)
-    return [*rows, row]
+            row.setdefault(mode, []).append(core.prefill())
+    return [{"load": load, **{mode: report(each) for mode, each in row.items()}} for load, row in found.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -153,12 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--modes", nargs="*", default=[*MODES], choices=[*MODES])
     parser.add_argument("--batches", type=int, nargs="*", default=[2, 8, 32])
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement of decode steps")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each interval in which sequences generate")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    cores = {mode: MeasuredCore(options.model, options.dtype, mode) for mode in MODES}
+    cores = {mode: MeasuredCore(options.model, options.dtype, mode) for mode in options.modes}
     try:
         rows = measure(cores, options)
     finally:
@@ -166,16 +182,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             core.core.close()
     for row in rows:
         print(json.dumps(row), flush=True)
-    report = {
-        "date": date.today().isoformat(),
-        "model": options.model.name,
-        "dtype": options.dtype,
-        "torch": torch.__version__,
-        "instructions": native.instructions(),
-        "rows": rows,
-    }
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        facts = {
+            "date": date.today().isoformat(),
+            "model": options.model.name,
+            "dtype": options.dtype,
+            "torch": torch.__version__,
+            "instructions": native.instructions(),
+            "load_average": round(psutil.getloadavg()[0], 1),
+        }
+        options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

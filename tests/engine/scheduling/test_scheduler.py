@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engine.scheduling import pipeline
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
@@ -161,11 +162,31 @@ ARRIVALS = st.lists(
     draft=st.sampled_from([0, 1, 6]),
     rope_switch=st.sampled_from([None, 10, 25]),
     stages=st.sampled_from([1, 1, 2, 3]),
+    least=st.sampled_from([1, 2, 8]),
     varied=st.booleans(),
     aborts=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=4),
 )
 @settings(max_examples=200, deadline=None)
 def test_all_requests_finish_and_state_is_consistent(
+    arrivals: list[tuple[list[int], int, int, int, str | None]],
+    blocks: int,
+    seqs: int,
+    tokens: int,
+    caching: bool,
+    by_priority: bool,
+    draft: int,
+    rope_switch: int | None,
+    stages: int,
+    least: int,
+    varied: bool,
+    aborts: list[tuple[int, int]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_LEAST", least)
+        run_arrivals(arrivals, blocks, seqs, tokens, caching, by_priority, draft, rope_switch, stages, varied, aborts)
+
+
+def run_arrivals(
     arrivals: list[tuple[list[int], int, int, int, str | None]],
     blocks: int,
     seqs: int,
@@ -241,19 +262,46 @@ def test_a_long_prompt_of_higher_priority_does_not_starve_decoding() -> None:
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_the_steps_of_all_stages_have_equal_parts_of_the_sequences(stages: int) -> None:
-    """From the first step on, also while others enter, and with every sequence in turn."""
-    scheduler = make(seqs=12, stages=stages)
+    """Also after others have entered, and with every sequence in turn."""
+    scheduler = make(512, seqs=48, stages=stages)
     runner = FakeRunner(scheduler)
-    for count in (6, 12):
-        for index in range(count - 6, count):
-            scheduler.add(request(f"r{index}", range(index + 1), 40))
-        for _ in range(2 * stages):  # those that were in flight when the others came have other parts
+    for count in (24, 48):
+        for index in range(count - 24, count):
+            scheduler.add(request(f"r{index}", range(index % 5 + 1), 60))
+        for _ in range(3 * stages):  # those that were in flight when the others came have other parts
             runner.step()
         plans = [runner.step() for _ in range(2 * stages)]
         assert {len(plan.scheduled) for plan in plans} == {count // stages}
         for first in range(stages + 1):
             turn = [item.request_id for plan in plans[first : first + stages] for item in plan.scheduled]
             assert len({*turn}) == count
+
+
+def test_few_sequences_are_not_divided_among_steps() -> None:
+    """They come together though they entered one after the other: a step with one takes as long as one with all."""
+    scheduler = make(stages=2)
+    runner = FakeRunner(scheduler)
+    for index in range(4):
+        scheduler.add(request(f"r{index}", range(3), 30))
+        runner.step()
+    for _ in range(4):
+        runner.step()
+    plans = [runner.step() for _ in range(6)]
+    assert [len(plan.scheduled) for plan in plans] == [4, 0] * 3 or [len(plan.scheduled) for plan in plans] == [
+        0,
+        4,
+    ] * 3
+
+
+def test_a_prompt_is_computed_while_a_step_of_all_sequences_is() -> None:
+    scheduler = make(stages=2)
+    runner = FakeRunner(scheduler)
+    scheduler.add(request("first", range(3), 30))
+    runner.step()
+    runner.step()
+    assert [item.request_id for item in scheduler.schedule().scheduled] == ["first"]
+    scheduler.add(request("second", range(3), 30))
+    assert [item.request_id for item in scheduler.schedule().scheduled] == ["second"]
 
 
 def test_chunks_of_a_prompt_are_in_flight_at_once() -> None:
@@ -263,15 +311,6 @@ def test_chunks_of_a_prompt_are_in_flight_at_once() -> None:
     plans = [scheduler.schedule() for _ in range(4)]
     assert [(item.start, item.count) for plan in plans for item in plan.scheduled] == [(0, 8), (8, 8), (16, 4)]
     assert plans[3].is_empty
-
-
-def test_one_request_does_not_take_the_steps_of_others() -> None:
-    scheduler = make(stages=2)
-    runner = FakeRunner(scheduler)
-    scheduler.add(request("first", range(3), 10))
-    runner.step()
-    scheduler.add(request("second", range(3), 10))
-    assert [item.request_id for item in runner.step().scheduled] == ["second"]
 
 
 def test_a_cached_prefix_is_not_recomputed() -> None:

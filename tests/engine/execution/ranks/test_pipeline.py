@@ -10,6 +10,7 @@ import pytest
 from quire.config.options import ModelOptions
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.runner import FollowingRunner
+from quire.engine.scheduling import pipeline
 from quire.engine.scheduling.plan import StepPlan, StepResult
 from tests.engine.execution.ranks.test_oracle import PP, TP, running
 from tests.engine.execution.test_invariance import alone, together, workload
@@ -24,6 +25,12 @@ STAGES = {"two stages": PP, "four stages": {"pipeline_parallel_size": 4}, "two s
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dense, with experts, and with latent attention."""
     return save_model(make_model(request.param), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def few_sequences_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although it makes their steps no faster."""
+    monkeypatch.setattr(pipeline, "_LEAST", 1)
 
 
 def steps_in_flight(engine: Engine) -> int:
