@@ -295,7 +295,7 @@ class ParallelOptions(Options):
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1,
         description="number of groups of ranks that have different layers, one after the other; as many steps are "
-        "computed at the same time, each with a part of the running requests",
+        "computed at the same time, each with prompts or with a part of many running requests",
     )
     enable_expert_parallel: Flag = Field(
         False,
