@@ -10,23 +10,27 @@ from __future__ import annotations
 import re
 import runpy
 import sys
-from collections.abc import Collection, Sequence
-from importlib.abc import MetaPathFinder
+from collections.abc import Collection
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
-from types import ModuleType
+from typing import Any
 
 
-class _Hidden(MetaPathFinder):
-    def __init__(self, names: Collection[str]) -> None:
+class _Without:
+    """A finder of modules that does not find some."""
+
+    def __init__(self, finder: Any, names: Collection[str]) -> None:
+        self._finder = finder
         self._names = names
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *given: Any) -> ModuleSpec | None:
         if fullname in self._names or fullname.partition(".")[0] in self._names:
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        return None
+            return None
+        found: ModuleSpec | None = self._finder.find_spec(fullname, *given)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)
 
 
 def normalized(distribution: str) -> str:
@@ -42,7 +46,8 @@ def hide(allowed: Collection[str]) -> None:
         for name, distributions in packages_distributions().items()
         if wanted.isdisjoint(map(normalized, distributions))
     }
-    sys.meta_path.insert(0, _Hidden(hidden - set(sys.modules) | {"quire.kernels._native"}))
+    names = hidden - set(sys.modules) | {"quire.kernels._native"}
+    sys.meta_path[:] = [_Without(finder, names) for finder in sys.meta_path]
 
 
 def main() -> None:
