@@ -15,12 +15,19 @@ echo "$*" >> "$LOG"
 case "$*" in *"$FAILS"*) exit 3 ;; esac
 """
 
+FAKE_TIMEOUT = """#!/bin/sh
+echo "$2" >> "$LOG.seconds"
+shift 2
+exec "$@"
+"""
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A folder with a program python3 that records how it is called."""
-    (tmp_path / "python3").write_text(FAKE)
-    (tmp_path / "python3").chmod(0o755)
+    """A folder with programs python3 and timeout that record how they are called."""
+    for name, text in (("python3", FAKE), ("timeout", FAKE_TIMEOUT)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     return tmp_path
 
 
@@ -39,14 +46,14 @@ def test_the_most_valuable_comes_first(run: Path) -> None:
     assert status == 0
     engine, summary = "benchmarks.gpu.engine", f"benchmarks.gpu.summary {run / 'out'}"
     expected = ["pytest -c", f"{engine} llama-3-8b", summary, f"{engine} llama-3-8b", summary, "pytest -c"]
-    assert called == [*expected, *(f"benchmarks.gpu.{name} --out" for name in ("matmul", "attention", "small_ops"))]
+    assert called == [*expected, *(f"benchmarks.gpu.{name} --out" for name in ("small_ops", "matmul", "attention"))]
 
 
 def test_a_part_that_fails_does_not_stop_the_others(run: Path) -> None:
     status, output, called = calls(run, "engine", "kernels", fails="engine llama", SHAPES="llama-3-8b")
     assert status == 1
     assert "FAILED (status 3) python3 -m benchmarks.gpu.engine llama-3-8b" in output
-    assert called[-1] == "benchmarks.gpu.small_ops --out"
+    assert called[-1] == "benchmarks.gpu.attention --out"
 
 
 def test_several_models(run: Path) -> None:
@@ -59,6 +66,13 @@ def test_nothing_begins_when_time_is_over(run: Path) -> None:
     assert status == 1
     assert "FAILED (not begun: 3 seconds are over) python3 -m benchmarks.gpu.engine llama-3-8b" in output
     assert not [line for line in called if "engine" in line]
+
+
+def test_each_benchmark_of_kernels_has_its_time(run: Path) -> None:
+    calls(run, "engine", "kernels")
+    engine, *kernels = map(int, (run / "log.seconds").read_text().split())
+    assert engine > 500
+    assert kernels == [240] * 3
 
 
 def test_an_unknown_part_is_named(run: Path) -> None:
