@@ -23,7 +23,7 @@ from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.item_encoder import NoItemEncoder
-from quire.engine.execution.memory import free_memory
+from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.profile import run_largest_step
 from quire.engine.execution.ranks.executor import ShardedExecutor
@@ -165,12 +165,19 @@ def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
     return {"auto": loaded.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.engine.kv_cache_dtype]
 
 
-def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory:
-    """The memory that this rank's KV cache may take. `reserved`: bytes that the engine needs for other state."""
+def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory | None:
+    """The memory that this rank's KV cache may take; None where its size is configured.
+
+    `reserved`: bytes that the engine needs for other state.
+    """
     options, model = config.engine, cast("LanguageModel", loaded.model)
+    if options.kv_cache_memory_bytes is not None:
+        return None
     ranks, share = Placement.of(config.parallel).ranks, config.memory_share
     if ranks > 1 and device.torch_device.type == "cpu":
-        share = (free_memory() if share is None else share) // ranks
+        share = MemoryShare((free_memory() if share is None else share.host_bytes) // ranks)
+    elif ranks > 1 and share is not None:
+        share = replace(share, weights=share.weights // ranks)
 
     def largest_step() -> None:
         model.set_context(loaded.context_len)
@@ -271,7 +278,7 @@ def _build_follower(
     _receive(channel)
     groups.connect(folder, device.torch_device)
     per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
-    available = partial(cache_memory, loaded, config, device, 0)
+    available = cache_memory(loaded, config, device, 0)
     channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
     message = _receive(channel)
     assert isinstance(message, Allocate)

@@ -11,6 +11,7 @@ from quire.config.options import EngineOptions
 from quire.engine.execution.cache import CacheMemory
 from quire.engine.execution.cuda_graphs import Graph
 from quire.engine.execution.devices.triton import TritonDevice
+from quire.engine.execution.memory import MemoryShare
 from quire.kernels import gpu, native
 
 
@@ -36,8 +37,10 @@ class InterpretedDevice(TritonDevice):
 
     name = "interpreted"
 
-    def __init__(self) -> None:
+    def __init__(self, *, warms_up: bool = False) -> None:
+        """`warms_up`: run the steps of the warm-up, which takes long with the interpreter."""
         self.torch_device = torch.device("cpu")
+        self.compiles_kernels = warms_up
         self.description = "Triton's interpreter"
         self.replayed: list[int] = []
 
@@ -47,7 +50,7 @@ class InterpretedDevice(TritonDevice):
             yield
 
     def cache_memory(
-        self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
+        self, options: EngineOptions, share: MemoryShare | None, reserved: int, largest_step: Callable[[], None]
     ) -> CacheMemory:
         largest_step()
         return CacheMemory((64 << 20) - reserved, "--gpu-memory-utilization")
