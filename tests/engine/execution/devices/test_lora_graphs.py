@@ -18,7 +18,7 @@ from quire.kernels.low_rank import SortedRows, add_low_rank
 from tests.engine.test_sleep import ALL, AWAKE, answer, sleep
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.engine import Engine, greedy
-from tests.support.triton_device import InterpretedDevice, gpu_device
+from tests.support.triton_device import gpu_device
 
 HEAD = [5, 9, 7, 8]
 # Parts of the prompts of requests, of which some have audio, and their numbers of tokens.
@@ -95,7 +95,7 @@ def test_the_same_tokens_without_graphs(folder: Path, expected: list[list[int]])
 def test_a_model_without_an_adapter_has_half_as_many_graphs(folder: Path, tmp_path: Path) -> None:
     own = save_audio_model(make_audio_model("granite_speech"), tmp_path)
     (own / "adapter_config.json").unlink()
-    steps = Engine(own, device=InterpretedDevice(), **SMALL).runner.steps
+    steps = Engine(own, device=gpu_device(), **SMALL).runner.steps
     assert sorted(steps.graphs) == [1, 2, 4]
     assert steps.adapted == {}
 

@@ -12,6 +12,7 @@ from quire.config.options import ModelOptions
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import token_mask
+from quire.kernels import gpu
 from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.ctc import make_ctc, save_ctc
@@ -23,12 +24,13 @@ from tests.support.triton_variants import Variant, recorded_variants
 from tests.support.whisper import ENGLISH, START, TRANSCRIBE, make_whisper, save_whisper
 from tests.support.whisper import item as whisper_item
 
+pytestmark = pytest.mark.skipif(not gpu.is_interpreted(), reason="the interpreter's calls are recorded")
 SMALL: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 20, "block_size": 8}
 PARAMS = [
     SamplingParams(max_tokens=4, seed=1, top_k=5, top_p=0.8, logprobs=3),
     SamplingParams(max_tokens=3, seed=2, min_p=0.2, frequency_penalty=0.5, min_tokens=2, eos_token_ids=(7,)),
     greedy(5, logit_bias={3: 2.0, 4: -1.0}, logprobs=0),
-    greedy(3, allowed_tokens=token_mask(np.arange(50, dtype=np.int32), 256), repetition_penalty=1.2),
+    greedy(3, repetition_penalty=1.2),
     SamplingParams(max_tokens=2, seed=3, top_p=0.5, presence_penalty=0.3, logprobs=20),
     greedy(2, prompt_logprobs=3),
     greedy(4, bad_words=((3, 4),)),
@@ -43,6 +45,8 @@ def save(case: str, folder: Path) -> Path:
 
 def run_requests(engine: Engine) -> None:
     """Requests of all kinds, alone and beside others."""
+    allowed = token_mask(np.arange(50, dtype=np.int32), engine.info.vocab_size)
+    engine.add("allowed", [1, 2, 3], greedy(3, allowed_tokens=allowed, frequency_penalty=0.1))
     for index, (params, length) in enumerate(zip(PARAMS, LENGTHS, strict=True)):
         engine.add(f"r{index}", random_prompt(index, length), params)
         if index % 3 == 0:
