@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from quire.config.options import EngineOptions
-from quire.engine.execution.executor import Executor
+from quire.engine.execution.executor import Executor, PendingStep
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.scheduling.plan import (
@@ -137,14 +138,22 @@ def warm_up_encoder(executor: Executor, loaded: LoadedModel, options: EngineOpti
 
 
 def warm_up(executor: Executor, plans: list[StepPlan], poll: Callable[[], None]) -> None:
-    """Run plans on an executor, and log those that fail; requests like them would fail as well.
+    """Run plans on an executor; `poll` is called between two of them.
 
-    `poll` is called between two of them.
+    Where only single requests would fail, the failure is logged. What would end the engine is raised.
     """
-    started, errors = time.monotonic(), set[str]()
+    started, errors, pending = time.monotonic(), set[str](), deque[PendingStep]()
+
+    def finish_oldest() -> None:
+        errors.update(error.message for error in pending.popleft().result().errors.values())
+
     for plan in tqdm(plans, desc="compiling kernels", unit="step", leave=False, disable=None):
         poll()
-        errors |= {error.message for error in executor.submit(plan).result().errors.values()}
+        pending.append(executor.submit(plan))
+        if len(pending) == executor.max_steps_in_flight:
+            finish_oldest()
+    while pending:
+        finish_oldest()
     for error in sorted(errors):
         logger.warning("some requests will fail: a step of the warm-up failed: %s", error)
     logger.info("compiled the kernels of %d steps in %.1f s", len(plans), time.monotonic() - started)
@@ -166,8 +175,23 @@ def decoder_plans(limits: WarmUpLimits) -> list[StepPlan]:
             plan.encoded = [_encoded(one.columns, limits.audio) for one in sequences if one.columns]
         keys = [entry.key for entry in plan.encoded]
         plans.append(plan)
+    if limits.pooling is None and limits.length > 1:
+        plans += _continued(limits, names, keys)
+        names, keys = ["warm-up-0"], []
     plans.append(StepPlan(removed=names, evicted=keys))
     return plans
+
+
+def _continued(limits: WarmUpLimits, names: list[str], keys: list[bytes]) -> list[StepPlan]:
+    """Two steps of a sequence, of which the second reads a token that the host does not know yet.
+
+    `names`, `keys`: what the first one removes.
+    """
+    one = _Sequence(1)
+    first = StepPlan(removed=names, evicted=keys, new=[_new("warm-up-0", one, limits, encodes=False)])
+    first.scheduled.append(_scheduled("warm-up-0", one, limits))
+    blocks = (1,) if limits.block_size == 1 else ()
+    return [first, StepPlan(scheduled=[ScheduledSequence("warm-up-0", 1, 1, blocks, samples=True)])]
 
 
 def encoder_plans(tokens: int, context_len: int, params: PoolingParams) -> list[StepPlan]:
@@ -238,7 +262,7 @@ def _sampling_steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
     sampled = [_Sequence(2, 1, generated=True, params=params) for params in _kinds_of_sampling(limits.vocab_size)]
     yield from ([one] for one in sampled)
     yield sampled
-    for tokens in _powers(min(_LOGITS_ROWS, limits.length)):
+    for tokens in _powers(min(_LOGITS_ROWS, limits.tokens, limits.length)):
         yield [_Sequence(tokens, prompt_logprobs=1)]
     if limits.draft:
         for rows in _powers(limits.sequences):

@@ -103,7 +103,7 @@ class DeviceInputBuilder(InputBuilder):
     inputs at the addresses of all steps of that size, so that its kernels can be replayed.
 
     Attributes:
-        padded_sizes: in ascending order.
+        padded_sizes: in ascending order; none in models with cross-attention, whose inputs are not at fixed addresses.
         last_tokens: (rows,) int64 the token that was sampled last of each row of the request table. A token whose id
             the host does not know yet is read from it, see `RequestTable.append_unknown`.
     """
@@ -113,7 +113,7 @@ class DeviceInputBuilder(InputBuilder):
         rows, blocks = table.blocks.shape
         self._table = table
         self._device = device
-        self.padded_sizes = tuple(padded_sizes)
+        self.padded_sizes = () if table.cross_blocks.size else tuple(padded_sizes)
         self._max_len = table.tokens.shape[1]
         self._buffers = PinnedBuffers(device)
         most = self.padded_sizes[-1] if self.padded_sizes else 0
@@ -129,7 +129,7 @@ class DeviceInputBuilder(InputBuilder):
         queries = queries_of(spans)
         tokens = spans[-1].offset + spans[-1].count
         every = len(queries.sampling) == tokens == queries.singles
-        padded = self._padded_size(tokens) if every and self._table.cross_blocks.size == 0 else None
+        padded = self._padded_size(tokens) if every else None
         spans_of_prompts = len(queries.rows) - queries.singles
         sizes = Sizes(
             tokens if padded is None else padded,
