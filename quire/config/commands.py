@@ -1,4 +1,4 @@
-"""The commands of `quire` and their settings."""
+"""The commands of `quire` and their settings. The docstring of a class is the beginning of its command's help."""
 
 from __future__ import annotations
 
@@ -45,10 +45,9 @@ class Serve(
     ConnectionOptions,
     ServerOptions,
 ):
-    """Settings of `quire serve`."""
+    """Serve models with an OpenAI-compatible HTTP API."""
 
     name = "serve"
-    summary = "serve models with an OpenAI-compatible HTTP API"
     positional = frozenset({"model"})
 
     model: CliPositionalArg[Names] = Field(
@@ -66,10 +65,9 @@ class Serve(
 
 
 class Chat(Command):
-    """Settings of `quire chat`."""
+    """Chat in the terminal with any OpenAI-compatible server."""
 
     name = "chat"
-    summary = "chat in the terminal with any OpenAI-compatible server"
 
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of the server")
     model_name: str | None = Field(None, description="model to chat with; default: the first model of the server")
@@ -81,10 +79,9 @@ class Chat(Command):
 
 
 class Listen(Command):
-    """Settings of `quire listen`."""
+    """Print a live transcription of a file, standard input or a microphone, using a server's realtime API."""
 
     name = "listen"
-    summary = "print a live transcription of a file, standard input or a microphone, using a server's realtime API"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path | None] = Field(
@@ -107,10 +104,9 @@ class Listen(Command):
 
 
 class Embed(Command):
-    """Settings of `quire embed`."""
+    """Embed the texts of a file, with a server or with a model in this process."""
 
     name = "embed"
-    summary = "embed the texts of a file, with a server or with a model in this process"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path] = Field(
@@ -144,10 +140,9 @@ class Embed(Command):
 
 
 class BenchServe(Command):
-    """Settings of `quire bench serve`."""
+    """Benchmark a server: TTFT, TPOT, ITL and throughput."""
 
     name = "bench serve"
-    summary = "benchmark a server: TTFT, TPOT, ITL and throughput"
 
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of an OpenAI-compatible server")
     model_name: str | None = Field(None, description="model to benchmark; default: the first model of the server")
@@ -177,10 +172,9 @@ class BenchServe(Command):
 
 
 class BenchPooling(Command):
-    """Settings of `quire bench pooling`."""
+    """Benchmark embeddings or rerank: throughput and latency."""
 
     name = "bench pooling"
-    summary = "benchmark embeddings or rerank: throughput and latency"
 
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of an OpenAI-compatible server")
     model_name: str | None = Field(None, description="model to benchmark; default: the first model that has the task")
@@ -208,10 +202,9 @@ class BenchPooling(Command):
 
 
 class BenchStartup(Command):
-    """Settings of `quire bench startup`."""
+    """Benchmark the start-up of a server, until it is ready and until its first token."""
 
     name = "bench startup"
-    summary = "benchmark the start-up of a server, until it is ready and until its first token"
     positional = frozenset({"model"})
 
     model: CliPositionalArg[Names] = Field((), description="model to start; default: the bundled quire-nano")

@@ -155,8 +155,8 @@ def _invalid_pooling(
     if speech is not None:
         tasks = ("align",) if speech.aligns_words else ()
         longest = speech.positions(message.items[0].features.shape[1])
-        if params.frames is not None and not 1 <= params.frames <= longest:
-            return f"frames must be from 1 to {longest}, not {params.frames}"
+        if params.num_positions is not None and not 1 <= params.num_positions <= longest:
+            return f"num_positions must be from 1 to {longest}, not {params.num_positions}"
     if params.task not in tasks:
         return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks) or 'none'}"
     if params.dimensions is not None and params.dimensions < 1:

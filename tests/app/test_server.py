@@ -143,7 +143,7 @@ def test_a_third_signal_ends_the_process_at_once(folder: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: "shutting down" in server.log)
             server.process.send_signal(signal.SIGHUP)
-            eventually(lambda: "are aborted" in server.log)
+            eventually(lambda: "aborting the requests" in server.log)
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(60) == 1
         no_children_of(children)

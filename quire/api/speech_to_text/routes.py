@@ -200,7 +200,7 @@ def _voice(voice: Any) -> VoiceOptions:
 def _check_supported(body: SpeechToTextRequest) -> None:
     for name, accepted in _UNSUPPORTED.items():
         if getattr(body, name, accepted[0]) not in accepted:
-            raise InvalidRequest(f"`{name}` is not supported by this server.", name)
+            raise fields.unsupported(name, [value for value in accepted if value is not None])
     if body.response_format == "diarized_json":
         raise InvalidRequest(
             "The format diarized_json is not supported: this server has no speaker diarization. Supported formats: "

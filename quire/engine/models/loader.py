@@ -122,7 +122,10 @@ def load_model(
             "--quantization fp8 needs a GPU of compute capability 8.9 or more; none, int8 and int4 are accepted here"
         )
     if quantize and not target.quantizable_dtypes:
-        raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
+        raise UnsupportedModel(
+            "--quantization needs --device cuda, or --device cpu with Quire's compiled kernels (if they are missing, "
+            "reinstall Quire with a C++ compiler)"
+        )
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
@@ -302,7 +305,7 @@ def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | N
     if pooler is not None and HEAD not in names:
         return replace(spec, tied=True)
     if spec.tied and {EMBEDDING, HEAD} <= names and not checkpoint.equal(EMBEDDING, HEAD):
-        logger.warning("the config says that the head shares the embedding's weight, but the checkpoint's differ")
+        logger.warning("tie_word_embeddings is ignored: embedding and LM head of the checkpoint have different weights")
         return replace(spec, tied=False)
     return spec
 

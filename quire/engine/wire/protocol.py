@@ -33,8 +33,9 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
         start, length: its placeholder tokens in the prompt, whose embeddings the item's encoding replaces. Both are 0
             where the model only transcribes (see `SpeechToTextInfo`, `LiveModelInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
-        encoded: number of columns (frames before the encoder) to encode; only convolutions read later ones. None: all.
-        before: number of columns before them, of the audio that the item continues; only convolutions read them.
+        encoded_columns: number of columns to encode; only convolutions read later ones. None: all.
+        columns_before: number of columns before them, of the audio that the item continues; only convolutions read
+            them.
     """
 
     hash: bytes
@@ -42,13 +43,14 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     length: int = 0
     features: FeatureArray
-    encoded: int | None = None
-    before: int = 0
+    encoded_columns: int | None = None
+    columns_before: int = 0
 
     @property
     def columns(self) -> int:
-        """Number of columns of features (frames, before the encoder) that are encoded."""
-        return self.features.shape[1] - self.before if self.encoded is None else self.encoded
+        """Number of columns of features that are encoded."""
+        left: int = self.features.shape[1] - self.columns_before
+        return left if self.encoded_columns is None else self.encoded_columns
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):

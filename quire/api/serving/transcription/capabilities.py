@@ -50,7 +50,7 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
     """Capabilities of a model that only transcribes."""
     only = only_language(info)
     return Capabilities(
-        window_seconds=info.chunk_seconds,
+        window_seconds=info.window_seconds,
         languages=tuple(info.languages) or (() if only is None else (only,)),
         detects_language=True,
         translates=info.translate_token is not None,

@@ -194,7 +194,7 @@ class WindowDecoder:
         if not known or not info.aligns_words:
             return []
         params = PoolingParams(
-            task="align", skip_tokens=len(control) - 1, frames=self._positions(window.end - window.start)
+            task="align", skip_tokens=len(control) - 1, num_positions=self._positions(window.end - window.start)
         )
         prompt = np.array([*control, *known, self._tokens.end], np.int32)
         request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._deadline.seconds_left())
