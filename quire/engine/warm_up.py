@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from tqdm import tqdm
@@ -32,7 +33,7 @@ from quire.engine.scheduling.plan import (
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.convolutions import count_columns
 from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
 from quire.engine.wire.protocol import AddRequest, MediaItem
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import token_mask
@@ -125,7 +126,7 @@ def decoder_limits(loaded: LoadedModel, options: EngineOptions, context_len: int
 
 
 def _pooling_params(pooler: PoolerSpec) -> PoolingParams:
-    return PoolingParams(task=pooler.tasks[0], pooling_type=pooler.pooling_type)
+    return PoolingParams(task=cast("PoolingTask", pooler.tasks[0]), pooling_type=pooler.pooling_type)
 
 
 def warm_up_encoder(executor: Executor, loaded: LoadedModel, options: EngineOptions, poll: Callable[[], None]) -> None:
@@ -214,14 +215,14 @@ def audio_encoder_plans(tokens: int, speech: SpeechToTextInfo) -> list[StepPlan]
 
 def _item(speech: SpeechToTextInfo, positions: int) -> MediaItem:
     """Silence with so many positions after the encoder."""
-    columns = min(count_columns(speech.convolutions, positions), speech.num_frames)
+    columns = min(count_columns(speech.convolutions, positions), speech.num_columns)
     return MediaItem(hash=b"", features=np.zeros((speech.num_mel_bins, columns), np.float32))
 
 
 def _encoded(columns: int, audio: AudioInfo) -> EncodedItem:
     """Silence with so many columns of features."""
-    features = np.zeros((audio.num_mel_bins, columns + audio.context), np.float32)
-    item = MediaItem(hash=b"0", length=audio.lengths.tokens(columns), features=features, encoded=columns)
+    features = np.zeros((audio.num_mel_bins, columns + audio.columns_after), np.float32)
+    item = MediaItem(hash=b"0", length=audio.lengths.tokens(columns), features=features, encoded_columns=columns)
     return EncodedItem(_key(columns), item)
 
 

@@ -35,8 +35,8 @@ def differences(found: set[Variant], known: set[Variant]) -> list[str]:
     """The variants that are not known: their arguments that differ from those of the most similar known one."""
     lines = []
     for name, arguments in sorted(found - known, key=str):
-        similar = [set(arguments) - set(others) for other, others in known if other == name]
-        lines.append(f"{name}: {sorted(min(similar, key=len), key=str) if similar else 'not called'}")
+        similar = [sorted(set(arguments) - set(others), key=str) for other, others in known if other == name]
+        lines.append(f"{name}: {min(similar, key=len) if similar else 'not called'}")
     return lines
 
 

@@ -137,6 +137,6 @@ def test_graphs_read_the_adapter_that_was_loaded_last(
     steps, model = executor._runner.steps, executor._runner.model
     adapters = [module for module in model.modules() if isinstance(module, LowRank)]
     weights = [side.weight for module in adapters for side in (module.down, module.up)]
-    assert read == {weight.data_ptr() for weight in weights}  # while graphs were captured
+    assert read == {weight.data_ptr() for weight in weights if weight is not None}  # while graphs were captured
     assert list(steps.adapted) == [2]
     assert together(engine, [0, 1]) == expected[:2]

@@ -120,7 +120,7 @@ def test_an_encoder_of_text(tmp_path: Path) -> None:
             engine.run()
         assert all(result.pooled is not None for result in engine.results.values())
 
-    options = {"max_num_batched_tokens": 20, "max_num_seqs": 4}
+    options: dict[str, Any] = {"max_num_batched_tokens": 20, "max_num_seqs": 4}
     model = ModelOptions(dtype="bfloat16")
     check(lambda device: Engine(folder, model=model, device=device, **options), run)
 
@@ -135,7 +135,7 @@ def test_an_encoder_of_audio(tmp_path: Path) -> None:
             engine.run()
         assert all(result.pooled is not None for result in engine.results.values())
 
-    options = {"max_num_batched_tokens": 40, "max_num_seqs": 4}
+    options: dict[str, Any] = {"max_num_batched_tokens": 40, "max_num_seqs": 4}
     check(lambda device: Engine(folder, model=model, device=device, **options), run)
 
 
